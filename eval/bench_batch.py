@@ -28,20 +28,21 @@ import torch
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError
-from eval.methods.names import STOCK, rotated
+from eval.methods.names import STOCK
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import (
     add_drafting,
+    add_length,
+    add_model,
     add_questions,
-    add_required_model,
     check_at_least,
     checked_knobs,
 )
 from eval.report.table import Table
 from eval.runs.environment import told
 from eval.runs.many import DEFAULTS, WAYS, Answered, Many, answered
+from eval.runs.turns import in_turns
 
-Results = dict[str, list[Answered]]  # By way, in the order of the rounds.
 _COLUMNS = {
     "way": "{way}",
     "tokens/s": "{tokens_per_second:.1f}",
@@ -50,60 +51,57 @@ _COLUMNS = {
     "all done, s": "{all_s:.1f}",
     "tokens a step": "{tokens_per_step:.2f}",
     "nodes a step": "{nodes_per_step:.1f}",
-    "texts of stock": "{num_same} of {num_texts}",
+    "texts of stock": "{num_same}",
 }
 
 
 def run(options: argparse.Namespace) -> int:
     """Measures all ways, and prints a table and the JSON line."""
     knobs = checked_knobs(options)
-    _check(options)
-    tokenizer = load_tokenizer(options.model)
-    prompts = [ids[0].tolist() for _, ids in load_questions(options, tokenizer)]
-    limits = options.max_new_tokens, options.rows, options.max_tokens
-    many = Many(load_asked(options), tokenizer, prompts, *limits, knobs)
-    _warm_up(many, options.methods)
-    results: Results = {name: [] for name in options.methods}
-    for number in range(options.rounds):
-        for name in rotated(options.methods, number):
-            results[name].append(answered(name, many))
-            rate = _tokens_per_second(results[name][-1])
-            print(f"round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
-    figures = {name: _figures(found, results[STOCK][-1]) for name, found in results.items()}
-    print(f"\n{_table(figures, many).markdown()}")
-    found = {"num_prompts": len(prompts), "threads": torch.get_num_threads(), "figures": figures}
-    print(json.dumps(told("bench_batch", options, **found)))
-    return 0
-
-
-def _check(options: argparse.Namespace) -> None:
+    check_at_least(options, 1, "rows", "rounds", "max_new_tokens")
     unknown = sorted(set(options.methods) - set(WAYS))
     if unknown or STOCK not in options.methods:
         raise EvalError(
             f"--methods must be of {', '.join(map(repr, WAYS))}, with {STOCK!r} among them (got "
             f"{' '.join(unknown or options.methods)})"
         )
-    check_at_least(options, 1, "rows", "rounds", "max_new_tokens")
+    tokenizer = load_tokenizer(options.model)
+    prompts = [ids[0].tolist() for _, ids in load_questions(options, tokenizer)]
+    limits = options.max_new_tokens, options.rows, options.max_tokens
+    many = Many(load_asked(options), tokenizer, prompts, *limits, knobs)
+    # First forwards are slow, so each way answers two prompts that don't count.
+    short = replace(many, prompts=sorted(prompts, key=len)[:2], max_new_tokens=8)
+    for name in options.methods:
+        answered(name, short)
+    results = in_turns(
+        options.methods,
+        options.rounds,
+        lambda name: answered(name, many),
+        lambda each: f"{_rate(each):.2f} tokens/s",
+    )
+    figures = {name: _figures(found, results[STOCK]) for name, found in results.items()}
+    title = f"{len(prompts)} prompts, {options.rows} rows, {options.max_new_tokens} new tokens"
+    note = "Medians over rounds; tokens/s with the prompts' forwards."
+    rows = [{"way": name, **each} for name, each in figures.items()]
+    print(f"\n{Table.of(title, _COLUMNS, rows, note).markdown()}")
+    found = {"num_prompts": len(prompts), "threads": torch.get_num_threads(), "figures": figures}
+    print(json.dumps(told("bench_batch", options, **found)))
+    return 0
 
 
-def _warm_up(many: Many, methods: Sequence[str]) -> None:
-    """First forwards are slow, so each way answers two prompts that don't count."""
-    short = sorted(many.prompts, key=len)[:2]
-    for name in methods:
-        answered(name, replace(many, prompts=short, max_new_tokens=8))
-
-
-def _tokens_per_second(found: Answered) -> float:
+def _rate(found: Answered) -> float:
+    """Tokens a second."""
     return sum(map(len, found.texts)) / max(found.ends)
 
 
-def _figures(found: Sequence[Answered], stock: Answered) -> dict[str, Any]:
+def _figures(found: Sequence[Answered], stock: Sequence[Answered]) -> dict[str, Any]:
     """The figures of one way, as medians over the rounds."""
-    last = found[-1]
+    last, rate = found[-1], median(map(_rate, found))
     stats = last.spec.total_stats if last.spec else None
-    pairs = zip(last.texts, stock.texts, strict=True)
+    pairs = zip(last.texts, stock[-1].texts, strict=True)
     return {
-        "tokens_per_second": median(map(_tokens_per_second, found)),
+        "tokens_per_second": rate,
+        "of_stock": rate / median(map(_rate, stock)),
         "half_s": median(median(each.ends) for each in found),
         "all_s": median(max(each.ends) for each in found),
         "tokens_per_step": stats.tokens_per_step if stats else 1.0,
@@ -113,25 +111,13 @@ def _figures(found: Sequence[Answered], stock: Answered) -> dict[str, Any]:
     }
 
 
-def _table(figures: dict[str, dict[str, Any]], many: Many) -> Table:
-    base, number = figures[STOCK]["tokens_per_second"], len(many.prompts)
-    rows = [
-        {**each, "way": name, "of_stock": each["tokens_per_second"] / base, "num_texts": number}
-        for name, each in figures.items()
-    ]
-    title = f"{number} prompts, {many.max_rows} rows, {many.max_new_tokens} new tokens"
-    note = "Medians over rounds; tokens/s with the prompts' forwards."
-    return Table.of(title, _COLUMNS, rows, note)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_required_model(parser)
-    add_questions(parser, "the first N of those that are left")
-    parser.set_defaults(every=EVERY)
+    add_model(parser, required=True, dtype="float32", device="cpu")
+    add_questions(parser, "the first N of those that are left", every=EVERY)
+    add_length(parser, 128)
     add("--rows", type=int, default=8, metavar="N", help="of a batch; default: %(default)s")
     add("--max-tokens", type=int, metavar="N", help="of all rows together; default: no limit")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     add("--rounds", type=int, default=1, metavar="N", help="default: %(default)s")
     add("--methods", nargs="+", default=list(DEFAULTS), metavar="WAY", help="default: %(default)s")
     add_drafting(parser)

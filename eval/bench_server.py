@@ -10,8 +10,10 @@ drafts, and "continuous" is `transformers serve --continuous-batching`. The last
 object.
 
 Printed are new tokens a second over all answers, the seconds until the first text (median and 95th
-percentile) and until the end (median), and how many answers are those of `transformers serve`.
-selfspec learns from one question to the next, as a server does.
+percentile) and until the end (median), how many answers are those of `transformers serve`, and the
+server's memory. selfspec learns from one question to the next, as a server does. With --leaving
+0.25, clients go away in the midst of every fourth answer, which then doesn't count; "left behind"
+is what selfspec's server still writes a moment after the last client has gone.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ import json
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
+
+import psutil
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError
@@ -32,8 +36,9 @@ from eval.methods.names import rotated
 from eval.models.loading import load_tokenizer
 from eval.options import (
     add_drafting,
+    add_length,
+    add_model,
     add_questions,
-    add_required_model,
     check_at_least,
     checked_knobs,
 )
@@ -41,36 +46,49 @@ from eval.report.table import Table
 from eval.runs.environment import told
 from eval.runs.served import METHODS, OURS, STOCK, Reply, Served, arguments_of, serving
 
-
-class Round(NamedTuple):
-    """What one server did for so many clients."""
-
-    replies: list[Reply]  # In the order of the questions.
-    seconds: float
-
-    def figures(self, tokenizer: Any) -> dict[str, float]:
-        num_tokens = sum(len(tokenizer(reply.text)["input_ids"]) for reply in self.replies)
-        firsts = sorted(reply.first for reply in self.replies)
-        return {
-            "tokens_per_s": num_tokens / self.seconds,
-            "first_s": median(firsts),
-            "first_95_s": firsts[int(0.95 * (len(firsts) - 1) + 0.5)],
-            "answer_s": median(reply.all for reply in self.replies),
-            "all_s": self.seconds,
-        }
-
-
 _COLUMNS = {
     "clients": "{clients}",
     "server": "{server}",
     "tokens/s": "{tokens_per_s:.1f}",
-    "speed-up": "{gain:.2f}",
+    "speed-up": "{speed_up:.2f}",
     "first text, s": "{first_s:.2f}",
     "95 %": "{first_95_s:.2f}",
     "answer, s": "{answer_s:.2f}",
     "same": "{num_same}",
+    "memory, MB": "{memory_bytes!m:.0f}",
+    "left behind": "{num_left_behind}",
 }
-Rounds = dict[tuple[int, str], Round]  # By the number of clients and the server.
+
+
+class Round(NamedTuple):
+    """What one server did for so many clients."""
+
+    replies: list[Reply | None]  # In the order of the questions; None where the client left.
+    seconds: float
+    memory_bytes: int
+    num_left_behind: int | None  # None where the server doesn't say.
+
+    def figures(self, tokenizer: Any, stock: Round | None) -> dict[str, Any]:
+        """What is printed of it, beside what transformers' server did for as many clients."""
+        whole = [reply for reply in self.replies if reply is not None]
+        if not whole:
+            raise EvalError("--leaving must let an answer be complete (got none); ask more")
+        firsts = sorted(reply.first for reply in whole)
+        return {
+            "tokens_per_s": sum(len(tokenizer(r.text)["input_ids"]) for r in whole) / self.seconds,
+            "speed_up": None if stock is None else stock.seconds / self.seconds,
+            "first_s": median(firsts),
+            "first_95_s": firsts[int(0.95 * (len(firsts) - 1) + 0.5)],
+            "answer_s": median(reply.all for reply in whole),
+            "all_s": self.seconds,
+            "num_same": None if stock is None else self._num_same(stock),
+            "memory_bytes": self.memory_bytes,
+            "num_left_behind": self.num_left_behind,
+        }
+
+    def _num_same(self, stock: Round) -> int:
+        pairs = zip(stock.replies, self.replies, strict=True)
+        return sum(_whole(a.text) == _whole(b.text) for a, b in pairs if a and b)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -82,46 +100,37 @@ def run(options: argparse.Namespace) -> int:
     own = _divided(questions, len(options.clients))
     # Otherwise a SIGTERM would leave the servers behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    shared = ["--device", options.device, "--dtype", options.dtype]
     with ExitStack() as stack:
-        servers = [stack.enter_context(each) for each in _servers(options, knobs)]
+        servers = []
+        for name in options.methods:
+            more = [*shared, *arguments_of(knobs)] if name == OURS else shared
+            server = serving(name, options.model, more, threads=options.threads)
+            servers.append(stack.enter_context(server))
         rounds = _asked(servers, own, options)
     rows = [
-        {
-            "clients": num_clients,
-            "server": name,
-            "num_same": _num_same(rounds, num_clients, name),
-            **found.figures(tokenizer),
-        }
-        for (num_clients, name), found in rounds.items()
+        {"clients": n, "server": name, **found.figures(tokenizer, rounds.get((n, STOCK)))}
+        for (n, name), found in rounds.items()
     ]
-    number = len(next(iter(rounds.values())).replies)
-    print(f"\n{_table(rows, number).markdown()}")
-    found = {"knobs": knobs, "num_questions": number, "rounds": rows}
+    title = f"{len(own[0])} questions over HTTP"
+    note = f"Medians over {len(own[0])} questions in each round."
+    by_clients = sorted(rows, key=lambda row: row["clients"])
+    print(f"\n{Table.of(title, _COLUMNS, by_clients, note).telling().markdown()}")
+    found = {"knobs": knobs, "num_questions": len(own[0]), "rounds": rows}
     print(json.dumps(told("bench_server", options, **found)))
     return 0
 
 
-def _servers(
-    options: argparse.Namespace, knobs: dict[str, Any]
-) -> list[AbstractContextManager[Served]]:
-    shared = ["--device", options.device, "--dtype", options.dtype]
-    ours = [*shared, *arguments_of(knobs)]
-    return [
-        serving(name, options.model, ours if name == OURS else shared, threads=options.threads)
-        for name in options.methods
-    ]
-
-
 def _asked(
     servers: Sequence[Served], own: Sequence[Sequence[str]], options: argparse.Namespace
-) -> Rounds:
+) -> dict[tuple[int, str], Round]:
     """What all servers did, each round with questions of its own."""
     for server in servers:
         server.ask(own[0][0], min(options.max_new_tokens, 8))
-    rounds: Rounds = {}
+    rounds = {}
     for number, num_clients in enumerate(options.clients):
         for server in rotated(servers, number):
-            found = _round(server, own[number], options.max_new_tokens, num_clients)
+            found = _round(server, own[number], num_clients, options)
             rounds[num_clients, server.name] = found
             print(f"{num_clients} clients, {server.name}: {found.seconds:.1f} s", flush=True)
     return rounds
@@ -139,22 +148,20 @@ def _divided(questions: Sequence[str], num_rounds: int) -> list[Sequence[str]]:
 
 
 def _round(
-    server: Served, questions: Sequence[str], max_new_tokens: int, num_clients: int
+    server: Served, questions: Sequence[str], num_clients: int, options: argparse.Namespace
 ) -> Round:
     """Each client takes the next question when its answer is complete."""
+
+    def ask(number: int) -> Reply | None:
+        leaves = int((number + 1) * options.leaving) > int(number * options.leaving)
+        return server.ask(questions[number], options.max_new_tokens, leaves=leaves)
+
     start = perf_counter()
     with ThreadPoolExecutor(num_clients) as clients:
-        replies = list(clients.map(lambda each: server.ask(each, max_new_tokens), questions))
-    return Round(replies, perf_counter() - start)
-
-
-def _num_same(rounds: Rounds, num_clients: int, name: str) -> int | None:
-    """How many answers are those of transformers' server; None if that was not asked."""
-    base = rounds.get((num_clients, STOCK))
-    if base is None:
-        return None
-    pairs = zip(base.replies, rounds[num_clients, name].replies, strict=True)
-    return sum(_whole(stock.text) == _whole(ours.text) for stock, ours in pairs)
+        replies = list(clients.map(ask, range(len(questions))))
+    seconds = perf_counter() - start
+    memory = psutil.Process(server.pid).memory_info().rss
+    return Round(replies, seconds, memory, server.left_behind())
 
 
 def _whole(text: str) -> str:
@@ -162,35 +169,16 @@ def _whole(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
-def _table(rows: Sequence[dict[str, Any]], num_questions: int) -> Table:
-    stock = {row["clients"]: row["all_s"] for row in rows if row["server"] == STOCK}
-    cells = [
-        {**row, "gain": stock[row["clients"]] / row["all_s"] if stock else None}
-        for row in sorted(rows, key=lambda row: row["clients"])
-    ]
-    note = f"Medians over {num_questions} questions in each round."
-    return Table.of(f"{num_questions} questions over HTTP", _COLUMNS, cells, note)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_required_model(parser)
-    add_questions(parser, "the first N of those that are left, for all rounds together")
-    parser.set_defaults(every=EVERY)
-    add("--max-new-tokens", type=int, default=64, metavar="N", help="default: %(default)s")
-    add(
-        "--clients",
-        type=int,
-        nargs="+",
-        default=[1],
-        metavar="N",
-        help="how many clients ask at once; one round for each number (default: 1)",
-    )
-    add(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        default=[STOCK, OURS],
-        help="default: transformers and selfspec",
-    )
+    add_model(parser, required=True, dtype="float32", device="cpu")
+    limit = "the first N of those that are left, for all rounds together"
+    add_questions(parser, limit, every=EVERY)
+    add_length(parser, 64)
+    clients = "how many clients ask at once; one round for each number (default: 1)"
+    add("--clients", type=int, nargs="+", default=[1], metavar="N", help=clients)
+    names = "default: transformers and selfspec"
+    add("--methods", nargs="+", choices=METHODS, default=[STOCK, OURS], help=names)
+    leaving = "of all answers, the share that clients leave in the midst; default: 0"
+    add("--leaving", type=float, default=0.0, metavar="SHARE", help=leaving)
     add_drafting(parser)

@@ -30,16 +30,22 @@ from transformers import AutoConfig
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError
 from eval.methods.jobs import in_new_process
-from eval.methods.names import rotated
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
-from eval.models.loading import DTYPES, load_tokenizer
-from eval.options import add_drafting, add_questions, check_at_least, checked_knobs
+from eval.models.loading import load_tokenizer
+from eval.options import (
+    add_drafting,
+    add_length,
+    add_questions,
+    check_at_least,
+    checked_knobs,
+)
 from eval.report.table import Table
 from eval.runs.environment import told
+from eval.runs.turns import in_turns
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.run.streamed.budget import text_bytes
 
-Results = dict[str, dict[str, list[Result]]]  # by budget and method, in the order of the rounds
+_DTYPES = ("float32", "bfloat16", "float16")
 _COLUMNS = {
     "method": "{method}",
     "tokens/s": "{tokens_per_second:.2f}",
@@ -65,15 +71,11 @@ class _Budget(NamedTuple):
 def run(options: argparse.Namespace) -> int:
     """Measures all budgets, and prints a table for each and the JSON line."""
     knobs = checked_knobs(options)
-    unknown = set(options.methods or ()) - set(METHODS)
+    check_at_least(options, 1, "rounds")
     if options.methods is None:
         options.methods = [name for name in METHODS if name != SMALL or options.draft_model]
     if SMALL in options.methods and not options.draft_model:
         raise EvalError(f"method {SMALL!r} must have --draft-model FOLDER (got none); name one")
-    if unknown:
-        names = ", ".join(map(repr, METHODS))
-        raise EvalError(f"--methods must be of {names} (got {sorted(unknown)})")
-    check_at_least(options, 1, "rounds")
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
     asked = "max_length", "max_new_tokens", "dtype", "threads"
     common = Job(
@@ -84,22 +86,22 @@ def run(options: argparse.Namespace) -> int:
         knobs=knobs,
         **{name: getattr(options, name) for name in asked},
     )
-    budgets = _budgets(options)
-    results: Results = {}
-    for text, budget in budgets.items():
-        results[text] = {name: [] for name in options.methods}
-        for number in range(options.rounds):
-            for name in rotated(options.methods, number):
-                result = _answered(_job(options, name, budget, common))
-                results[text][name].append(result)
-                rate = _per_second(result)
-                print(f"{text}, round {number + 1}: {name} {rate:.2f} tokens/s", flush=True)
     figures: dict[str, Any] = {}
-    for text, found in results.items():
-        first = next(iter(found.values()))[-1]
-        rows = {name: _figures(each, first.texts) for name, each in found.items()}
-        print(f"\n{_table(text, budgets[text].num_bytes, rows, len(first.texts)).markdown()}")
-        figures[text] = {"max_bytes": budgets[text].num_bytes, "methods": rows}
+    for text, budget in _budgets(options).items():
+        found = in_turns(
+            options.methods,
+            options.rounds,
+            lambda name, budget=budget: _answered(_job(options, name, budget, common)),
+            lambda each: f"{_rate(each):.2f} tokens/s",
+            f"{text}, ",
+        )
+        first = next(iter(found.values()))
+        rows = {name: _figures(each, first) for name, each in found.items()}
+        title = f"Within {text}: {budget.num_bytes / 1e6:.0f} MB"
+        note = "Medians over the rounds. Same text: answers equal to those of the first method."
+        cells = [{"method": name, "num_texts": len(prompts), **row} for name, row in rows.items()]
+        print(f"\n{Table.of(title, _COLUMNS, cells, note).markdown()}")
+        figures[text] = {"max_bytes": budget.num_bytes, "methods": rows}
     given = {"knobs": knobs, "num_prompts": len(prompts), "figures": figures}
     print(json.dumps(told("bench_streamed", options, **given)))
     return 0
@@ -115,7 +117,7 @@ def _job(options: argparse.Namespace, method: str, budget: _Budget, common: Job)
 def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
     config = AutoConfig.from_pretrained(options.model).get_text_config(decoder=True)
     files = Path(options.model).expanduser().glob("*.safetensors")
-    dtype, stored = DTYPES[options.dtype], config.dtype or torch.float32
+    dtype, stored = getattr(torch, options.dtype), config.dtype or torch.float32
     weights = sum(file.stat().st_size for file in files) * dtype.itemsize // stored.itemsize
     for_text = text_bytes(config, options.max_length, dtype.itemsize)
     whole = weights + for_text
@@ -127,51 +129,43 @@ def _answered(job: Job) -> Result:
     return Result(**in_new_process("eval.methods.streamed_job", job, what))
 
 
-def _per_second(result: Result) -> float:
+def _rate(result: Result) -> float:
     """Decoded tokens a second; the prompts' forwards yield one of each text."""
     return sum(len(text) - 1 for text in result.texts) / result.seconds
 
 
-def _figures(found: Sequence[Result], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """The figures of one method, as medians over the rounds where rounds differ."""
-    last = found[-1]
+def _figures(found: Sequence[Result], first: Sequence[Result]) -> dict[str, Any]:
+    """The figures of one method beside the first, as medians over rounds where rounds differ."""
+    last, rates = found[-1], [_rate(each) for each in found]
     num_tokens = sum(len(text) - 1 for text in last.texts)
     hidden = [1 - each.seconds_waited / each.seconds_read for each in found if each.seconds_read]
     return {
-        "tokens_per_second": median(map(_per_second, found)),
-        "least": min(map(_per_second, found)),
-        "most": max(map(_per_second, found)),
+        "tokens_per_second": median(rates),
+        "least": min(rates),
+        "most": max(rates),
+        "ratio": median(rates) / median(map(_rate, first)),
         "tokens_per_step": num_tokens / last.num_steps,
         "nodes_per_step": None if last.num_nodes is None else last.num_nodes / last.num_steps,
         "bytes_per_step": median(each.bytes_read / each.num_forwards for each in found),
         "hidden": max(0.0, median(hidden)) if hidden else None,
         "peak_bytes": max(each.peak_bytes for each in found),
         "peak_cached": max(each.peak_cached for each in found),
-        "same_texts": sum(a == b for a, b in zip(last.texts, texts, strict=True)),
+        "same_texts": sum(a == b for a, b in zip(last.texts, first[-1].texts, strict=True)),
     }
-
-
-def _table(text: str, budget: int, found: dict[str, dict[str, Any]], num_texts: int) -> Table:
-    base = next(iter(found.values()))["tokens_per_second"]
-    rows = [
-        {**row, "method": name, "ratio": row["tokens_per_second"] / base, "num_texts": num_texts}
-        for name, row in found.items()
-    ]
-    note = "Medians over the rounds. Same text: answers equal to those of the first method."
-    return Table.of(f"Within {text}: {budget / 1e6:.0f} MB", _COLUMNS, rows, note)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help="a folder with safetensors files")
     add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
-    add("--methods", nargs="+", metavar="NAME", help="default: all that can take part")
+    names = f"of {', '.join(METHODS)}; default: all that can take part"
+    add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=names)
     add("--draft-model", metavar="FOLDER", help="a small model, resident, that drafts too")
-    add("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
-    add("--max-new-tokens", type=int, default=32, metavar="N", help="default: 32")
+    add("--dtype", choices=_DTYPES, default="bfloat16", help="default: bfloat16")
+    add_length(parser, 32)
     add("--max-length", type=int, default=1024, metavar="N", help="of the KV; default: 1024")
     add("--rounds", type=int, default=1, metavar="N", help="default: 1")
-    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own choice")
-    add_questions(parser, limit="the first N questions")
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")
+    add_questions(parser, "the first N questions", every=EVERY)
     add_drafting(parser)
-    parser.set_defaults(every=EVERY, limit=3)
+    parser.set_defaults(limit=3)

@@ -1,13 +1,12 @@
 """Budgets on simulated clocks: what the measured width gains, beside fixed ones, in seconds.
 
-    python -m eval budgets answers.jsonl --record --model PATH --questions question.jsonl
-    python -m eval budgets answers.jsonl
+    python -m eval budgets out
 
-The first command answers questions with wide trees and keeps what the model said at every node. The
-second decodes them again from that file. Drafts, calibration and budgets are real; a forward takes
-what a curve says with 8 % of noise. Each cell is the time of plain steps over that of the method,
-cold at the first answer, with the mean width of a step in brackets. *worst* is the slowest answer
-of all repeats. The last line is one JSON object.
+The texts of a run are replayed as by 'python -m eval simulate': drafts, calibration and budgets are
+real, the recorded text stands for the model, and a forward takes what a curve says with 8 % of
+noise. Each cell is the time of plain steps over that of the method, cold at the first answer, with
+the mean width of a step in brackets. *worst* is the slowest answer of all repeats. The last line is
+one JSON object.
 """
 
 from __future__ import annotations
@@ -18,16 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eval.benches.prompts import load_questions
 from eval.benches.questions import ranks
-from eval.errors import EvalError
-from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_knob, add_questions, add_required_model, parsed_knobs
+from eval.options import add_knob, check_at_least, parsed_knobs
+from eval.report.rows import read_answers
 from eval.report.table import Table
-from eval.runs.clocked import Answer, Host, Machine, answered
 from eval.runs.environment import told
-from eval.runs.recorded import RecordedText, read_texts, record, write_texts
-from selfspec import SelfSpec, SpecConfig, attach
+from eval.runs.simulate import Clock, Text, recorded_texts, replay, vocab_size
+from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger, MeasuredBudget
 
 FIXED = (2, 4, 8, 16)
@@ -38,6 +34,9 @@ class Case(NamedTuple):
 
     milliseconds: dict[int, float]
     start: Callable[[], CostCurve]
+
+    def clock(self, noise: float, seed: int) -> Clock:
+        return Clock({width: ms / 1000 for width, ms in self.milliseconds.items()}, noise, seed)
 
 
 _FLAT = {1: 4.5, 16: 4.7, 64: 5.4}
@@ -61,13 +60,20 @@ CASES = {
 }
 
 
+class Answer(NamedTuple):
+    """What an answer took, and what plain steps would have."""
+
+    seconds: float
+    plain_seconds: float
+    stats: GenerationStats
+
+
 class Gained(NamedTuple):
     """What a method gained over several repeats."""
 
     speed: float
     worst: float
     width: float
-    tokens_per_step: float
 
     @classmethod
     def of(cls, answers: Sequence[Answer]) -> Gained:
@@ -76,63 +82,38 @@ class Gained(NamedTuple):
             sum(a.plain_seconds for a in answers) / sum(a.seconds for a in answers),
             min(a.plain_seconds / a.seconds for a in answers),
             sum(answer.stats.num_nodes for answer in answers) / steps,
-            sum(a.stats.tokens_per_step * a.stats.num_steps for a in answers) / steps,
         )
-
-    def rounded(self) -> dict[str, float]:
-        return {name: round(value, 3) for name, value in self._asdict().items()}
 
 
 def run(options: argparse.Namespace) -> int:
-    """Records answers, or prints a table of what budgets make of them."""
-    return _record(options) if options.record else _compare(options)
-
-
-def _record(options: argparse.Namespace) -> int:
-    if options.model is None:
-        raise EvalError("--record needs --model (got none)")
-    prompts = load_questions(options, load_tokenizer(options.model))
-    asked = {"temperature": options.temperature, "max_nodes": options.record_nodes}
-    texts = record(
-        attach(load_asked(options)), prompts, max_new_tokens=options.record_tokens, **asked
-    )
-    number = write_texts(options.texts, texts)
-    print(json.dumps(told("budgets", options, recorded=number)))
-    return 0
-
-
-def _compare(options: argparse.Namespace) -> int:
-    read = read_texts(options.texts)
+    """Prints a table of what budgets make of a run's texts, and the JSON line."""
+    check_at_least(options, 1, "repeats")
+    read = recorded_texts(read_answers(options.folder))
     # The first of each task, then the second.
     texts = [read[index] for index in sorted(range(len(read)), key=ranks(read).__getitem__)]
-    knobs = parsed_knobs(options.knob)
+    cases = {name: case for name, case in CASES.items() if (options.case or "") in name}
     gained: dict[str, Any] = {}
     for number, length in options.answers:
-        found = {}
-        for name, case in CASES.items():
-            if options.case and options.case not in name:
-                continue
-            found[name] = compared(texts[:number], length, case, options, knobs)
+        cut = [text._replace(output_ids=text.output_ids[:length]) for text in texts[:number]]
+        found = {name: compared(cut, case, options) for name, case in cases.items()}
         title = f"{number} answers of {length} tokens"
         print(_table(title, found).markdown() + "\n", flush=True)
         gained[title] = {
-            name: {method: each.rounded() for method, each in row.items()}
+            name: {method: each._asdict() for method, each in row.items()}
             for name, row in found.items()
         }
     print(json.dumps(told("budgets", options, answers=gained)))
     return 0
 
 
-def compared(
-    texts: Sequence[RecordedText], length: int, case: Case, options: Any, knobs: dict[str, Any]
-) -> dict[str, Gained]:
+def compared(texts: Sequence[Text], case: Case, options: Any) -> dict[str, Gained]:
     """The measured budget, and fixed widths beside it, by the name of the method."""
+    knobs = parsed_knobs(options.knob)
 
     def gained(config: SpecConfig, budgets: Callable[[], Callable[[], Budget]]) -> Gained:
         answers = []
         for seed in range(options.repeats):
-            machine = machine_of(case, options.noise, seed)
-            answers += decoded(texts, length, config, machine, budgets())
+            answers += answered(texts, config, case.clock(options.noise, seed), budgets())
         return Gained.of(answers)
 
     def measured() -> Callable[[], Budget]:
@@ -146,22 +127,17 @@ def compared(
     return found
 
 
-def machine_of(case: Case, noise: float, seed: int) -> Machine:
-    seconds = {width: cost / 1000 for width, cost in case.milliseconds.items()}
-    return Machine(seconds, Host(), noise, seed)
-
-
-def decoded(
-    texts: Sequence[RecordedText],
-    length: int,
-    config: SpecConfig,
-    machine: Machine,
-    new_budget: Callable[[], Budget],
+def answered(
+    texts: Sequence[Text], config: SpecConfig, clock: Clock, new_budget: Callable[[], Budget]
 ) -> list[Answer]:
     """All texts in turn, by one `SelfSpec` that knows nothing at the first one."""
-    spec = SelfSpec(config)
-    memory = spec.memory(max(text.vocab_size for text in texts))
-    return [answered(text, memory, config, machine, new_budget, length) for text in texts]
+    memory, answers = SelfSpec(config).memory(vocab_size(texts)), []
+    for text in texts:
+        start = clock.now
+        stats = replay(text, memory, config, new_budget(), clock)
+        plain_seconds = (len(text.output_ids) - 1) * clock.plain
+        answers.append(Answer(clock.now - start, plain_seconds, stats))
+    return answers
 
 
 def _table(title: str, found: dict[str, dict[str, Gained]]) -> Table:
@@ -172,7 +148,7 @@ def _table(title: str, found: dict[str, dict[str, Gained]]) -> Table:
         cell = f"{ours.speed:.2f} ({ours.width:.1f}), {ours.worst:.2f}"
         share = ours.speed / max(1.0, *others)
         rows.append([name, cell, *(f"{speed:.2f}" for speed in others), f"{share:.3f}"])
-    return Table(title, head, rows)
+    return Table(title, head, rows, "Plain steps' time over the method's, on a simulated clock.")
 
 
 def _asked(text: str) -> tuple[int, int]:
@@ -182,18 +158,9 @@ def _asked(text: str) -> tuple[int, int]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("texts", type=Path, metavar="FILE", help="recorded answers")
+    add("folder", type=Path, help="--output of a run")
     add("--answers", nargs="+", type=_asked, default=[(4, 64), (8, 128)], metavar="NxTOKENS")
     add("--noise", type=float, default=0.08, help="of a forward's time; default: %(default)s")
     add("--repeats", type=int, default=3, metavar="N", help="with other noise; default: 3")
     add("--case", help="only what forwards cost that has this in its name")
     add_knob(parser)
-    group = parser.add_argument_group("recording")
-    group.add_argument("--record", action="store_true", help="answer questions into FILE")
-    add_required_model(group)
-    add_questions(group, limit="the first N prompts")
-    group.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
-    group.add_argument("--record-tokens", type=int, default=128, metavar="N")
-    group.add_argument("--record-nodes", type=int, default=32, metavar="N")
-    for action in parser._actions:
-        action.required = action.dest == "texts"

@@ -10,8 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from eval import options as of
 from eval.errors import EvalError, exit_status
@@ -21,6 +20,13 @@ from eval.options import check_at_least, parsed_knobs
 _INTERRUPTED = 130
 _EXTRA = ("jinja2", "matplotlib", "pandas")
 _WHAT = "Measures decoding methods on a model, a bench and a machine of yours."
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of a description, and sets names and what they mean side by side."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=100)
 
 
 class Command(NamedTuple):
@@ -54,12 +60,11 @@ def _done(words: Sequence[str]) -> int:
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
     """All commands by name, and the options of the one that was chosen."""
-    top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT)
+    top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT, formatter_class=_Help)
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
     lines = {**{name: each.line for name, each in COMMANDS.items()}, **MODULES}
     for name, line in lines.items():
-        keeps_lines = argparse.RawDescriptionHelpFormatter
-        parser = commands.add_parser(name, help=line, formatter_class=keeps_lines)
+        parser = commands.add_parser(name, help=line, formatter_class=_Help)
         if name == chosen:
             _command(name).add_options(parser)
     return top
@@ -111,9 +116,10 @@ def _run(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from eval.report.pages import write_pictures, write_report
     from eval.report.pictures import pictures
+    from eval.report.rows import read_answers
     from eval.report.summary import summary
 
-    record = _record(options.folder)
+    record = read_answers(options.folder)
     print(write_report(options.folder, record))
     if options.pictures is not None:
         for path in write_pictures(options.pictures, pictures(summary(record), record)):
@@ -123,17 +129,18 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from eval.report.compare import compared
+    from eval.report.rows import read_answers
 
-    a, b = _record(options.a), _record(options.b)
-    print(compared(a, b))
+    print(compared(read_answers(options.a), read_answers(options.b)))
     return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    from eval.report.rows import read_answers
     from eval.runs.simulate import recorded_texts, replays_table, simulated
     from selfspec import SpecConfig
 
-    texts = recorded_texts(_record(options.folder))
+    texts = recorded_texts(read_answers(options.folder))
     knobs = parsed_knobs(options.knob)
     configs = [SpecConfig.of(**{"max_nodes": n, **knobs}) for n in options.max_nodes]
     found = {config.max_nodes: simulated(config, texts, options.cache) for config in configs}
@@ -151,17 +158,6 @@ def _fit(options: argparse.Namespace) -> int:
     return run(options)
 
 
-def _record(folder: Path) -> Any:
-    from eval.report.rows import ROWS, read_record
-
-    record = read_record(folder)
-    if not record.runs or not record.answers:
-        raise EvalError(
-            f"{folder} must be the --output of a run, with answers in {ROWS} (got none)"
-        )
-    return record
-
-
 COMMANDS = {
     "run": Command("answer a bench with several methods and write a report", of.add_run, _run),
     "study": Command("make an experiment of the papers on a model", of.add_study, _study),
@@ -172,18 +168,17 @@ COMMANDS = {
 }
 MODULES = {  # Each has `add_options` and `run`.
     "bench_step": "where the time of a step goes, and how much there was to gain",
-    "bench_batch": "many prompts over one model: tokens a second, and who waits how long",
+    "bench_batch": "many prompts over one model: tokens a second, and how long they wait",
     "bench_server": "the same questions over HTTP, to several servers",
     "bench_vllm": "tokens per step inside vLLM, with several drafters",
     "bench_streamed": "a model of which only a part fits into memory",
-    "load_server": "whether a server stays right while clients come and go",
     "tokens_per_step": "how many tokens a forward yields, by width and source",
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
     "hybrid": "what right and wrong predictions bring to models with a running state",
     "kv_memory": "what the KV costs in memory",
     "budgets": "the measured width beside fixed ones, on a simulated clock",
-    "hetero": "a layer or a model that two units share, after Ghidorah",
+    "hetero": "a model and its attention on two units, after Ghidorah",
     "edge_network": "an edge network, simulated",
     "grow": "grow a small Llama into the shape of a big one",
     "train_tiny": "train the embedded model",

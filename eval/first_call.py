@@ -5,7 +5,7 @@
 Each call has a new process, and folders for home, caches and temporary files in which there is
 nothing. It loads the model and answers one short question greedily. Only the `generate()` call
 counts: loading the model and importing selfspec are listed apart. Both methods take turns in
-going first, after one round that doesn't count. The last line is one JSON object.
+going first, and the first round doesn't count. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tempfile import TemporaryDirectory
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
 from eval.methods.jobs import in_new_process
+from eval.methods.names import OURS, STOCK
 from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
-from eval.options import add_drafting, check_at_least, checked_knobs
+from eval.options import add_drafting, add_length, check_at_least, checked_knobs
 from eval.report.table import Table
 from eval.runs.environment import told
+from eval.runs.turns import in_turns
 
-_METHODS = ("stock", "selfspec")
 _PROMPT = (
     "A friend wants to learn to cook. Name five simple dishes for a beginner, and say in one "
     "sentence each why it is a good start."
 )
-
 _COLUMNS = {
     "method": "{name}",
     "first call, s": "{call_seconds:.2f}",
@@ -42,7 +42,6 @@ _COLUMNS = {
     "loading, s": "{load_seconds:.2f}",
     "imports, s": "{import_seconds:.2f}",
 }
-Results = dict[str, list[Result]]  # of each method, in the order of the rounds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,25 +53,33 @@ def run(options: argparse.Namespace) -> int:
     own = {name: getattr(options, name) for name in ("max_new_tokens", "dtype", "threads")}
     model = str(Path(options.model).expanduser().resolve())
     job = Job(model=model, method="", prompt_ids=prompt_ids, knobs=knobs, **own)
-    results: Results = {name: [] for name in _METHODS}
-    for number in range(options.rounds + 1):
-        for name in _METHODS[:: 1 if number % 2 else -1]:
-            result = _call(job._replace(method=name))
-            counts = number > 0
-            note = "" if counts else " (doesn't count)"
-            print(f"round {number}: {name} {result.call_seconds:.2f} s{note}", flush=True)
-            if counts:
-                results[name].append(result)
-    print(_table(results).markdown())
-    for note in _notes(results):
-        print(note)
+    all_rounds = in_turns(
+        (STOCK, OURS),
+        options.rounds + 1,
+        lambda name: _call(job._replace(method=name)),
+        lambda each: f"{each.call_seconds:.2f} s",
+    )
+    results = {name: each[1:] for name, each in all_rounds.items()}
+    seconds = {name: [each.call_seconds for each in found] for name, found in results.items()}
+    ratio = median(seconds[OURS]) / median(seconds[STOCK])
+    rows = [
+        {
+            **{part: median(getattr(each, part) for each in found) for part in Result._fields[:3]},
+            **{"name": name, "least": min(seconds[name]), "most": max(seconds[name])},
+            "ratio": None if name == STOCK else ratio,
+        }
+        for name, found in results.items()
+    ]
+    title, note = "First call with an empty home", _note(results[OURS], results[STOCK])
+    print(Table.of(title, _COLUMNS, rows, note).markdown())
+    pairs = zip(seconds[OURS], seconds[STOCK], strict=True)
     found = {
         "knobs": knobs,
-        "ratio": round(_ratio(results), 3),
-        "ratios": [round(each, 3) for each in _ratios(results)],
-        "seconds": {n: [round(r.call_seconds, 3) for r in each] for n, each in results.items()},
-        "import_seconds": round(_median(results["selfspec"], "import_seconds"), 3),
-        "same_text": results["selfspec"][-1].new_ids == results["stock"][-1].new_ids,
+        "ratio": round(ratio, 3),
+        "ratios": [round(ours / stock, 3) for ours, stock in pairs],
+        "seconds": {name: [round(s, 3) for s in each] for name, each in seconds.items()},
+        "import_seconds": round(rows[-1]["import_seconds"], 3),
+        "same_text": results[OURS][-1].new_ids == results[STOCK][-1].new_ids,
     }
     print(json.dumps(told("first_call", options, **found)))
     return 0
@@ -86,51 +93,21 @@ def _call(job: Job) -> Result:
         return Result(**in_new_process("eval.methods.one_call", job, what, env))
 
 
-def _table(results: Results) -> Table:
-    """A row for each method: the call, its ratio to stock's, and what doesn't count."""
-    rows = []
-    for name, found in results.items():
-        seconds = [each.call_seconds for each in found]
-        medians = {part: _median(found, part) for part in Result._fields[:3]}
-        ratio = None if name == "stock" else _ratio(results)
-        rows.append(
-            {**medians, "name": name, "least": min(seconds), "most": max(seconds), "ratio": ratio}
-        )
-    return Table.of("First call with an empty home", _COLUMNS, rows, "Medians over the rounds.")
-
-
-def _median(found: Sequence[Result], part: str) -> float:
-    return median(getattr(each, part) for each in found)
-
-
-def _ratio(results: Results) -> float:
-    ours, stock = (_median(results[name], "call_seconds") for name in ("selfspec", "stock"))
-    return ours / stock
-
-
-def _ratios(results: Results) -> list[float]:
-    pairs = zip(results["selfspec"], results["stock"], strict=True)
-    return [ours.call_seconds / stock.call_seconds for ours, stock in pairs]
-
-
-def _notes(results: Results) -> list[str]:
-    ours, stock = (results[name][-1] for name in ("selfspec", "stock"))
-    notes = []
-    if len(ours.new_ids) != len(stock.new_ids):
-        notes.append(
-            f"The texts have other lengths: selfspec's {len(ours.new_ids)} tokens, stock's "
-            f"{len(stock.new_ids)}."
-        )
-    if ours.disabled_reason:
-        notes.append(f"selfspec did not draft as asked: {ours.disabled_reason}.")
-    return notes
+def _note(ours: Sequence[Result], stock: Sequence[Result]) -> str:
+    """What a reader of the table has to know."""
+    notes, lengths = ["Medians over the rounds."], [len(each[-1].new_ids) for each in (ours, stock)]
+    if lengths[0] != lengths[1]:
+        notes.append("The texts have {} tokens of selfspec's, {} of stock's.".format(*lengths))
+    if reason := ours[-1].disabled_reason:
+        notes.append(f"selfspec did not draft as asked: {reason}.")
+    return " ".join(notes)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="a model's folder")
     add("--dtype", default="auto", help="float32, bfloat16, float16; auto: the checkpoint's")
-    add("--max-new-tokens", type=int, default=32, metavar="N", help="default: %(default)s")
+    add_length(parser, 32)
     add("--rounds", type=int, default=5, metavar="N", help="calls of each; default: %(default)s")
     add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")
     add("--prompt", default=_PROMPT, help="what is asked; default: a question about cooking")

@@ -14,23 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from eval.errors import EvalError
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.names import STOCK
 from eval.methods.registry import new_method
-from eval.models.shapes import known
-from eval.options import add_drafting, check_at_least, checked_knobs
-from eval.predict import Counts, Task, measure
+from eval.options import add_drafting, check_at_least, drafting_knobs
+from eval.report.rows import Line
 from eval.report.table import Table
 from eval.runs.environment import told, where
+from eval.runs.forced import Task, measure
 from selfspec import SelfSpec, attach
+from selfspec.errors import unknown_name
 
 _NUM_PROMPT = 32
+_SUMMED = ("num_new_tokens", "num_steps", "seconds")
 _TYPES = {"a": "full_attention", "c": "conv", "l": "linear_attention"}
 # Without the parts that see pictures. `layer_types` has a letter of the above for each layer.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -63,13 +66,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 def run(options: argparse.Namespace) -> int:
     """Measures all shares beside stock, and prints a table and the JSON line."""
     check_at_least(options, 1, "tokens", "texts", "layers")
-    knobs, model = checked_knobs(options), new_model(options)
+    knobs, model = drafting_knobs(options), new_model(options)
     tasks = [new_task(n, options, model.config.vocab_size) for n in range(options.texts + 1)]
     ours = {name_of(share): SelfSpec(**knobs) for share in options.shares}
     methods: list[Method] = [new_method(STOCK)]
     methods += [SelfSpecMethod(name, spec) for name, spec in ours.items()]
-    counts = measure(model, tasks[1:], methods, warm_up=tasks[:1])
-    found = _told(counts, ours)
+    measure(model, tasks[:1], methods)
+    found = _told(measure(model, tasks[1:], methods), ours)
     print(_table(found).markdown())
     print(json.dumps(told("hybrid", options, **where(model), methods=found)))
     return 0
@@ -81,7 +84,9 @@ def name_of(share: int) -> str:
 
 def new_model(options: argparse.Namespace) -> Any:
     """A random model of the named shape, with the first of its layers."""
-    shape = dict(SHAPES[known("shape", options.shape, SHAPES)])
+    if options.shape not in SHAPES:
+        raise EvalError(unknown_name("shape", options.shape, SHAPES))
+    shape = dict(SHAPES[options.shape])
     types = [_TYPES[letter] for letter in shape["layer_types"][: options.layers]]
     shape |= {"layer_types": types, "num_hidden_layers": len(types)}
     shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -109,15 +114,22 @@ def new_task(number: int, options: argparse.Namespace, vocab_size: int) -> Task:
     return Task("text", prompt_ids, answer_ids, predictions)
 
 
-def _told(counts: Counts, ours: Mapping[str, SelfSpec]) -> dict[str, dict[str, Any]]:
+def _told(lines: Sequence[Line], ours: Mapping[str, SelfSpec]) -> dict[str, dict[str, Any]]:
     """Steps and seconds of all counted texts; widths are of the uncounted one too."""
-    summed = {name: by_task["text"] for name, by_task in counts.items()}
-    stock_seconds = sum(each.seconds for each in summed[STOCK])
+    numbers: dict[str, list[Any]] = {}
+    for line in lines:
+        numbers.setdefault(line["method"], []).append(line["numbers"])
+    summed = {
+        name: {of: sum(each[of] for each in some) for of in _SUMMED}
+        for name, some in numbers.items()
+    }
     found: dict[str, dict[str, Any]] = {}
-    for name, all_counted in summed.items():
-        tokens, steps, seconds = map(sum, zip(*all_counted, strict=True))
-        found[name] = {"tokens": tokens, "steps": steps, "seconds": round(seconds, 3)}
-        found[name] |= {"speed_up": round(stock_seconds / seconds, 3), "nodes": 1.0, "pending": 0.0}
+    for name, total in summed.items():
+        tokens = total["num_new_tokens"] - len(numbers[name])  # The prompts' own are not counted.
+        speed_up = round(summed[STOCK]["seconds"] / total["seconds"], 3)
+        found[name] = {"tokens": tokens, "steps": total["num_steps"]}
+        found[name] |= {"seconds": round(total["seconds"], 3), "speed_up": speed_up}
+        found[name] |= {"nodes": 1.0, "pending": 0.0}
         if name in ours:
             stats = ours[name].total_stats
             pending = stats.num_read_again / max(stats.num_steps, 1)

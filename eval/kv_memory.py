@@ -2,11 +2,9 @@
 
     python -m eval kv_memory --model PATH --prompt-tokens 512 --new-tokens 128 --max-nodes 16 64
 
-Counts the storages that the KV cache's layers lie in, whatever a layer shows of them. `held` is the
-most that the layers held during any forward; `peak` the most that was alive at any moment, with
-what was given up later than its successor was made. A tree needs slots of its own: `allowed` is
-1.1 times what stock held, and these. All memory beside the weights stands next to it; on CUDA the
-allocator's own figure too. The last line is one JSON object.
+Counts the storages that the KV cache's layers lie in, whatever a layer shows of them: the most that
+they held during any forward. A tree needs slots of its own: `allowed` is 1.1 times what stock held,
+and these. On CUDA the allocator's own peak stands next to it. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -15,14 +13,12 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from eval.methods.storages import StorageLog
-from eval.models.loading import DTYPES, load_asked
+from eval.models.loading import load_asked
 from eval.options import add_knob, add_model, parsed_knobs
 from eval.report.table import Table
 from eval.runs.environment import told, where
@@ -35,18 +31,11 @@ _COLUMNS = {
     "new": "{num_new_tokens}",
     "width": "{width}",
     "stock holds, MB": "{stock[held]!m:.2f}",
-    "selfspec holds": "{selfspec[held]!m:.2f}{more}",
+    "selfspec holds, MB": "{selfspec[held]!m:.2f}",
     "ratio": "{ratio:.2f}x",
-    "allowed": "{allowed!m:.2f}",
-    "stock's peak": "{stock[peak]!m:.2f}",
-    "selfspec's peak": "{selfspec[peak]!m:.2f}",
-    "ratio of peaks": "{peaks:.2f}x",
-    "stock, all": "{stock[everything]!m:.2f}",
-    "selfspec, all": "{selfspec[everything]!m:.2f}",
-}
-_ON_CUDA = {
-    "stock on CUDA": "{stock[cuda]!m:.2f}",
-    "selfspec on CUDA": "{selfspec[cuda]!m:.2f}",
+    "allowed, MB": "{allowed!m:.2f}",
+    "stock's peak on CUDA, MB": "{stock[cuda]!m:.2f}",
+    "selfspec's, MB": "{selfspec[cuda]!m:.2f}",
 }
 
 
@@ -54,25 +43,8 @@ class Memory(NamedTuple):
     """Bytes of one call, weights left out."""
 
     held: int  # by the KV's layers in a forward
-    peak: int  # of all that was ever theirs, at a time
-    everything: int  # all tensors, at a time
     column: int  # one token's KV in one row
-    cuda: int | None  # all, as the allocator has it
-
-
-class Comparison(NamedTuple):
-    """Stock's memory and ours, behind the same text."""
-
-    num_prompt_tokens: int
-    num_new_tokens: int
-    width: int  # of the widest forward
-    stock: Memory
-    ours: Memory
-
-    @property
-    def allowed(self) -> float:
-        """What ours may hold: a tenth more than stock, and the tree."""
-        return _SLACK * self.stock.held + self.width * self.stock.column
+    cuda: int | None  # the peak of all, as the allocator has it
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,19 +52,18 @@ def run(options: argparse.Namespace) -> int:
     knobs = parsed_knobs(options.knob)
     model = load_asked(options)
     lengths = itertools.product(options.prompt_tokens, options.new_tokens, options.max_nodes)
-    found = [
+    rows = [
         compare(model, num_prompt, num_new, **{"max_nodes": width, **knobs})
         for num_prompt, num_new, width in lengths
     ]
-    rows = [_told(each) for each in found]
-    has_cuda = model.device.type == "cuda"
-    columns = _COLUMNS | _ON_CUDA if has_cuda else _COLUMNS
-    print(Table.of("The KV's memory", columns, map(_cells, rows)).markdown())
+    print(Table.of("The KV's memory", _COLUMNS, rows).telling().markdown())
     print(json.dumps(told("kv_memory", options, **where(model), rows=rows)))
     return 0
 
 
-def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: Any) -> Comparison:
+def compare(
+    model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: Any
+) -> dict[str, Any]:
     """One prompt of random tokens, answered by stock and by a fresh `SelfSpec`, to full length.
 
     Its trees are of full width, if no knob says otherwise.
@@ -115,34 +86,44 @@ def compare(model: Any, num_prompt_tokens: int, num_new_tokens: int, **knobs: An
         )
 
     stock, ours = watched(model, generate), watched(model, lambda: generate(assistant=spec))
-    config = spec.config
-    width = config.max_nodes
-    return Comparison(num_prompt_tokens, num_new_tokens, width, stock, ours)
+    width = spec.config.max_nodes
+    allowed = _SLACK * stock.held + width * stock.column
+    return {
+        "num_prompt_tokens": num_prompt_tokens,
+        "num_new_tokens": num_new_tokens,
+        "width": width,
+        "stock": stock._asdict(),
+        "selfspec": ours._asdict(),
+        "ratio": ours.held / stock.held,
+        "allowed": round(allowed),
+        "is_allowed": ours.held <= allowed,
+    }
 
 
 def watched(model: Any, run: Callable[[], object]) -> Memory:
     """The memory of what runs; looks at the KV behind every forward."""
-    log = StorageLog()
-    seen: set[int] = set()
     held, column = 0, 0
 
     def look(_module: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
         nonlocal held, column
         cache = kwargs.get(KV)
         layers = [] if cache is None else cache.layers
-        tensors = [tensor for layer in layers for tensor in _tensors(layer)]
-        storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
-        held = max(held, sum(each.untyped_storage().nbytes() for each in storages.values()))
+        storages = [tensor.untyped_storage() for layer in layers for tensor in _tensors(layer)]
+        by_address = {each.data_ptr(): each.nbytes() for each in storages}
+        held = max(held, sum(by_address.values()))
         column = sum(_column_bytes(layer) for layer in layers)
-        seen.update(map(log.number, storages.values()))
 
+    on_cuda = model.device.type == "cuda"
+    before = torch.cuda.memory_allocated(model.device) if on_cuda else 0
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(model.device)
     handle = model.register_forward_hook(look, with_kwargs=True)
     try:
-        with log, _allocated(model.device) as allocated:
-            run()
+        run()
     finally:
         handle.remove()
-    return Memory(held, log.peak(seen), log.peak(), column, allocated())
+    peak = torch.cuda.max_memory_allocated(model.device) - before if on_cuda else None
+    return Memory(held, column, peak)
 
 
 def _tensors(layer: Any) -> Iterator[torch.Tensor]:
@@ -156,55 +137,15 @@ def _tensors(layer: Any) -> Iterator[torch.Tensor]:
 
 def _column_bytes(layer: Any) -> int:
     """The bytes of one token in one layer."""
-    return sum(
-        each.element_size() * each[0, :, 0].numel()
-        for each in (layer.keys, layer.values)
-        if each.numel()
-    )
-
-
-@contextmanager
-def _allocated(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Yields what tells the most bytes that CUDA's allocator gave out inside; None elsewhere."""
-    if device.type != "cuda":
-        yield lambda: None
-        return
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    yield lambda: int(torch.cuda.max_memory_allocated(device) - before)
-
-
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row of the table shows; what holds more than is allowed is told."""
-    stock, ours = row["stock"], row["selfspec"]
-    return {
-        **row,
-        "more": "" if row["is_allowed"] else " (more)",
-        "ratio": ours["held"] / stock["held"],
-        "peaks": ours["peak"] / stock["peak"],
-    }
-
-
-def _told(each: Comparison) -> dict[str, Any]:
-    """Plain values, in bytes."""
-    return {
-        "num_prompt_tokens": each.num_prompt_tokens,
-        "num_new_tokens": each.num_new_tokens,
-        "width": each.width,
-        "stock": each.stock._asdict(),
-        "selfspec": each.ours._asdict(),
-        "allowed": round(each.allowed),
-        "is_allowed": each.ours.held <= each.allowed,
-    }
+    parts = [each for each in (layer.keys, layer.values) if each.numel()]
+    return sum(each.element_size() * each[0, :, 0].numel() for each in parts)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    add_model(parser)
-    option("--dtype", choices=DTYPES, default="float32", help="default: float32")
+    add_model(parser, dtype="float32", device="cpu")
     many: dict[str, Any] = {"nargs": "+", "type": int, "metavar": "N"}
     option("--prompt-tokens", **many, default=[128, 1024], help="default: 128 1024")
     option("--new-tokens", **many, default=[128, 512], help="default: 128 512")
     option("--max-nodes", **many, default=[16, 64], help="of the trees; default: 16 64")
     add_knob(parser)
-    parser.set_defaults(device="cpu")

@@ -1,4 +1,4 @@
-"""The options of `python -m eval`, and what its `--help` says.
+"""The options that the commands of `python -m eval` share, and what its `--help` says.
 
 Imports nothing heavy, so that help is there at once.
 """
@@ -128,15 +128,13 @@ def add_study(parser: argparse.ArgumentParser) -> None:
 
 def add_fit(parser: argparse.ArgumentParser) -> None:
     parser.description = _FIT
-    add_model(parser)
+    add_model(parser, dtype="float32", device="cpu")
     add_questions(parser, "the first N prompts")
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="CACHE", help="a new cache for the tree")
     add("--cache", metavar="CACHE", help="start with what this cache or Hub id holds")
     add("--width", type=int, metavar="N", help="keep this number of nodes; default: the fastest")
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
-    _add_precision(parser)
-    parser.set_defaults(dtype="float32", device="cpu")
+    add_length(parser, 128)
 
 
 def _add_bench(command: Any) -> None:
@@ -157,60 +155,76 @@ class _Names(argparse.Action):
 
 
 def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
-    command.add_argument(
-        "--methods",
-        nargs="+",
-        action=_Names,
-        default=tuple(default),
-        metavar="NAME",
-        help=f"names with commas or spaces; default: {' '.join(default)}",
-    )
+    help_ = f"names with commas or spaces; default: {' '.join(default)}"
+    names = {"nargs": "+", "action": _Names, "metavar": "NAME", "help": help_}
+    command.add_argument("--methods", default=tuple(default), **names)
 
 
-_SPREAD = "so many questions, spread over the tasks"
-
-
-def add_run_options(command: Any, limit: str = _SPREAD) -> None:
+def add_run_options(command: Any, limit: str = "ask N questions, spread over the tasks") -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
-    help_ = "the small model of method 'assisted'"
-    model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=help_)
-    _add_precision(model)
+    small = "the small model of method 'assisted'"
+    model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=small)
     add_questions(command.add_argument_group("which questions"), limit)
-    _add_prompts(command.add_argument_group("how they are put"))
-    _add_decoding(command.add_argument_group("how they are answered"))
-    _add_state(command.add_argument_group("what drafters know, and how they draft"))
+    add = command.add_argument_group("how they are put").add_argument
+    add(
+        "--turns",
+        type=int,
+        metavar="N",
+        help="of a dialogue, at most; default: %(default)s (None: all)",
+    )
+    longest = "leave out longer first prompts; default: %(default)s (None: none)"
+    add("--max-prompt-tokens", type=int, metavar="N", help=longest)
+    formats = "chat: the tokenizer's template. plain: text to go on with. auto: what fits"
+    add("--prompt-format", default="auto", help=formats)
+    group = command.add_argument_group("how they are answered")
+    add_length(group, 128)
+    add = group.add_argument
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
+    add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
+    rounds = "answer everything N times, from the same state each time; default: %(default)s"
+    add("--rounds", type=int, default=1, metavar="N", help=rounds)
+    group = command.add_argument_group("what drafters know, and how they draft")
+    add = group.add_argument
+    add("--cache", metavar="CACHE", help="prebuilt state: start with this cache or Hub id")
+    add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
+    add_drafting(group)
     command.set_defaults(in_order=False)
 
 
-def add_model(group: Any) -> None:
-    """Which model, and where. Its dtype is up to the command."""
+def add_model(
+    group: Any, *, required: bool = False, dtype: str = "auto", device: str = "auto"
+) -> None:
+    """Which model, where, in which dtype, and on how many threads."""
     add = group.add_argument
-    add("--model", help="folder or Hub id; default: the embedded one, which writes Python code")
+    embedded = "" if required else "; default: the embedded one, which writes Python code"
+    add("--model", required=required, metavar="MODEL", help=f"folder or Hub id{embedded}")
     shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see 'eval grow'"
     add("--shape", help=shape)
-    add("--device", default="auto", help="cpu, cuda, …; auto: a GPU if any; default: %(default)s")
+    dtypes = "float32, bfloat16, float16; auto: the checkpoint's own; default: %(default)s"
+    add("--dtype", default=dtype, help=dtypes)
+    devices = "cpu, cuda, …; auto: a GPU if any; default: %(default)s"
+    add("--device", default=device, help=devices)
+    threads = "of the CPU; default: %(default)s (None: torch's own number)"
+    add("--threads", type=int, metavar="N", help=threads)
 
 
-def add_required_model(group: Any) -> None:
-    """A model that has to be named, and how it is run."""
-    add = group.add_argument
-    add("--model", required=True, metavar="MODEL", help="folder or Hub id")
-    add("--dtype", default="float32", help="default: %(default)s")
-    add("--device", default="cpu", help="default: %(default)s")
-    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's")
+def add_length(group: Any, default: int) -> None:
+    """How long an answer may be."""
+    help_ = "of an answer, at most; default: %(default)s"
+    group.add_argument("--max-new-tokens", type=int, default=default, metavar="N", help=help_)
 
 
-def add_questions(group: Any, limit: str) -> None:
+def add_questions(group: Any, limit: str, every: int = 1) -> None:
     """A file of questions, and which of them; `limit` says what a number of them takes."""
     add = group.add_argument
     add("--questions", type=Path, metavar="FILE", help="a local file of the bench")
     add("--limit", type=int, metavar="N", help=limit)
     add("--task", help="questions of this task alone")
-    every = "every Nth question of each task; default: %(default)s"
-    add("--every", type=int, default=1, metavar="N", help=every)
-    add("--offset", type=int, default=0, metavar="N", help="which of the N; default: 0")
+    nth = "every Nth question of each task; default: %(default)s"
+    add("--every", type=int, default=every, metavar="N", help=nth)
+    add("--offset", type=int, default=0, metavar="N", help="which of the N, from 0; default: 0")
 
 
 def add_drafting(group: Any) -> None:
@@ -225,37 +239,3 @@ def add_knob(group: Any) -> None:
     """The knobs that have no option of their own."""
     more = "any other knob of SpecConfig"
     group.add_argument("--knob", nargs="*", default=[], metavar="NAME=VALUE", help=more)
-
-
-def _add_precision(group: Any) -> None:
-    add = group.add_argument
-    dtypes = "float32, bfloat16, float16; auto: the checkpoint's own; default: %(default)s"
-    add("--dtype", default="auto", help=dtypes)
-    add(
-        "--threads", type=int, metavar="N", help="of the CPU; default: %(default)s, None is torch's"
-    )
-
-
-def _add_prompts(group: Any) -> None:
-    add = group.add_argument
-    add("--turns", type=int, metavar="N", help="at most so many; default: %(default)s, None is all")
-    longest = "leave longer first prompts out; default: %(default)s"
-    add("--max-prompt-tokens", type=int, metavar="N", help=longest)
-    formats = "chat: the tokenizer's template. plain: text to go on with. auto: what fits"
-    add("--prompt-format", default="auto", help=formats)
-
-
-def _add_decoding(group: Any) -> None:
-    add = group.add_argument
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
-    add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
-    rounds = "answer all so often, from the same state each time; default: %(default)s"
-    add("--rounds", type=int, default=1, metavar="N", help=rounds)
-
-
-def _add_state(group: Any) -> None:
-    add = group.add_argument
-    add("--cache", metavar="CACHE", help="prebuilt state: start with this cache or Hub id")
-    add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
-    add_drafting(group)

@@ -14,15 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
-import selfspec
 from eval.benches.prompts import EVERY, Prompts, load_questions
 from eval.errors import EvalError
 from eval.methods.method import SelfSpecMethod
 from eval.models.loading import load_asked, load_model, load_tokenizer
-from eval.options import add_knob, add_model, add_questions, parsed_knobs
+from eval.options import add_knob, add_length, add_model, add_questions, parsed_knobs
+from eval.report.statistics import OVERALL
 from eval.runs.environment import told
+from selfspec import GenerationStats, SelfSpec
 from selfspec.config import SOURCE_NAMES
 
 
@@ -33,75 +35,55 @@ def run(options: argparse.Namespace) -> int:
             "--remember must come with one width, since a second one would know the questions "
             f"(got --max-nodes {' '.join(map(str, options.max_nodes))}); name one"
         )
-    model, prompts = load(options)
+    tokenizer = load_tokenizer(options.model)
+    prompts = load_questions(options, tokenizer)
+    model = load_asked(options)
+    where = {"dtype": options.dtype, "device": options.device}
+    small = load_model(options.draft_model, **where) if options.draft_model else None
+    knobs = {"budget": "fixed", "tokenizer": tokenizer, "sources": tuple(options.sources)}
+    knobs |= {"remember": options.remember, **parsed_knobs(options.knob)}
+    knobs |= {} if small is None else {"draft_model": small}
     rows = {}
     for max_nodes in options.max_nodes:
-        knobs = {"sources": tuple(options.sources), **parsed_knobs(options.knob)}
-        spec = new_spec(options, max_nodes=max_nodes, **knobs)
-        rows[max_nodes] = measure(model, prompts, options, spec)
-        print(_row_line(max_nodes, rows[max_nodes]), flush=True)
-    figures = {width: rounded(by_task) for width, by_task in rows.items()}
-    print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rows=figures)))
+        new = partial(SelfSpec.from_pretrained, options.cache) if options.cache else SelfSpec
+        by_task = measure(model, prompts, options, new(max_nodes=max_nodes, **knobs))
+        cells = (
+            f"{task} {stats.tokens_per_step:.2f} ({stats.queries_per_step:.0f})"
+            for task, stats in by_task.items()
+        )
+        print(f"{max_nodes:>3} nodes: {', '.join(cells)}", flush=True)
+        rows[max_nodes] = {
+            task: [round(stats.tokens_per_step, 3), round(stats.queries_per_step, 1)]
+            for task, stats in by_task.items()
+        }
+    print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rows=rows)))
     return 0
 
 
-def load(options: argparse.Namespace) -> tuple[Any, Prompts]:
-    """The model, and the prompts to measure on."""
-    prompts = load_questions(options, load_tokenizer(options.model))
-    return load_asked(options), prompts
-
-
-def new_spec(options: argparse.Namespace, **knobs: Any) -> selfspec.SelfSpec:
-    """A `SelfSpec` of full width that knows what the cache does, or nothing."""
-    knobs = {"budget": "fixed", "tokenizer": load_tokenizer(options.model), **knobs}
-    if options.draft_model is not None:
-        where = {"dtype": options.dtype, "device": options.device}
-        knobs["draft_model"] = load_model(options.draft_model, **where)
-    if options.cache is None:
-        return selfspec.SelfSpec(remember=options.remember, **knobs)
-    return selfspec.SelfSpec.from_pretrained(options.cache, remember=options.remember, **knobs)
-
-
-def measure(model: Any, prompts: Prompts, options: Any, spec: selfspec.SelfSpec) -> dict[str, Any]:
+def measure(
+    model: Any, prompts: Prompts, options: argparse.Namespace, spec: SelfSpec
+) -> dict[str, GenerationStats]:
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all prompts."""
-    by_task: dict[str, selfspec.GenerationStats] = defaultdict(selfspec.GenerationStats)
+    by_task: dict[str, GenerationStats] = defaultdict(GenerationStats)
     method = SelfSpecMethod("selfspec", spec)
     asked = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     for index, (question, input_ids) in enumerate(prompts):
         method.answer(model, input_ids.to(model.device), seed=options.seed + index, **asked)
         by_task[question.task] += spec.stats
-    return {**by_task, "overall": spec.total_stats}
-
-
-def _row_line(max_nodes: int, by_task: dict[str, selfspec.GenerationStats]) -> str:
-    cells = (
-        f"{task} {stats.tokens_per_step:.2f} ({stats.queries_per_step:.0f})"
-        for task, stats in by_task.items()
-    )
-    return f"{max_nodes:>3} nodes: " + ", ".join(cells)
-
-
-def rounded(by_task: dict[str, selfspec.GenerationStats]) -> dict[str, list[float]]:
-    """[tokens per step, queries per step] of each task."""
-    return {
-        task: [round(stats.tokens_per_step, 3), round(stats.queries_per_step, 1)]
-        for task, stats in by_task.items()
-    }
+    return {**by_task, OVERALL: spec.total_stats}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What is measured on, how it is sampled, and what drafts."""
     add = parser.add_argument
-    add_model(parser)
-    add_questions(parser, limit="the first N prompts")
-    add("--cache", default=None, help="cache or Hub id; default: cold")
-    add("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64])
-    add("--temperature", type=float, default=0.0, help="0: greedy")
-    add("--max-new-tokens", type=int, default=128)
-    add("--dtype", default="float32")
-    add("--seed", type=int, default=0)
-    parser.set_defaults(every=EVERY, device="cpu")
-    add("--sources", nargs="*", default=list(SOURCE_NAMES))
+    add_model(parser, dtype="float32", device="cpu")
+    add_questions(parser, "the first N prompts", every=EVERY)
+    add_length(parser, 128)
+    add("--cache", help="cache or Hub id; default: cold")
+    add("--max-nodes", nargs="+", type=int, default=[8, 16, 32, 64], metavar="N")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy, the default")
+    add("--seed", type=int, default=0, metavar="N", help="question number n gets seed N + n")
+    add("--sources", nargs="*", default=list(SOURCE_NAMES), metavar="NAME")
     remember = "start with what earlier runs kept in this file, and keep what this one learns"
     add("--remember", metavar="FILE", help=remember)
     add("--draft-model", metavar="NAME", help="folder or Hub id of a small model")

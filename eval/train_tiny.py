@@ -1,72 +1,222 @@
 """Train the embedded tiny model: a byte-level BPE and a small Llama, on Python's own library.
 
-Writes an ordinary transformers folder with a model card made from the run's real numbers. Under a
-time limit two runs differ in their number of steps, so in weights.
-
     python -m eval train_tiny --out FOLDER --minutes 60 --threads 2 --compile
 
-On Linux half of a CPU's time can go into handing big buffers back and asking for them again;
-MALLOC_MMAP_THRESHOLD_=8000000000 MALLOC_TRIM_THRESHOLD_=16000000000 in the environment keep them.
+Writes an ordinary transformers folder in bfloat16. The last line is one JSON object with what the
+run spent and reached, for the model's card. Under a time limit two runs differ in their number of
+steps, so in weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
+from time import monotonic
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eval.errors import EvalError
-from eval.models.tiny_corpus import build_corpus, stdlib_folder
-from eval.models.tiny_model import MAX_POSITIONS, build_model
-from eval.models.training import Options, Trainer, train, write_folder
+from eval.models.sources import list_sources, read_source, stdlib_folder
 from eval.options import check_at_least
+from eval.runs.environment import told
+
+_EOS, _PAD = "<|eos|>", "<|pad|>"
+_VOCABULARY = 8192
+_POSITIONS = 2048
+_HELD_OUT = 0.02  # of the files
+_WARM_UP = 0.02  # of the budget
+_LONG_EVERY = 8  # One of so many batches has full length, so that far positions are trained.
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
-def run(asked: argparse.Namespace) -> int:
+class Corpus(NamedTuple):
+    """Both splits as one long row of ids each: file, eos, file, eos, …"""
+
+    train_ids: np.ndarray
+    held_out_ids: np.ndarray
+
+
+def run(options: argparse.Namespace) -> int:
     """From sources to folder."""
-    options = Options(**vars(asked))
     _check(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    corpus, tokenizer = build_corpus(options.sources or stdlib_folder(), seed=options.seed)
-    print(f"{corpus.num_files} files, {len(corpus.train_ids)} tokens", flush=True)
-    model = build_model(tokenizer, seed=options.seed, device=options.device)
-    trainer = Trainer(model, corpus, options)
-    train(trainer)
-    write_folder(trainer, tokenizer)
+    corpus, tokenizer = _corpus(options)
+    print(f"{len(corpus.train_ids)} tokens, {len(corpus.held_out_ids)} held out", flush=True)
+    model = _new_model(tokenizer, options)
+    found = _train(model, corpus.train_ids, options)
+    found["held_out_loss"] = _held_out_loss(model, corpus.held_out_ids, options)
+    model.to(torch.bfloat16).save_pretrained(options.out)
+    _wrapped(tokenizer).save_pretrained(options.out)
+    sizes = {"num_tokens": len(corpus.train_ids), "num_held_out": len(corpus.held_out_ids)}
+    print(json.dumps(told("train_tiny", options, **sizes, **found)))
     return 0
 
 
-def _check(options: Options) -> None:
+def _corpus(options: argparse.Namespace) -> tuple[Corpus, Tokenizer]:
+    """Reads, splits and packs the sources; the tokenizer sees the training files only."""
+    paths = list_sources(options.sources or stdlib_folder())
+    if len(paths) < 2:
+        raise EvalError(f"--sources must hold at least 2 .py files with text (got {len(paths)})")
+    texts = [read_source(path) for path in random.Random(options.seed).sample(paths, len(paths))]
+    num_held_out = max(1, round(_HELD_OUT * len(paths)))
+    train, held_out = texts[num_held_out:], texts[:num_held_out]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[_EOS, _PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(train, trainer)
+    packed = (_packed(tokenizer, part, options.seq_len) for part in (train, held_out))
+    return Corpus(*packed), tokenizer
+
+
+def _packed(tokenizer: Tokenizer, texts: Sequence[str], least: int) -> np.ndarray:
+    """One row of ids, each text closed by eos."""
+    eos_id = tokenizer.token_to_id(_EOS)
+    rows = [[*encoding.ids, eos_id] for encoding in tokenizer.encode_batch(texts)]
+    ids = np.concatenate([np.array(row, dtype=np.int64) for row in rows])
+    if len(ids) < least:
+        raise EvalError(
+            f"each split must hold at least one window of {least} tokens (got {len(ids)}); give "
+            "more sources or a shorter --seq-len"
+        )
+    return ids
+
+
+def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The same tokenizer as transformers knows it; pads left, as generation needs."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=_EOS,
+        pad_token=_PAD,
+        padding_side="left",
+        model_max_length=_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> LlamaForCausalLM:
+    ids = {"eos_token_id": tokenizer.token_to_id(_EOS), "pad_token_id": tokenizer.token_to_id(_PAD)}
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+        intermediate_size=688,
+        max_position_embeddings=_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        **ids,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        model = LlamaForCausalLM(config).to(options.device)
+    model.generation_config = GenerationConfig(do_sample=False, **ids)
+    return model
+
+
+def _train(model: LlamaForCausalLM, ids: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
+    """Steps until the budget is spent; the rate warms up, and falls to zero where the budget ends.
+
+    bfloat16 would lose a change of less than 1/256 of a weight, so weights are trained in float32.
+    """
+    forward: Callable[..., Any] = torch.compile(model, dynamic=False) if options.compile else model
+    matrices = [weight for weight in model.parameters() if weight.dim() >= 2]
+    others = [weight for weight in model.parameters() if weight.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95))
+    losses: list[float] = []
+    num_tokens, start = 0, monotonic()
+    while (spent := _spent(options, len(losses), monotonic() - start)) < 1:
+        is_long = len(losses) % _LONG_EVERY == _LONG_EVERY - 1
+        length = min(_POSITIONS, len(ids)) if is_long else options.seq_len
+        rows = _windows(ids, len(losses), max(1, options.batch_tokens // length), length)
+        loss = _loss(forward, rows, options)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = options.lr * _rate(spent)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        num_tokens += rows.size
+        if len(losses) % 20 == 0:
+            print(f"step {len(losses)}  loss {fmean(losses[-20:]):.3f}  {spent:.0%}", flush=True)
+    seconds = monotonic() - start
+    told = {"num_steps": len(losses), "num_seen": num_tokens, "seconds": round(seconds)}
+    return {**told, "loss": fmean(losses[-100:])}
+
+
+def _spent(options: argparse.Namespace, num_steps: int, seconds: float) -> float:
+    """The share of the budget that is spent."""
+    return num_steps / options.steps if options.steps else seconds / (60 * options.minutes)
+
+
+def _rate(spent: float) -> float:
+    """Warm-up, then a cosine."""
+    if spent < _WARM_UP:
+        return spent / _WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (spent - _WARM_UP) / (1 - _WARM_UP)))
+
+
+def _windows(ids: np.ndarray, step: int, count: int, length: int) -> np.ndarray:
+    """The windows of a step: steps of the golden ratio spread the starts evenly at any count."""
+    starts = (step * count + np.arange(count)) * _GOLDEN % 1.0 * (len(ids) - length + 1)
+    return np.stack([ids[start : start + length] for start in starts.astype(np.int64)])
+
+
+def _loss(forward: Callable[..., Any], rows: np.ndarray, options: Any) -> torch.Tensor:
+    ids = torch.from_numpy(rows).to(options.device)  # (B, L)
+    loss: torch.Tensor = forward(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
+
+
+@torch.no_grad()
+def _held_out_loss(model: LlamaForCausalLM, ids: np.ndarray, options: argparse.Namespace) -> float:
+    """Nats a token, over windows side by side."""
+    rows = ids[: len(ids) // options.seq_len * options.seq_len].reshape(-1, options.seq_len)
+    return fmean(_loss(model, row[None], options).item() for row in rows)
+
+
+def _check(options: argparse.Namespace) -> None:
     """Refuses numbers that no run can use."""
-    check_at_least(options, 1, "steps", "batch_tokens", "validate_every", "threads")
-    check_at_least(options, 0, "long_every")
+    check_at_least(options, 1, "steps", "batch_tokens", "threads")
     for name in ("minutes", "lr"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise EvalError(f"--{name} must be > 0 (got {value})")
-    if not 2 <= options.seq_len <= MAX_POSITIONS:
-        raise EvalError(f"--seq-len must be 2 to {MAX_POSITIONS} (got {options.seq_len})")
+    if not 2 <= options.seq_len <= _POSITIONS:
+        raise EvalError(f"--seq-len must be 2 to {_POSITIONS} (got {options.seq_len})")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("--out", type=Path, required=True, help="folder for the model")
-    option("--sources", type=Path, help="folder of .py files (default: the standard library)")
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for the model")
+    add("--sources", type=Path, help="folder of .py files (default: the standard library)")
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--steps", type=int, help="how many steps to train")
     budget.add_argument("--minutes", type=float, help="how long to train")
-    option("--seed", type=int, default=Options.seed, help="of split and weights")
-    option("--lr", type=float, default=Options.lr, help="highest learning rate")
-    option("--batch-tokens", type=int, default=Options.batch_tokens, help="tokens in a batch")
-    option("--seq-len", type=int, default=Options.seq_len, help="tokens in a window")
-    option(
-        "--long-every",
-        type=int,
-        default=Options.long_every,
-        help="which batches have windows of full length, 0 for none",
-    )
-    option("--validate-every", type=int, default=Options.validate_every, help="steps between looks")
-    option("--threads", type=int, help="CPU threads (default: torch's own choice)")
-    option("--device", default=Options.device, help="cpu or cuda")
-    option("--compile", action="store_true", help="torch.compile the forward; needs a compiler")
+    add("--seed", type=int, default=0, help="of split and weights")
+    add("--lr", type=float, default=2e-3, help="highest learning rate")
+    add("--batch-tokens", type=int, default=2048, help="tokens in a batch")
+    add("--seq-len", type=int, default=512, help="tokens in a window")
+    add("--threads", type=int, help="CPU threads (default: torch's own choice)")
+    add("--device", default="cpu", help="cpu or cuda")
+    add("--compile", action="store_true", help="torch.compile the forward; needs a compiler")

@@ -1,23 +1,14 @@
-"""Questions in Spec-Bench's own schema, and parts of them."""
+"""Questions as text, and which of them are asked."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
-from eval.benches.entries import Entry, Id, Text, Texts, read_entries
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
-
-# Spec-Bench files MT-Bench's eight categories under one task
-MT_CATEGORIES = frozenset(
-    ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
-)
 
 
 @dataclass(frozen=True)
@@ -34,42 +25,43 @@ class Question:
     plain: str | None = None
 
 
-class SpecBenchRow(BaseModel):
-    """Spec-Bench's own schema."""
+class Slice(NamedTuple):
+    """Which questions of a bench are asked."""
 
-    question_id: Id
-    category: Text
-    turns: Texts
-
-    def question(self, number: int) -> Question:
-        task = "multi-turn" if self.category in MT_CATEGORIES else self.category
-        return Question(self.question_id, task, tuple(self.turns))
+    task: str | None = None
+    every: int = 1
+    offset: int = 0
+    limit: int | None = None
+    in_order: bool = False  # The limit takes the first ones, and does not spread over the tasks.
 
 
-def read_questions(path: Path) -> list[Question]:
-    """Reads a `question.jsonl`; a malformed line is named by its number."""
-    return questions_of(read_entries(path, SpecBenchRow))
+def select(questions: Sequence[Question], asked: Slice) -> list[Question]:
+    """Of each task, the questions number `offset`, `offset + every`, … from 0, in their order.
+
+    The limit is not applied yet: questions that are too long have to be taken out first.
+    """
+    tasks = {question.task for question in questions}
+    if asked.task is not None and asked.task not in tasks:
+        raise EvalError(unknown_name("task", asked.task, tasks))
+    return [
+        question
+        for question, rank in zip(questions, ranks(questions), strict=True)
+        if asked.task in (None, question.task) and rank % asked.every == asked.offset
+    ]
 
 
-def questions_of(entries: Iterable[Entry]) -> list[Question]:
-    """Refuses an id that comes twice: results are filed by it."""
-    found: dict[int | str, Question] = {}
-    for entry in entries:
-        question = entry.row.question(entry.number)
-        if question.id in found:
-            raise EvalError(
-                f"{entry.where}: an id must not come twice (got {question.id!r}); give each "
-                "question its own"
-            )
-        found[question.id] = question
-    return list(found.values())
+def limited(questions: Sequence[Question], asked: Slice) -> list[Question]:
+    """As many as the slice allows. A higher limit keeps what a lower one takes."""
+    return list(questions[: asked.limit]) if asked.in_order else spread(questions, asked.limit)
 
 
-def every_nth(questions: Iterable[Question], *, offset: int, every: int) -> list[Question]:
-    """Of each task, in order, the questions number `offset`, `offset + every`, … from 0."""
-    questions = list(questions)
-    pairs = zip(questions, ranks(questions), strict=True)
-    return [question for question, rank in pairs if rank % every == offset]
+def spread(questions: Sequence[Question], number: int | None) -> list[Question]:
+    """So many of them, spread over the tasks: the first of each, then the second, in their order.
+
+    A higher number keeps what a lower one takes, so that a run can be made longer.
+    """
+    order = sorted(range(len(questions)), key=ranks(questions).__getitem__)
+    return [questions[index] for index in sorted(order[:number])]
 
 
 def ranks(questions: Iterable[Any]) -> list[int]:
@@ -80,11 +72,3 @@ def ranks(questions: Iterable[Any]) -> list[int]:
         found.append(seen[question.task])
         seen[question.task] += 1
     return found
-
-
-def of_task(questions: Sequence[Question], task: str | None) -> list[Question]:
-    """Those of one task; None: all. An unknown one is answered with the nearest."""
-    tasks = {question.task for question in questions}
-    if task is not None and task not in tasks:
-        raise EvalError(unknown_name("task", task, tasks))
-    return [question for question in questions if task in (None, question.task)]

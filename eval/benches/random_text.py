@@ -10,35 +10,26 @@ import torch
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
 
-NUM_TEXTS = 200
+_NUM_TEXTS = 200
 _NUM_TOKENS = 200  # of each
 
 
-def random_questions(number: int = NUM_TEXTS) -> list[Question]:
+def random_questions() -> list[Question]:
     """Questions that say nothing: their ids stand for them."""
-    return [Question(index, "random", ("",)) for index in range(number)]
-
-
-def random_prompts(tokenizer: Any, number: int, *, seed: int) -> list[tuple[Question, Any]]:
-    """Each with its ids (1, L), drawn evenly from the vocabulary, special ones left out."""
-    special = set(tokenizer.all_special_ids)
-    ordinary = torch.tensor([i for i in range(len(tokenizer)) if i not in special])
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        (question, ordinary[torch.randint(len(ordinary), (1, _NUM_TOKENS), generator=generator)])
-        for question in random_questions(number)
-    ]
+    return [Question(index, "random", ("",)) for index in range(_NUM_TEXTS)]
 
 
 class RandomPrompter(Prompter):
-    """Puts a random text in the place of each question."""
+    """Puts a random text in the place of each question, drawn evenly from the ordinary tokens."""
 
     def __init__(self, tokenizer: Any, seed: int) -> None:
         self.tokenizer = tokenizer
         self.format = "random"
-        prompts = random_prompts(tokenizer, NUM_TEXTS, seed=seed)
-        self._ids = {question.id: ids[0].tolist() for question, ids in prompts}
+        self._seed, special = seed, set(tokenizer.all_special_ids)
+        self._ordinary = torch.tensor([i for i in range(len(tokenizer)) if i not in special])
 
     def prompt_ids(self, question: Question, answers: Sequence[str]) -> list[int]:
         """The same ids whatever was said."""
-        return list(self._ids[question.id])
+        generator = torch.Generator().manual_seed(self._seed * _NUM_TEXTS + int(question.id))
+        drawn = torch.randint(len(self._ordinary), (_NUM_TOKENS,), generator=generator)
+        return list(self._ordinary[drawn].tolist())

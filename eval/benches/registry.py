@@ -1,57 +1,50 @@
 """Where questions come from: benches by name, or a file of one's own.
 
-    spec-bench    six tasks of 80, some of two turns; needs its question.jsonl
-    mt-bench      eight categories of 10, two turns each
-    humaneval     164 Python functions to complete
-    gsm8k         1,319 school problems
-    mbpp          500 small Python programs
-    code-stdlib   completion, edit and docstring tasks cut from the standard library, offline
-    random        200 texts of 200 random tokens, which no draft can guess
-    FILE.jsonl    {"turns": ["…", "…"]} or {"prompt": "…"} a line; question_id and category optional
-
-Knows no tokenizer: a question is text.
+`python -m eval run --help` lists them. Knows no tokenizer: a question is text. An error names the
+line and the field.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AliasChoices, BaseModel, Field, model_validator
-
-from eval.benches.entries import Entry, Id, Text, Texts, entry, read_entries
-from eval.benches.questions import (
-    Question,
-    SpecBenchRow,
-    every_nth,
-    of_task,
-    questions_of,
-    ranks,
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    Field,
+    StrictInt,
+    StrictStr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
 )
+
+from eval.benches.questions import Question
 from eval.benches.random_text import random_questions
 from eval.benches.stdlib import stdlib_questions
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-
-class Hub(NamedTuple):
-    """What `datasets` calls a bench."""
-
-    path: str
-    name: str | None
-    split: str
+Text = Annotated[str, StringConstraints(min_length=1, pattern=r"\S")]
+Texts = Annotated[list[Text], Field(min_length=1)]
+Id = StrictInt | StrictStr
+# Spec-Bench files MT-Bench's eight categories under one task.
+MT_CATEGORIES = frozenset(
+    ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
+)
 
 
 class Bench(NamedTuple):
-    """What its rows are, each with a `question`, and where they are when no file is given."""
+    """What its rows are, and what `datasets` calls it: path, name and split."""
 
     row: type[BaseModel]
-    hub: Hub | None = None
+    hub: tuple[str, str | None, str] | None = None
 
 
 class Loaded(NamedTuple):
@@ -62,93 +55,102 @@ class Loaded(NamedTuple):
     sha256: str
 
 
-class Slice(NamedTuple):
-    """Which questions of a bench are asked."""
-
-    task: str | None = None
-    every: int = 1
-    offset: int = 0
-    limit: int | None = None
-    in_order: bool = False  # the limit takes the first ones, and does not spread over the tasks
-
-
 def load_bench(name: str, path: Path | None = None) -> Loaded:
     """All questions of a bench; `path` is a local file of it in its own format."""
-    if name in _MADE_HERE:
-        _refuse_file(name, path)
-        return _loaded(name, _MADE_HERE[name]())
     if name in BENCHES:
         return _loaded(name, _questions(name, BENCHES[name], path))
-    if not name.endswith((".json", ".jsonl")):
-        message = unknown_name("bench", name, [*BENCHES, *_MADE_HERE])
+    if name not in MADE_HERE and not name.endswith((".json", ".jsonl")):
+        message = unknown_name("bench", name, [*BENCHES, *MADE_HERE])
         raise EvalError(f"{message}; or name a FILE.jsonl of your own")
-    _refuse_file(name, path)
-    own = Path(name).expanduser()
-    return _loaded(own.name, _questions(own.name, Bench(_own_row(own.stem)), own))
-
-
-def select(questions: Sequence[Question], asked: Slice) -> list[Question]:
-    """The questions of the slice but for its limit, in the bench's order."""
-    return every_nth(of_task(questions, asked.task), offset=asked.offset, every=asked.every)
-
-
-def limited(questions: Sequence[Question], asked: Slice) -> list[Question]:
-    """As many as the slice allows. A higher limit keeps what a lower one takes."""
-    return list(questions[: asked.limit]) if asked.in_order else spread(questions, asked.limit)
-
-
-def spread(questions: Sequence[Question], number: int | None) -> list[Question]:
-    """So many of them, spread over the tasks: the first of each, then the second, in their order.
-
-    A higher number keeps what a lower one takes, so that a run can be made longer.
-    """
-    order = sorted(range(len(questions)), key=ranks(questions).__getitem__)
-    return [questions[index] for index in sorted(order[:number])]
-
-
-def _questions(name: str, bench: Bench, path: Path | None) -> list[Question]:
-    if path is not None:
-        entries: Iterable[Entry] = read_entries(path, bench.row)
-    elif bench.hub is not None:
-        entries = _hub_entries(name, bench.hub, bench.row)
-    else:
-        raise EvalError(
-            f"bench {name!r} must have its file, which its repository keeps as "
-            "data/spec_bench/question.jsonl (got --questions nothing); pass --questions PATH"
-        )
-    questions = questions_of(entries)
-    if not questions:
-        raise EvalError(f"{path or name} must hold a question at least (got none)")
-    return questions
-
-
-def _hub_entries(name: str, hub: Hub, kind: type[BaseModel]) -> Iterator[Entry]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise EvalError(
-            f"bench {name!r} needs the datasets package: pip install datasets; or pass "
-            "--questions with a local file of it"
-        ) from error
-    try:
-        rows = datasets.load_dataset(hub.path, hub.name, split=hub.split)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise EvalError(
-            f"bench {name!r} can't be loaded as {hub.path!r}: {str(error).splitlines()[0]}; "
-            "pass --questions with a local file of it"
-        ) from error
-    for number, row in enumerate(rows, start=1):
-        yield entry(f"{hub.path} row", number, partial(kind.model_validate, row))
-
-
-def _refuse_file(name: str, path: Path | None) -> None:
     if path is not None:
         raise EvalError(f"bench {name!r} takes no --questions (got {str(path)!r}); leave it out")
+    if name in MADE_HERE:
+        return _loaded(name, MADE_HERE[name]())
+    own = Path(name).expanduser()
+    questions = _questions(own.name, Bench(_OwnRow), own)
+    return _loaded(own.name, [replace(each, task=each.task or own.stem) for each in questions])
 
 
 def _loaded(name: str, questions: list[Question]) -> Loaded:
     text = json.dumps([astuple(question) for question in questions])
     return Loaded(name, questions, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _questions(name: str, bench: Bench, path: Path | None) -> list[Question]:
+    """Refuses an id that comes twice: results are filed by it."""
+    if path is None and bench.hub is None:
+        raise EvalError(
+            f"bench {name!r} must have its file, which its repository keeps as "
+            "data/spec_bench/question.jsonl (got --questions nothing); pass --questions PATH"
+        )
+    rows = _of_hub(name, bench) if path is None else _of_file(path, bench.row)
+    found: dict[int | str, Question] = {}
+    for where, number, read in rows:
+        try:
+            question = read().question(number)
+        except ValidationError as error:
+            raise EvalError(f"{where} {number}: {_problem(error)}; mend it") from error
+        if question.id in found:
+            raise EvalError(
+                f"{where} {number}: an id must not come twice (got {question.id!r}); give each "
+                "question its own"
+            )
+        found[question.id] = question
+    if not found:
+        raise EvalError(f"{path or name} must hold a question at least (got none)")
+    return list(found.values())
+
+
+_Rows = Iterator[tuple[str, int, Callable[[], Any]]]  # A source, a number, and what reads the row.
+
+
+def _of_file(path: Path, kind: type[BaseModel]) -> _Rows:
+    """The rows of a file, blank lines left out."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvalError(f"{path} must be a file of UTF-8 text: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield f"{path} line", number, partial(kind.model_validate_json, line)
+
+
+def _of_hub(name: str, bench: Bench) -> _Rows:
+    assert bench.hub is not None
+    path, part, split = bench.hub
+    try:
+        import datasets
+
+        rows = datasets.load_dataset(path, part, split=split)
+    except ImportError as error:
+        raise EvalError(
+            f"bench {name!r} needs the datasets package: pip install datasets; or pass "
+            "--questions with a local file of it"
+        ) from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EvalError(
+            f"bench {name!r} can't be loaded as {path!r}: {str(error).splitlines()[0]}; "
+            "pass --questions with a local file of it"
+        ) from error
+    for number, row in enumerate(rows, start=1):
+        yield f"{path} row", number, partial(bench.row.model_validate, row)
+
+
+def _problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a row, in a line."""
+    problem = error.errors()[0]
+    field = ".".join(map(str, problem["loc"])) or "the row"
+    return f"{field}: {problem['msg']} (got {str(problem['input'])[:60]!r})"
+
+
+class _SpecBenchRow(BaseModel):
+    question_id: Id
+    category: Text
+    turns: Texts
+
+    def question(self, number: int) -> Question:
+        task = "multi-turn" if self.category in MT_CATEGORIES else self.category
+        return Question(self.question_id, task, tuple(self.turns))
 
 
 class _MtBenchRow(BaseModel):
@@ -191,37 +193,33 @@ class _MbppRow(BaseModel):
         return Question(self.task_id, "mbpp", (turn,), f'"""\n{turn}\n"""\n')
 
 
-def _own_row(stem: str) -> type[BaseModel]:
+class _OwnRow(BaseModel):
     """Spec-Bench's schema with what can be left out left out."""
 
-    class OwnRow(BaseModel):
-        question_id: Id | None = None
-        category: Text = stem
-        turns: Texts | None = None
-        prompt: Text | None = None
+    question_id: Id | None = None
+    category: Text | None = None
+    turns: Texts | None = None
+    prompt: Text | None = None
 
-        @model_validator(mode="after")
-        def _has_text(self) -> Any:
-            if self.turns is None and self.prompt is None:
-                raise ValueError("there must be 'turns' or a 'prompt'")
-            return self
+    @model_validator(mode="after")
+    def _has_text(self) -> Any:
+        if self.turns is None and self.prompt is None:
+            raise ValueError("there must be 'turns' or a 'prompt'")
+        return self
 
-        def question(self, number: int) -> Question:
-            turns = self.turns or [str(self.prompt)]
-            name = number if self.question_id is None else self.question_id
-            return Question(name, self.category, tuple(turns))
-
-    return OwnRow
+    def question(self, number: int) -> Question:
+        name = number if self.question_id is None else self.question_id
+        return Question(name, self.category or "", tuple(self.turns or [str(self.prompt)]))
 
 
 BENCHES: dict[str, Bench] = {
-    "spec-bench": Bench(SpecBenchRow),
-    "mt-bench": Bench(_MtBenchRow, Hub("HuggingFaceH4/mt_bench_prompts", None, "train")),
-    "humaneval": Bench(_HumanEvalRow, Hub("openai/openai_humaneval", None, "test")),
-    "gsm8k": Bench(_Gsm8kRow, Hub("openai/gsm8k", "main", "test")),
-    "mbpp": Bench(_MbppRow, Hub("google-research-datasets/mbpp", "full", "test")),
+    "spec-bench": Bench(_SpecBenchRow),
+    "mt-bench": Bench(_MtBenchRow, ("HuggingFaceH4/mt_bench_prompts", None, "train")),
+    "humaneval": Bench(_HumanEvalRow, ("openai/openai_humaneval", None, "test")),
+    "gsm8k": Bench(_Gsm8kRow, ("openai/gsm8k", "main", "test")),
+    "mbpp": Bench(_MbppRow, ("google-research-datasets/mbpp", "full", "test")),
 }
-_MADE_HERE: dict[str, Callable[[], list[Question]]] = {
+MADE_HERE: dict[str, Callable[[], list[Question]]] = {
     "code-stdlib": stdlib_questions,
     "random": random_questions,
 }

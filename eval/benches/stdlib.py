@@ -5,7 +5,7 @@
     docstring    write a function again with its docstring
 
 Each function serves once. What the library says differs from one Python to the next, and so do
-the questions: their hash is kept with every result.
+the questions: their hash is kept with every result. `stdlib_edits` has edits with their outcomes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eval.benches.questions import Question
-from eval.models.tiny_corpus import list_sources, read_source, stdlib_folder
+from eval.models.sources import list_sources, read_source, stdlib_folder
 
 _SEED = 0
 _PER_TASK = 40
 _LEAST_LINES, _MOST_LINES = 8, 40  # of a function
 _LEAST_USES = 3  # of the name that an edit changes
+
+
+class Edit(NamedTuple):
+    """What there was, what is asked for, and what comes of it."""
+
+    task: str
+    before: str
+    order: str
+    after: str
 
 
 class _Function(NamedTuple):
@@ -41,8 +50,16 @@ class _Function(NamedTuple):
 
     @property
     def bare(self) -> str:
+        """Without the docstring."""
         start, end = self.docstring
         return "\n".join(self.lines[:start] + self.lines[end + 1 :])
+
+    @property
+    def busiest(self) -> str | None:
+        """The parameter that is used most, if that is often enough."""
+        uses = {name: len(_word(name).findall(self.code)) for name in self.parameters}
+        name = max(uses, key=uses.__getitem__, default="")
+        return name if uses.get(name, 0) >= _LEAST_USES else None
 
 
 _Task = Callable[[int, _Function], Question | None]  # None: nothing to ask about this one
@@ -50,8 +67,7 @@ _Task = Callable[[int, _Function], Question | None]  # None: nothing to ask abou
 
 def stdlib_questions(folder: Path | None = None, *, per_task: int = _PER_TASK) -> list[Question]:
     """`per_task` questions of each kind, from one function of a file each."""
-    paths = list_sources(folder or stdlib_folder())
-    functions = _functions(random.Random(_SEED).sample(paths, len(paths)))
+    functions = _functions(folder)
     questions: list[Question] = []
     tasks: list[_Task] = [_completion, _edit, _docstring]
     for task in tasks:
@@ -64,10 +80,27 @@ def stdlib_questions(folder: Path | None = None, *, per_task: int = _PER_TASK) -
     return questions
 
 
-def _functions(paths: list[Path]) -> Iterator[_Function]:
-    for path in paths:
-        source = read_source(path)
-        found = list(_documented(source))
+def stdlib_edits(number: int, folder: Path | None = None) -> list[Edit]:
+    """Of so many functions: a name changed, the docstring added, and the docstring taken out."""
+    edits: list[Edit] = []
+    for function in _functions(folder):
+        if len(edits) == 3 * number:
+            break
+        if (name := function.busiest) is not None:
+            renamed = _word(name).sub(f"new_{name}", function.code)
+            edits += [
+                Edit("rename", function.code, _rename_order(name), renamed),
+                Edit("insert", function.bare, "Give this function a docstring.", function.code),
+                Edit("delete", function.code, "Delete this function's docstring.", function.bare),
+            ]
+    return edits
+
+
+def _functions(folder: Path | None) -> Iterator[_Function]:
+    """One of each file, in an order that is drawn once and for all."""
+    paths = list_sources(folder or stdlib_folder())
+    for path in random.Random(_SEED).sample(paths, len(paths)):
+        found = list(_documented(read_source(path)))
         if found:
             yield random.Random(path.name).choice(found)
 
@@ -97,11 +130,9 @@ def _completion(number: int, function: _Function) -> Question:
 
 def _edit(number: int, function: _Function) -> Question | None:
     """The parameter that is used most gets another name."""
-    uses = {name: len(_word(name).findall(function.code)) for name in function.parameters}
-    name = max(uses, key=uses.__getitem__, default="")
-    if uses.get(name, 0) < _LEAST_USES:
+    if (name := function.busiest) is None:
         return None
-    order = f"Rename the parameter {name} to new_{name}."
+    order = _rename_order(name)
     turn = f"{order} Write the whole function again.\n\n{function.code}"
     head = _word(name).sub(f"new_{name}", function.lines[0])
     return Question(number, "edit", (turn,), f"{function.code}\n\n\n# {order}\n{head}\n")
@@ -113,6 +144,10 @@ def _docstring(number: int, function: _Function) -> Question:
     head = "\n".join(function.lines[: function.docstring[0]])
     plain = f'{function.bare}\n\n\n# {order}\n{head}\n    """'
     return Question(number, "docstring", (f"{order}\n\n{function.bare}",), plain)
+
+
+def _rename_order(name: str) -> str:
+    return f"Rename the parameter {name} to new_{name}."
 
 
 def _word(name: str) -> re.Pattern[str]:

@@ -24,12 +24,12 @@ limit may run a grown model's prefill a little faster than a trained one's.
 import copy
 import math
 from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eval.models.axes import PARTS, Axis, attention_axes, axes_of
 from eval.models.shapes import GrowError, GrownShape, named_shape
 
 # Powers of two, exact in every dtype and inside float16: what the lane of `_mute_new_rows` carries
@@ -37,21 +37,72 @@ from eval.models.shapes import GrowError, GrownShape, named_shape
 LANE = 2.0**-12
 MUTE = 2.0**15
 
-WRITERS = {"embed_tokens", "o_proj", "down_proj"}  # into the residual, where nothing new may come
-NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
+# The axes of each weight: a Linear's is (out, in), and a bias has the first axis alone.
+_PARTS = {
+    "embed_tokens": ("vocab", "residual"),
+    "q_proj": ("query", "residual"),
+    "k_proj": ("kv", "residual"),
+    "v_proj": ("kv", "residual"),
+    "o_proj": ("residual", "query"),
+    "gate_proj": ("neuron", "residual"),
+    "up_proj": ("neuron", "residual"),
+    "down_proj": ("residual", "neuron"),
+    "lm_head": ("vocab", "residual"),
+    "input_layernorm": ("residual",),
+    "post_attention_layernorm": ("residual",),
+    "norm": ("residual",),
+}
+_WRITERS = {"embed_tokens", "o_proj", "down_proj"}  # into the residual, where nothing new may come
+_NORMS = {"input_layernorm", "post_attention_layernorm", "norm"}
+
+
+class _Axis(NamedTuple):
+    """Where the source's indices of an axis lie in the grown one: grown[new] = source[old]."""
+
+    old: Tensor
+    new: Tensor
+
+
+def _axes(config: LlamaConfig, shape: GrownShape) -> dict[str, _Axis]:
+    """Every axis by the names of `_PARTS`: each old query head in a group that holds its kv head.
+
+    A grown group narrower than the source's can't hold an old group: then that group's kv head is
+    copied into as many new ones as it takes, and its query heads are dealt out over them.
+    """
+    old_group = config.num_attention_heads // config.num_key_value_heads
+    new_group = shape.num_attention_heads // shape.num_key_value_heads
+    copies = shape.num_copies(config)
+    kv = torch.arange(config.num_key_value_heads * copies)
+    query = torch.arange(config.num_attention_heads)
+    within = query % old_group
+    new_kv = query // old_group * copies + within // new_group  # The new kv head that it reads.
+    new_query = new_kv * new_group + within % new_group
+    sizes = {"residual": config.hidden_size, "neuron": config.intermediate_size}
+    sizes["vocab"] = config.vocab_size
+    return {
+        **{name: _Axis(*2 * [torch.arange(size)]) for name, size in sizes.items()},
+        "query": _of_heads(query, new_query, shape.head_dim),
+        "kv": _of_heads(kv // copies, kv, shape.head_dim),
+    }
+
+
+def _of_heads(old: Tensor, new: Tensor, head_dim: int) -> _Axis:
+    """An axis of `head_dim` indices a head from head numbers."""
+    within = torch.arange(head_dim)
+    return _Axis(*((heads[:, None] * head_dim + within).flatten() for heads in (old, new)))
 
 
 def _fill(part: str, new: Tensor, std: float, generator: torch.Generator) -> None:
     """Give a grown weight the values it has where the source has none."""
-    if part in WRITERS:
+    if part in _WRITERS:
         new.zero_()
-    elif part in NORMS:
+    elif part in _NORMS:
         new.uniform_(0.5, 1.5, generator=generator)
     else:
         new.normal_(0.0, std, generator=generator)
 
 
-def _embed(new: Tensor, old: Tensor, axes: list[Axis], scale: float) -> None:
+def _embed(new: Tensor, old: Tensor, axes: list[_Axis], scale: float) -> None:
     """Write a source weight into a grown one, where its axes say."""
     block = old.detach()
     for dim, axis in enumerate(axes):
@@ -64,43 +115,28 @@ def _embed(new: Tensor, old: Tensor, axes: list[Axis], scale: float) -> None:
     new[tuple(at)] = block.to(device=new.device, dtype=new.dtype)
 
 
-def _check_source(model: LlamaForCausalLM) -> None:
-    if not isinstance(model, LlamaForCausalLM):
-        raise GrowError(f"model must be a LlamaForCausalLM (got {type(model).__name__})")
-    if not all(weight.is_floating_point() for weight in model.parameters()):
-        raise GrowError("model must have floating-point weights; load it without quantisation")
-
-
-def fit(config: LlamaConfig, shape: str | GrownShape) -> GrownShape:
+def fit(config: LlamaConfig, shape: GrownShape) -> GrownShape:
     """The shape in heads of the source's size, if the source has room in it.
 
-    A named shape is fitted to the source; sizes that are given are taken as they are.
+    A larger vocabulary also needs a residual lane to spare.
     """
-    named = isinstance(shape, str)
-    shape = named_shape(shape).fitted(config) if named else shape.cut(config.head_dim)
-    _check_room(config, shape)
-    attention_axes(config, shape)  # has a rule of its own for key-value heads
-    return shape
-
-
-def _check_room(config: LlamaConfig, shape: GrownShape) -> None:
-    """Every size at least the source's; a larger vocabulary also needs a residual lane to spare."""
-    for field in fields(shape):
-        had, got = getattr(config, field.name), getattr(shape, field.name)
+    shape = shape.fitted(config)
+    for name in ("hidden_size", "intermediate_size", "vocab_size"):
+        had, got = getattr(config, name), getattr(shape, name)
         if got is not None and got < had:
-            raise GrowError(f"{field.name} must be >= the source's {had} (got {got})")
-    if not _is_widened(config, shape):
-        return
-    if shape.hidden_size == config.hidden_size:
-        raise GrowError(
-            f"hidden_size must be > the source's {config.hidden_size} for a larger vocab_size "
-            f"(got {shape.hidden_size})"
-        )
-    if config.rms_norm_eps * config.hidden_size <= LANE**2:
-        raise GrowError(
-            f"rms_norm_eps must be > {LANE**2 / config.hidden_size:.1e} for a larger vocab_size "
-            f"(got {config.rms_norm_eps})"
-        )
+            raise GrowError(f"{name} must be >= the source's {had} (got {got})")
+    if _is_widened(config, shape):
+        if shape.hidden_size == config.hidden_size:
+            raise GrowError(
+                f"hidden_size must be > the source's {config.hidden_size} for a larger vocab_size "
+                f"(got {shape.hidden_size})"
+            )
+        if config.rms_norm_eps * config.hidden_size <= LANE**2:
+            raise GrowError(
+                f"rms_norm_eps must be > {LANE**2 / config.hidden_size:.1e} for a larger "
+                f"vocab_size (got {config.rms_norm_eps})"
+            )
+    return shape
 
 
 def _is_widened(config: LlamaConfig, shape: GrownShape) -> bool:
@@ -161,9 +197,12 @@ def grow(model: LlamaForCausalLM, shape: str | GrownShape, *, seed: int = 0) -> 
     Takes the memory of the grown model and of one source weight; `model` is left as it is. The
     random values come from `seed` alone and differ from one kind of device to another.
     """
-    _check_source(model)
-    shape = fit(model.config, shape)
-    axes = axes_of(model.config, shape)
+    if not isinstance(model, LlamaForCausalLM):
+        raise GrowError(f"model must be a LlamaForCausalLM (got {type(model).__name__})")
+    if not all(weight.is_floating_point() for weight in model.parameters()):
+        raise GrowError("model must have floating-point weights; load it without quantisation")
+    shape = fit(model.config, named_shape(shape) if isinstance(shape, str) else shape)
+    axes = _axes(model.config, shape)
     config = _grown_config(model.config, shape, model.dtype)
     grown = _allocate(model, config)
     generator = torch.Generator(model.device).manual_seed(seed)
@@ -173,8 +212,8 @@ def grow(model: LlamaForCausalLM, shape: str | GrownShape, *, seed: int = 0) -> 
         part = name.split(".")[-2]
         _fill(part, new, config.initializer_range, generator)
         if name in source:
-            ways = [axes[way] for way in PARTS[part]][: new.ndim]
-            _embed(new, source[name], ways, norm_scale if part in NORMS else 1.0)
+            ways = [axes[way] for way in _PARTS[part]][: new.ndim]
+            _embed(new, source[name], ways, norm_scale if part in _NORMS else 1.0)
     if _is_widened(model.config, shape):
         _mute_new_rows(grown, model.config, generator)
     return grown
@@ -192,8 +231,5 @@ def disturb(model: LlamaForCausalLM, share: float, *, seed: int = 0) -> None:
 
 def num_parameters(model: LlamaForCausalLM) -> int:
     """The parameters that a forward multiplies by, apart from embeddings and output head."""
-    return _count(model.model.layers) + _count(model.model.norm)
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())  # a tied one once
+    modules = (model.model.layers, model.model.norm)
+    return sum(weight.numel() for module in modules for weight in module.parameters())

@@ -10,25 +10,20 @@ from eval.models.grown import grow
 from selfspec.cli.shared import model_loading as loading
 from selfspec.cli.shared.options import ModelOptions
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 def load_model(name: str | None, *, dtype: str, device: str, shape: str | None = None) -> Any:
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
-    options = ModelOptions(model=name, device=device, dtype=dtype)
     loading.check_model(name)
-    model = loading.load_model(options)
+    model = loading.load_model(ModelOptions(model=name, device=device, dtype=dtype))
     return (model if shape is None else grow(model, shape)).eval()
 
 
-def load_asked(options: Any, dtype: str | None = None) -> Any:
+def load_asked(options: Any) -> Any:
     """The model that a command's options name, on as many threads as they say."""
-    if getattr(options, "threads", None):
+    if options.threads is not None:
         torch.set_num_threads(options.threads)
-    shape = getattr(options, "shape", None)
-    return load_model(
-        options.model, dtype=dtype or options.dtype, device=options.device, shape=shape
-    )
+    where = {"dtype": options.dtype, "device": options.device}
+    return load_model(options.model, shape=options.shape, **where)
 
 
 def load_tokenizer(name: str | None) -> Any:

@@ -1,7 +1,7 @@
 """The sizes that a small Llama is grown to, named after the models that have them.
 
-A named shape is stated in its model's own head size; `GrownShape.cut` turns it into heads of
-another size, which leaves parameters and KV bytes as they are.
+A named shape is stated in its model's own head size; `GrownShape.fitted` turns it into heads of
+the source's size, which leaves parameters and KV bytes as they are.
 
     shape  after          hidden layers heads kv head  inner   parameters, no embeddings   its vocab
     135m   SmolLM-135M       576     30     8  4   64   1536     106,203,456 (+0.0 %)          49152
@@ -17,12 +17,11 @@ SmolLM's 9 heads over 3 groups and Qwen's 14 over 2 became 8 and 16 over 4, sinc
 key-value heads needs four groups. KV bytes a token follow: 4/3 of SmolLM's and twice Qwen's.
 
 A real model may be deeper than the shape, or have heads that the shape can't hold: SmolLM2-135M has
-30 layers, and 9 heads over 3 groups. `GrownShape.fitted` then keeps the source's layers and heads
-and makes the inner width smaller, so that the parameters stay as many.
+30 layers, and 9 heads over 3 groups. Then the source's layers and heads are kept, and the inner
+width becomes smaller, so that the parameters stay as many.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from transformers import LlamaConfig
@@ -30,7 +29,7 @@ from transformers import LlamaConfig
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
-INNER_MULTIPLE = 64  # Matrix products are slow at inner widths that are no multiple of this.
+_INNER_MULTIPLE = 64  # Matrix products are slow at inner widths that are no multiple of this.
 
 
 class GrowError(EvalError):
@@ -39,10 +38,7 @@ class GrowError(EvalError):
 
 @dataclass(frozen=True, kw_only=True)
 class GrownShape:
-    """The sizes of a Llama; heads are counted at `head_dim` and `cut` again where it differs.
-
-    `vocab_size` None keeps the source's vocabulary.
-    """
+    """The sizes of a Llama; `vocab_size` None keeps the source's vocabulary."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -52,33 +48,18 @@ class GrownShape:
     head_dim: int
     vocab_size: int | None = None
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            size = getattr(self, field.name)
-            if size is not None and size < 1:
-                raise GrowError(f"{field.name} must be >= 1 (got {size})")
-        self._check_multiple("num_attention_heads", "num_key_value_heads")
-        self._check_multiple("hidden_size", "num_attention_heads")  # LlamaConfig insists
+    def fitted(self, source: LlamaConfig) -> "GrownShape":
+        """This shape in heads of the source's size, with room for its layers and its heads.
 
-    def _check_multiple(self, name: str, of: str) -> None:
-        size, unit = getattr(self, name), getattr(self, of)
-        if size % unit:
-            raise GrowError(f"{name} must be a multiple of {of} (got {size} and {unit})")
-
-    def cut(self, head_dim: int) -> "GrownShape":
-        """The same attention width and KV width in heads of another size."""
-        kv_width = self.num_key_value_heads * self.head_dim
-        if kv_width % head_dim:
-            raise GrowError(
-                f"num_key_value_heads * head_dim must be a multiple of the source's head_dim "
-                f"(got {kv_width} and {head_dim}); give a shape in heads of {head_dim}"
-            )
-        return replace(
-            self,
-            num_attention_heads=self.num_attention_heads * self.head_dim // head_dim,
-            num_key_value_heads=kv_width // head_dim,
-            head_dim=head_dim,
-        )
+        More layers and other heads are paid for with a smaller inner width.
+        """
+        shape = self._cut(source.head_dim)
+        num_layers = max(shape.num_hidden_layers, source.num_hidden_layers)
+        fitted = replace(shape, num_hidden_layers=num_layers)
+        if not shape._holds_heads(source):
+            heads, kv_heads = source.num_attention_heads, source.num_key_value_heads
+            fitted = replace(fitted, num_attention_heads=heads, num_key_value_heads=kv_heads)
+        return fitted if fitted == shape else fitted._with_parameters_of(shape)
 
     def num_copies(self, source: LlamaConfig) -> int:
         """How many key-value heads of this shape each of the source's takes.
@@ -89,41 +70,34 @@ class GrownShape:
         new_group = self.num_attention_heads // self.num_key_value_heads
         return ceil(old_group / new_group)
 
-    def holds_heads(self, source: LlamaConfig) -> bool:
+    def _cut(self, head_dim: int) -> "GrownShape":
+        """The same attention width and KV width in heads of another size."""
+        kv_width = self.num_key_value_heads * self.head_dim
+        if kv_width % head_dim:
+            raise GrowError(
+                f"num_key_value_heads * head_dim must be a multiple of the source's head_dim "
+                f"(got {kv_width} and {head_dim}); name another shape"
+            )
+        return replace(
+            self,
+            num_attention_heads=self.num_attention_heads * self.head_dim // head_dim,
+            num_key_value_heads=kv_width // head_dim,
+            head_dim=head_dim,
+        )
+
+    def _holds_heads(self, source: LlamaConfig) -> bool:
         """Whether the source's heads find room in this shape, in heads of the same size."""
         needed = self.num_copies(source) * source.num_key_value_heads
         enough = self.num_attention_heads >= source.num_attention_heads
         return enough and self.num_key_value_heads >= needed
 
-    def fitted(self, source: LlamaConfig) -> "GrownShape":
-        """This shape, cut to the source's head size, with room for its layers and its heads.
-
-        More layers and other heads are paid for with a smaller inner width.
-        """
-        shape = self.cut(source.head_dim)
-        num_layers = max(shape.num_hidden_layers, source.num_hidden_layers)
-        fitted = replace(shape, num_hidden_layers=num_layers)
-        if not shape.holds_heads(source):
-            fitted = fitted._with_heads_of(source)
-        return fitted if fitted == shape else fitted._with_parameters_of(shape)
-
-    def _with_heads_of(self, source: LlamaConfig) -> "GrownShape":
-        return replace(
-            self,
-            num_attention_heads=source.num_attention_heads,
-            num_key_value_heads=source.num_key_value_heads,
-        )
-
     def _with_parameters_of(self, other: "GrownShape") -> "GrownShape":
         """The inner width at which the layers have as many weights as the other shape's."""
-        width = other._weights_per_hidden() * other.num_hidden_layers / self.num_hidden_layers
+        of_a_layer = other._attention_width() + 3 * other.intermediate_size
+        width = of_a_layer * other.num_hidden_layers / self.num_hidden_layers
         inner = (width - self._attention_width()) / 3
-        rounded = max(round(inner / INNER_MULTIPLE), 1) * INNER_MULTIPLE
+        rounded = max(round(inner / _INNER_MULTIPLE), 1) * _INNER_MULTIPLE
         return replace(self, intermediate_size=rounded)
-
-    def _weights_per_hidden(self) -> int:
-        """The weights of a layer's products for each dimension of the residual."""
-        return self._attention_width() + 3 * self.intermediate_size
 
     def _attention_width(self) -> int:
         """The widths of q, k, v and o together."""
@@ -151,29 +125,19 @@ SHAPES = {
     "3b": _shape(3072, 28, 24, 8, 128, 8192),
     "7b": _shape(4096, 32, 32, 32, 128, 11008),
 }
-
-VOCABULARIES = {"135m": 49152, "0.5b": 151936, "1b": 128256, "3b": 128256, "7b": 32000}
+_VOCABULARIES = {"135m": 49152, "0.5b": 151936, "1b": 128256, "3b": 128256, "7b": 32000}
 
 
 def named_shape(name: str) -> GrownShape:
     """The shape of that name: ``0.5b``, ``0.5b:151936``, or ``0.5b:full`` for its model's own."""
     base, colon, words = name.partition(":")
-    shape = SHAPES[known("shape", base, SHAPES)]
-    return replace(shape, vocab_size=_vocabulary(base, words)) if colon else shape
-
-
-def _vocabulary(base: str, words: str) -> int:
-    if words == "full" and base in VOCABULARIES:
-        return VOCABULARIES[base]
-    if not words.isdecimal():
+    if base not in SHAPES:
+        raise GrowError(unknown_name("shape", base, SHAPES))
+    if not colon:
+        return SHAPES[base]
+    if words != "full" and not words.isdecimal():
         raise GrowError(
-            f"behind its colon a shape must have a number of tokens, or full (got '{base}:{words}')"
+            f"behind its colon a shape must have a number of tokens, or full (got {name!r})"
         )
-    return int(words)
-
-
-def known(kind: str, name: str, names: Iterable[str]) -> str:
-    """`name` if it is one of `names`, else an error that offers the nearest."""
-    if name not in names:
-        raise GrowError(unknown_name(kind, name, names))
-    return name
+    vocab_size = _VOCABULARIES[base] if words == "full" else int(words)
+    return replace(SHAPES[base], vocab_size=vocab_size)

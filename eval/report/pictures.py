@@ -13,41 +13,18 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.methods.names import STOCK
+from eval.methods.names import OURS, STOCK
 from eval.report.rows import Record
-from eval.report.statistics import OVERALL, pooled
+from eval.report.statistics import OVERALL, STAGES, pooled
 from selfspec.cost import CostCurve
 
-_METHOD_COLORS = {
-    "stock": "#8a919a",
-    "stock-static": "#57606a",
-    "prompt-lookup": "#0072b2",
-    "assisted": "#56b4e9",
-    "lut-static": "#e69f00",
-    "diaa": "#7a5195",
-    "lut-tree": "#b8860b",
-    "self-draft": "#8b4513",
-    "suffix-branches": "#cc79a7",
-    "switch": "#009e73",
-    "selfspec": "#d55e00",
-}
-_MORE_COLORS = (
-    *("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
-    *("#7a5195", "#488f31", "#8b4513", "#2f4b7c", "#b8860b", "#a05195"),
+_METHOD_COLORS = {STOCK: "#8a919a", OURS: "#d55e00", "prompt-lookup": "#0072b2"}
+_COLORS = (  # of other methods, and of the stages of a step
+    *("#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7a5195", "#b8860b", "#8b4513"),
+    *("#2f4b7c", "#488f31", "#a05195", "#57606a"),
 )
-_STAGE_COLORS = {
-    "prepare": "#7a5195",
-    "prefill": "#57606a",
-    "forward": "#0072b2",
-    "draft": "#d55e00",
-    "layout": "#e69f00",
-    "verify": "#009e73",
-    "commit": "#cc79a7",
-    "learn": "#56b4e9",
-    "plain": "#8b4513",
-    "decoding": "#b6bcc4",
-    "rest": "#d4d8dd",
-}
+_STAGES = ("prepare", "prefill", *STAGES, "decoding", "rest")
+_FIXED = {"forward": "#0072b2", "decoding": "#b6bcc4", "rest": "#d4d8dd"}
 _MOST_ACCEPTED = 12  # Steps that accept more are counted with these.
 _STYLE = {  # Names are drawn as shapes, so that every viewer shows them alike.
     "svg.fonttype": "path",
@@ -115,7 +92,6 @@ def pictures(summary: Summary, record: Record) -> list[Picture]:
         _widths_and_tokens(summary, colors),
         _accepted(answers, colors),
         _cost(summary),
-        _widths(answers, colors),
         _stages(answers, names),
         _sources(answers, colors),
     ]
@@ -123,10 +99,9 @@ def pictures(summary: Summary, record: Record) -> list[Picture]:
 
 
 def method_colors(names: Iterable[str]) -> dict[str, str]:
-    """The same colour for a method in every report; others take what is left."""
-    known = {name: _METHOD_COLORS[name] for name in names if name in _METHOD_COLORS}
-    more = cycle(color for color in _MORE_COLORS if color not in known.values())
-    return {name: known.get(name) or next(more) for name in names}
+    """Those that most reports have keep their colour; others take what is left, in their order."""
+    more = cycle(_COLORS)
+    return {name: _METHOD_COLORS.get(name) or next(more) for name in names}
 
 
 def _bars(on: Axes, frame: pd.DataFrame, colors: Colors, **more: Any) -> None:
@@ -225,34 +200,8 @@ def _cost(summary: Summary) -> Picture | None:
         f"{1000 * curve.seconds(1):.3g} ms. A width pays where it brings more tokens than this."
     )
     axes = {"x": "queries of the forward", "y": "time (plain steps)", "note": note}
-    colors = {"a forward": _METHOD_COLORS["selfspec"]}
+    colors = {"a forward": _METHOD_COLORS[OURS]}
     return lines("What a forward costs by its width", {"a forward": points}, colors, **axes)
-
-
-def _widths(answers: pd.DataFrame, colors: Colors) -> Picture | None:
-    found = {name: pooled(answers, name, "widths") for name in colors}
-    found = {name: widths for name, widths in found.items() if widths}
-    if not found:
-        return None
-    bins = _bins(max(max(widths) for widths in found.values()))
-    frame = pd.DataFrame(
-        {
-            name: [
-                100 * sum(n for w, n in widths.items() if low <= w <= high) / widths.total()
-                for low, high in bins
-            ]
-            for name, widths in found.items()
-        },
-        index=[str(high) if low == high else f"{low} to {high}" for low, high in bins],
-    )
-    axes = {"x": "nodes of the tree, the root included", "y": "share of the steps (%)"}
-    return drawn("The widths that were chosen", lambda on: _bars(on, frame, colors), **axes)
-
-
-def _bins(widest: int) -> list[tuple[int, int]]:
-    """1, 2, 3 to 4, 5 to 8, and so on, up to the widest."""
-    ends = [2**power for power in range((widest - 1).bit_length() + 1)]
-    return [(low + 1, high) for low, high in zip([0, *ends], ends, strict=False)]
 
 
 def _stages(answers: pd.DataFrame, names: Sequence[str]) -> Picture | None:
@@ -264,10 +213,10 @@ def _stages(answers: pd.DataFrame, names: Sequence[str]) -> Picture | None:
     if not found:
         return None
     frame = pd.DataFrame(found).T.fillna(0)
-    known = [stage for stage in _STAGE_COLORS if stage in frame]
-    frame = frame[[*known, *(stage for stage in frame if stage not in known)]]
-    more = cycle(c for c in _MORE_COLORS if c not in {_STAGE_COLORS[stage] for stage in known})
-    colors = [_STAGE_COLORS.get(stage) or next(more) for stage in frame]
+    known = [stage for stage in _STAGES if stage in frame]
+    frame = frame[[*(stage for stage in frame if stage not in known), *known]]
+    more = cycle(_COLORS)
+    colors = [_FIXED.get(stage) or next(more) for stage in frame]
 
     def draw(on: Axes) -> None:
         frame.plot.barh(ax=on, stacked=True, color=colors, width=0.7, legend=False)

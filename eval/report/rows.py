@@ -134,3 +134,13 @@ def read_record(source: Path) -> Record:
         except (KeyError, TypeError) as error:
             raise EvalError(f"{path} must be the rows of a run (got {text[:60]!r})") from error
     return record
+
+
+def read_answers(source: Path) -> Record:
+    """The same of a run that has answers."""
+    record = read_record(source)
+    if not record.runs or not record.answers:
+        raise EvalError(
+            f"{source} must be the --output of a run, with answers in {ROWS} (got none)"
+        )
+    return record

@@ -79,22 +79,6 @@ def stages_table(summary: Mapping[str, Any]) -> Table | None:
     return Table("A step by stage, ms", ["stage", *counted], rows, " ".join(told))
 
 
-def host_table(found: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> Table:
-    """What the CPU does in a step, by the tree's width; its share by the forward's milliseconds."""
-    first = {width: next(iter(by_forward.values())) for width, by_forward in found.items()}
-    stages = dict.fromkeys(stage for each in first.values() for stage in each["stage_ms"])
-    rows = [
-        [stage, *(f"{each['stage_ms'].get(stage, 0.0):.3f}" for each in first.values())]
-        for stage in stages
-    ]
-    rows.append(["not hidden", *(f"{each['beside_ms']:.3f}" for each in first.values())])
-    for forward in next(iter(found.values())):
-        shares = (_percent(by_forward[forward]["share"]) for by_forward in found.values())
-        rows.append([f"beside {forward} ms", *shares])
-    note = "Shares are of the forward. What a driver takes to start kernels is not in them."
-    return Table("The CPU's part of a step, ms", ["nodes", *map(str, found)], rows, note)
-
-
 def _share(figures: Mapping[str, Any], stage: str) -> str:
     ms, total = figures["stage_ms"].get(stage, 0.0), sum(figures["stage_ms"].values())
     return f"{ms:.3f} ({_percent(ms / total if total else None)})"

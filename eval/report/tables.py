@@ -11,8 +11,6 @@ from eval.report.statistics import OVERALL
 from eval.report.table import NONE, Table
 
 _EVEN = 0.01  # differences of 1 % are none
-_QUARTILES = "{speed_up[q1]:.2f} to {speed_up[q3]:.2f}"
-_ROUNDS = "{least:.2f} to {most:.2f}"  # of the rounds' totals
 _METHODS = {
     "method": "{name}",
     "speed-up": "{speed_up[total]:.2f}x",
@@ -29,18 +27,13 @@ _STEPS = {
     "tokens": "{num_new_tokens}",
     "ms a token": "{ms_per_token:n}",
     "speed-up": "{speed_up[total]:.2f}x",
-    "mean": "{speed_up[mean]:.2f}x",
     "median": "{speed_up[median]:.2f}x",
-    "quartiles": _QUARTILES,
-    "rounds": _ROUNDS,
-    "min": "{speed_up[min]:.2f}x",
-    "max": "{speed_up[max]:.2f}x",
+    "quartiles": "{speed_up[q1]:.2f} to {speed_up[q3]:.2f}",
+    "rounds": "{least:.2f} to {most:.2f}",  # of the rounds' totals
     "prompt": "{prefill_speed_up[total]:.2f}x",
     "answer": "{decode_speed_up[total]:.2f}x",
     "by drafts": "{drafting_speed_up[total]:.2f}x",
-    "answer, ms a token": "{decode_ms_per_token:n}",
     "tokens per step": "{steps}",
-    "tokens a query": "{per_query:n}",
     "forwards": "{ways}",
     "copies, MB": "{copies!m:.1f}",
     "LUTs, MB": "{tables!m:.1f}",
@@ -120,12 +113,12 @@ def steps_table(summary: Summary) -> Table:
     ]
     absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
     note = (
-        "Speed-up: stock's seconds over the method's, prompts and all; mean, median, quartiles, "
-        "min and max of single questions. Rounds: the totals of single rounds, from the least to "
-        "the most. Prompt and answer: the same of the time up to the end of the prompt's forward, "
-        "and of all behind it. By drafts: over forward-only's seconds in place of stock's, so no "
-        "faster forward is in it. Tokens a query: 1 for plain decoding. Forwards: how they were "
-        "run when an answer ended, by answers. Largest gap: by how many steps of the dtype stock "
+        "Speed-up: stock's seconds over the method's, prompts and all; median and quartiles of "
+        "single questions (summary.json has their mean, least and most too). Rounds: the totals of "
+        "single rounds, from the least to the most. Prompt and answer: the same of the time up to "
+        "the end of the prompt's forward, and of all behind it. By drafts: over forward-only's "
+        "seconds in place of stock's, so no faster forward is in it. Forwards: how they were run "
+        "when an answer ended, by answers. Largest gap: by how many steps of the dtype stock "
         "preferred its own token, where a text parts."
     )
     return Table.of("By task, in detail", _STEPS, rows, " ".join([note, *absent])).telling()
@@ -145,7 +138,6 @@ def _overall(summary: Summary) -> list[dict[str, Any]]:
 def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     """What rows show of a method."""
     totals, failed = figures["speed_up_by_round"], figures["num_failed"]
-    queries = figures["queries_per_step"]
     return {
         **figures,
         "name": name,
@@ -154,7 +146,6 @@ def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         "least": min(totals, default=None),
         "most": max(totals, default=None),
         "steps": _cell(figures, "tokens_per_step"),
-        "per_query": figures["tokens_per_step"] / queries if queries else None,
         "same": _verdicts(name, figures),
         "ways": ", ".join(f"{n} {way}" for way, n in figures["forwards"].items()) or None,
         "copies": figures["packed_bytes"] or None,

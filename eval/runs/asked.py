@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from eval.benches.registry import Slice
+from eval.benches.questions import Slice
 from eval.errors import EvalError
 from eval.methods.studies import Variant
 from eval.options import check_at_least, drafting_knobs

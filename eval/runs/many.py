@@ -45,56 +45,9 @@ class Answered(NamedTuple):
     spec: SelfSpec | None
 
 
-def _stock(many: Many, _spec: SelfSpec) -> _Answers:
-    return _in_batches(many, {})
-
-
-def _drafted(many: Many, spec: SelfSpec) -> _Answers:
-    return _in_batches(many, {"custom_generate": partial(spec, streamer=None)})
-
-
-def _arrival(many: Many, spec: SelfSpec) -> _Answers:
-    return _with_rows(many, spec, ArrivalOrder())
-
-
-def _shortest(many: Many, spec: SelfSpec) -> _Answers:
-    return _with_rows(many, spec, ShortestFirst())
-
-
-def _plain_rows(many: Many, spec: SelfSpec) -> _Answers:
-    plain = SelfSpec(spec.config, max_nodes=1)
-    return _with_rows(many, plain, ShortestFirst())
-
-
-def _paged(many: Many, _spec: SelfSpec) -> _Answers:
-    """transformers' own rows that come and go; all its answers come at the end.
-
-    Of the arguments of `generate()` it takes the most new tokens alone.
-    """
-    config = copy.deepcopy(many.model.generation_config)
-    config.do_sample = False
-    inputs = [list(ids) for ids in many.prompts]
-    outputs = many.model.generate_batch(
-        inputs, generation_config=config, max_new_tokens=many.max_new_tokens
-    )
-    for name, output in outputs.items():
-        yield int(name.removeprefix("req_")), list(output.generated_tokens)
-
-
-WAYS: dict[str, Callable[[Many, SelfSpec], _Answers]] = {
-    "stock": _stock,
-    "drafted": _drafted,
-    "arrival": _arrival,
-    "shortest": _shortest,
-    "rows alone": _plain_rows,
-    "generate_batch": _paged,
-}
-DEFAULTS = ("stock", "drafted", "rows alone", "arrival", "shortest")
-
-
 def answered(way: str, many: Many) -> Answered:
     """Answers all prompts one way, with nothing learned before."""
-    spec = SelfSpec(**many.knobs)
+    spec = SelfSpec(**{**many.knobs, **({"max_nodes": 1} if way == _PLAIN else {})})
     texts: list[list[int]] = [[] for _ in many.prompts]
     ends = [0.0] * len(texts)
     start = perf_counter()
@@ -103,23 +56,9 @@ def answered(way: str, many: Many) -> Answered:
     return Answered(texts, ends, spec if spec.total_stats.num_calls else None)
 
 
-def _with_rows(many: Many, spec: SelfSpec, scheduler: Scheduler) -> _Answers:
-    for answer in generate_many(
-        many.model,
-        many.tokenizer,
-        many.prompts,
-        assistant=spec,
-        max_rows=many.max_rows,
-        max_memory=many.max_tokens and many.max_tokens * kv_bytes_per_token(many.model),
-        scheduler=scheduler,
-        max_new_tokens=many.max_new_tokens,
-        do_sample=False,
-    ):
-        yield answer.index, answer.ids
-
-
-def _in_batches(many: Many, extra: dict[str, Any]) -> _Answers:
+def _in_batches(many: Many, spec: SelfSpec, *, drafts: bool) -> _Answers:
     """Prompts of similar lengths together, padded on the left; a batch waits for its longest."""
+    extra = {"custom_generate": partial(spec, streamer=None)} if drafts else {}
     for batch in _batches(many):
         prompts = padded_for(many.model, [many.prompts[index] for index in batch])
         output = many.model.generate(
@@ -143,3 +82,47 @@ def _batches(many: Many) -> Iterator[list[int]]:
             batch = []
         batch.append(index)
     yield batch
+
+
+def _with_rows(many: Many, spec: SelfSpec, *, scheduler: type[Scheduler]) -> _Answers:
+    """Rows that come and go."""
+    for answer in generate_many(
+        many.model,
+        many.tokenizer,
+        many.prompts,
+        assistant=spec,
+        max_rows=many.max_rows,
+        max_memory=many.max_tokens and many.max_tokens * kv_bytes_per_token(many.model),
+        scheduler=scheduler(),
+        max_new_tokens=many.max_new_tokens,
+        do_sample=False,
+    ):
+        yield answer.index, answer.ids
+
+
+def _paged(many: Many, _spec: SelfSpec) -> _Answers:
+    """transformers' own rows that come and go; all its answers come at the end.
+
+    Of the arguments of `generate()` it takes the most new tokens alone.
+    """
+    config = copy.deepcopy(many.model.generation_config)
+    config.do_sample = False
+    outputs = many.model.generate_batch(
+        [list(ids) for ids in many.prompts],
+        generation_config=config,
+        max_new_tokens=many.max_new_tokens,
+    )
+    for name, output in outputs.items():
+        yield int(name.removeprefix("req_")), list(output.generated_tokens)
+
+
+_PLAIN = "rows alone"
+WAYS: dict[str, Callable[[Many, SelfSpec], _Answers]] = {
+    "stock": partial(_in_batches, drafts=False),
+    "drafted": partial(_in_batches, drafts=True),
+    "arrival": partial(_with_rows, scheduler=ArrivalOrder),
+    "shortest": partial(_with_rows, scheduler=ShortestFirst),
+    _PLAIN: partial(_with_rows, scheduler=ShortestFirst),
+    "generate_batch": _paged,
+}
+DEFAULTS = ("stock", "drafted", _PLAIN, "arrival", "shortest")

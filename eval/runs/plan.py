@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eval.benches.questions import Question
-from eval.benches.registry import Loaded, limited, select, spread
+from eval.benches.questions import Question, limited, select, spread
+from eval.benches.registry import Loaded
 from eval.errors import EvalError
 from eval.report.rows import Key
 from eval.runs.asked import Asked

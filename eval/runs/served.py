@@ -51,28 +51,34 @@ class Served(NamedTuple):
     url: str
     pid: int
 
-    def stats(self) -> dict[str, Any]:
-        """What selfspec's own server has counted."""
-        with urllib.request.urlopen(f"{self.url}/selfspec/stats", timeout=_PATIENCE) as answer:
-            return dict(json.load(answer))
-
-    def ask(self, prompt: str, max_new_tokens: int) -> Reply:
-        """Asks for a greedy answer, streamed."""
+    def ask(self, prompt: str, max_new_tokens: int, *, leaves: bool = False) -> Reply | None:
+        """Asks for a greedy answer, streamed; None if the client leaves after its first text."""
         start, first, parts = perf_counter(), None, []
-        stream = self.client.chat.completions.create(
-            model=self.model,
-            messages=[{"role": "user", "content": prompt}],
-            max_tokens=max_new_tokens,
-            temperature=0,
-            stream=True,
-        )
-        for chunk in stream:
-            text = chunk.choices[0].delta.content if chunk.choices else None
-            if text:
-                first = perf_counter() - start if first is None else first
-                parts.append(text)
+        asked = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_new_tokens}
+        create = self.client.chat.completions.create
+        with create(model=self.model, temperature=0, stream=True, **asked) as stream:
+            for chunk in stream:
+                text = chunk.choices[0].delta.content if chunk.choices else None
+                if text:
+                    first = perf_counter() - start if first is None else first
+                    parts.append(text)
+                    if leaves:
+                        return None
         end = perf_counter() - start
         return Reply("".join(parts), end if first is None else first, end)
+
+    def left_behind(self) -> int | None:
+        """How many texts selfspec's server still writes, after a moment; None of another one."""
+        if _PROGRAMS[self.name][0] is not _SELFSPEC:
+            return None
+        left = 0
+        for _ in range(50):
+            with urllib.request.urlopen(f"{self.url}/selfspec/stats", timeout=_PATIENCE) as answer:
+                stats = json.load(answer)["server"]
+            if not (left := int(stats["num_running"] + stats["num_waiting"])):
+                break
+            sleep(0.1)
+        return left
 
 
 def arguments_of(knobs: Mapping[str, Any]) -> list[str]:

@@ -4,11 +4,12 @@ The text stands for the model: at each token it says what comes next, and nothin
 likely. So tables learn from the text's own tokens alone, where a model would teach them its top-K
 behind every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
 than with the model; what a knob or a source does to them is what it is for. The same rows and
-knobs give the same figures on every machine.
+knobs give the same figures on every machine. A `Clock` says what each step would have taken.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,9 +22,13 @@ from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord, sequence
 from selfspec.cache import load_cache
+from selfspec.cost import Budget, FixedBudget, Took
 from selfspec.draft.memory import Memory
 from selfspec.records import DraftTree, TopK
 from selfspec.verify.walk import walk
+
+# Seconds of a step beside its forward: of each step, to look for drafts, and for each node.
+_STEP, _LOOKING, _NODE = 0.3e-3, 0.2e-3, 0.04e-3
 
 
 class Text(NamedTuple):
@@ -32,6 +37,29 @@ class Text(NamedTuple):
     task: str
     prompt_ids: list[int]
     output_ids: list[int]
+
+
+class Clock:
+    """Moves as steps take their time: a forward takes that of its width, with noise."""
+
+    def __init__(self, seconds: Mapping[int, float], noise: float = 0.0, seed: int = 0) -> None:
+        self.now = 0.0
+        self._widths, self._seconds = list(seconds), list(seconds.values())
+        self._noise, self._dice = noise, random.Random(seed)
+
+    @property
+    def plain(self) -> float:
+        """The seconds of a plain step, without noise."""
+        return self._seconds[0] + _STEP
+
+    def look(self) -> None:
+        self.now += _LOOKING
+
+    def run(self, width: int) -> None:
+        """Moves by a forward of that width, and by the work around it."""
+        forward = float(np.interp(width, self._widths, self._seconds))
+        self.now += self._dice.lognormvariate(0, self._noise) * forward
+        self.now += _STEP + _NODE * (width - 1)
 
 
 def recorded_texts(record: Record) -> list[Text]:
@@ -47,13 +75,18 @@ def recorded_texts(record: Record) -> list[Text]:
     return texts
 
 
+def vocab_size(texts: Sequence[Text]) -> int:
+    """Of the smallest vocabulary that has all ids of the texts."""
+    return 1 + max(max([*text.prompt_ids, *text.output_ids]) for text in texts)
+
+
 def simulated(
     config: SpecConfig, texts: Sequence[Text], cache: str | None = None
 ) -> dict[str, GenerationStats]:
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all texts."""
     contents = None if cache is None else load_cache(cache)
     spec = SelfSpec(config) if contents is None else SelfSpec.from_contents(contents, config=config)
-    num_ids = max(_num_ids(texts), 0 if contents is None else contents.count_ids())
+    num_ids = max(vocab_size(texts), 0 if contents is None else contents.count_ids())
     by_task: dict[str, GenerationStats] = {}
     for text in texts:
         stats = replay(text, spec.memory(num_ids).for_request(config.learning), config)
@@ -65,17 +98,24 @@ def replays_table(found: Mapping[int, Mapping[str, GenerationStats]]) -> Table:
     """A row for each width, a column for each task."""
     tasks = list(next(iter(found.values())))
     rows = [
-        [
-            str(width),
-            *(f"{s.tokens_per_step:.2f} ({s.nodes_per_step:.0f})" for s in by_task.values()),
-        ]
-        for width, by_task in found.items()
+        [str(width), *(f"{s.tokens_per_step:.2f} ({s.nodes_per_step:.0f})" for s in tasks.values())]
+        for width, tasks in found.items()
     ]
     return Table("Tokens per step (nodes), replayed", ["nodes", *tasks], rows)
 
 
-def replay(text: Text, memory: Memory, config: SpecConfig) -> GenerationStats:
-    """One text, drafted for and verified step by step; its first token is the prompt's own."""
+def replay(
+    text: Text,
+    memory: Memory,
+    config: SpecConfig,
+    budget: Budget | None = None,
+    clock: Clock | None = None,
+) -> GenerationStats:
+    """One text, drafted for and verified step by step; its first token is the prompt's own.
+
+    Trees are as wide as the budget says by the clock; None: all that they may, in no time.
+    """
+    budget, clock = budget or FixedBudget(), clock or Clock({1: 0.0})
     stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
     length = len(text.prompt_ids) + len(text.output_ids)
     prompt = torch.tensor([text.prompt_ids])
@@ -84,17 +124,19 @@ def replay(text: Text, memory: Memory, config: SpecConfig) -> GenerationStats:
     so_far = [-1, *text.prompt_ids]
     _teach(memory, so_far)
     _learn(memory, row, so_far, _verified(DraftTree.of_root(row.last_token), text.output_ids[:1]))
-    while left := text.output_ids[len(so_far) - 1 - len(text.prompt_ids) :]:
-        tree = row.grower.grow(row.last_token, config.max_nodes, row.max_depth)
+    while left := text.output_ids[row.num_new :]:
+        step, start = budget.step(config.max_nodes), clock.now
+        if step.max_nodes > 1:
+            clock.look()
+        tree = row.grower.grow(row.last_token, step.max_nodes, row.max_depth, step.search())
+        step.fit([tree])
+        drafted = clock.now
+        clock.run(len(tree))
         record = _verified(tree, left)
         stats.count_step(record)
         _learn(memory, row, so_far, record)
+        step.observe(Took(len(tree), drafted - start, clock.now - drafted), [record])
     return stats
-
-
-def _num_ids(texts: Sequence[Text]) -> int:
-    """Of the smallest vocabulary that has all ids of the texts."""
-    return 1 + max(max([*text.prompt_ids, *text.output_ids]) for text in texts)
 
 
 def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
@@ -112,8 +154,6 @@ def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
 def _learn(memory: Memory, row: sequence.Sequence, so_far: list[int], record: StepRecord) -> None:
     """What the engine lets learn, and the text so far grows by the committed tokens."""
     _teach(memory, [*so_far[-2:], *record.committed_ids])
-    if memory.learns:
-        memory.calibration.observe(record)
     row.new_ids += record.committed_ids
     row.observe(record)
     so_far += record.committed_ids

@@ -1,10 +1,12 @@
-"""One layer's attention over a tree: masked whole, in two parts, and entry by entry.
+"""One layer's attention over a tree: on one unit under one mask or in two parts, and on two units.
 
-Four ways that give the same: stock's masked attention, which copies keys that heads share; ours
-under one mask, without copies; ours in two parts, joined by their log-sum-exp; and the same with
-the tree computed as a naive sparse product, one entry of the ancestors' mask after the other. They
-run in turns over several layers' keys, so that no keys stay in a CPU's cache; times are medians.
-Ghidorah's figure 10(b) compares its sparse product with a dense mask and with a naive product.
+In two parts, every node sees the whole committed text, so this part needs no mask, and torch's fast
+kernel computes it for all nodes at once. The tree has few keys, which a small product asks under
+the mask of ancestors. The two are joined by their log-sum-exp.
+
+Ghidorah's figure 10(b) compares its sparse product with a dense mask and with a naive product; its
+figure 10(a) compares attention whose parts are one for each unit with attention whose boundary was
+found by trying.
 """
 
 from __future__ import annotations
@@ -18,90 +20,195 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eval.models.shapes import GrownShape
 from eval.report.table import Table
-from eval.units.layer import tree_parents
-from eval.units.ways import seconds_of
+from eval.units.unit import Pair, Unit, seconds_of
 from selfspec.compat.kernels import attention_and_sums
-from selfspec.papers.ghidorah import Parts, in_two_parts
+from selfspec.papers.ghidorah import Parts, Tensors, in_two_parts
 from selfspec.run.layout import ancestors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NUM_LAYERS = 4
+_NUM_LAYERS = 4  # So that no keys stay in a CPU's cache.
+_EIGHTHS = range(4, 9)
 
 
-class Case(NamedTuple):
-    """What is timed: the sizes and the dtype."""
+class Whole(NamedTuple):
+    """The same keys and values in parts, and side by side."""
 
-    columns: int
-    width: int
-    dtype: str
-
-
-def timed_attention(
-    shape: GrownShape, case: Case, device: torch.device, rounds: int
-) -> dict[str, Any]:
-    """The median milliseconds of each way, and how far the others are from stock's outcome."""
-    with torch.inference_mode():
-        layers = [_layer(shape, case, device, seed) for seed in range(_NUM_LAYERS)]
-        return case._asdict() | _timed(layers, case.width, rounds)
+    parts: Parts
+    text_and_tree: Tensors
 
 
-def _layer(shape: GrownShape, case: Case, device: torch.device, seed: int) -> Parts:
-    """Random queries of joined heads, keys and values, and the mask of a tree."""
-    generator, dtype = torch.Generator().manual_seed(seed), DTYPES[case.dtype]
-    kv_heads, dim = shape.num_key_value_heads, shape.head_dim
-    group = shape.num_attention_heads // kv_heads
+def random_parts(
+    shape: GrownShape, columns: int, mask: torch.Tensor, *where: Any, seed: int = 0
+) -> Whole:
+    """Random queries, keys and values, on a device and in a dtype."""
+    generator, heads = torch.Generator().manual_seed(seed), shape.num_key_value_heads
+    group, width = shape.num_attention_heads // heads, mask.shape[-1]
 
     def drawn(number: int) -> torch.Tensor:
-        return torch.randn(1, kv_heads, number, dim, generator=generator).to(device, dtype)
+        return torch.randn(1, heads, number, shape.head_dim, generator=generator).to(*where)
 
-    sees = torch.from_numpy(ancestors([tree_parents(case.width)], case.width).copy())
-    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)
-    query, key, value = map(drawn, (group * case.width, *2 * [case.columns + case.width]))
-    rows = mask[None].repeat(1, 1, group, 1).to(device)
-    return Parts(query, key, value, rows, scale=dim**-0.5)
+    whole = [drawn(columns + width) for _ in range(2)]
+    text, tree = zip(*(each.split([columns, width], dim=2) for each in whole), strict=True)
+    rows = mask.repeat(1, 1, group, 1).to(*where)
+    return Whole(Parts(drawn(group * width), text, tree, rows), whole)
 
 
-def _timed(layers: Sequence[Parts], width: int, rounds: int) -> dict[str, float]:
-    ways = _ways(layers[0], width)
-    first, *others = [way(layers[0]).float() for way in ways.values()]
-    difference = max(float((first - other).abs().max()) for other in others)
-    waiting = {name: partial(_number, way) for name, way in ways.items()}
-    seconds = seconds_of(waiting, layers, rounds)
-    return {name: round(1000 * each, 4) for name, each in seconds.items()} | {
-        "difference": difference
+def tree_mask(parents: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Additive (1, 1, W, W): a node sees itself and those above it."""
+    sees = torch.from_numpy(ancestors([parents], len(parents)).copy())
+    return torch.zeros(sees.shape, dtype=dtype).masked_fill(~sees, torch.finfo(dtype).min)[None]
+
+
+def joined(first: Tensors, second: Tensors) -> Tensors:
+    """Both parts of attention, weighted by their log-sum-exp, and the log-sum-exp of both."""
+    weight = torch.sigmoid(first[1] - second[1])[..., None]
+    return torch.lerp(second[0], first[0], weight), torch.logaddexp(first[1], second[1])
+
+
+def _of_tree(parts: Parts) -> Tensors:
+    """The tree's part. In half precision a rounded score would be off by more than kernels are."""
+    scores = parts.query.float() @ parts.tree[0].float().mT * parts.scale + parts.mask
+    return scores.softmax(-1) @ parts.tree[1].float(), scores.logsumexp(-1)
+
+
+class OnTwoUnits:
+    """The first unit has the text up to `boundary`, the second one the tree and the text's end.
+
+    None: all of the text. A unit that is `alone` does both parts.
+    """
+
+    def __init__(
+        self, text: Tensors, units: Pair, boundary: int | None = None, alone: Unit | None = None
+    ) -> None:
+        self._units, self._alone = units, alone
+        self._device = (alone or units.first).device
+        self._front = [each[:, :, :boundary].to(self._device) for each in text]
+        end = [] if boundary is None else [each[:, :, boundary:] for each in text]
+        self._end = end if end and end[0].shape[2] else []
+
+    def __call__(self, parts: Parts) -> torch.Tensor:
+        """The outcome (1, H, N, D), on the CPU."""
+        if self._alone is None:
+            both = self._units.run(lambda: self._dense(parts), lambda: self._sparse(parts))
+            return joined(*both)[0]
+        first, second = (
+            (lambda: joined(self._dense(parts), self._sparse(parts)))
+            if unit is self._alone
+            else None
+            for unit in self._units
+        )
+        ((outcome, _),) = self._units.run(first, second)
+        return outcome  # type: ignore[no-any-return]
+
+    def _dense(self, parts: Parts) -> Tensors:
+        found = attention_and_sums(parts.query.to(self._device), *self._front, parts.scale)
+        return [tensor.cpu() for tensor in found]
+
+    def _sparse(self, parts: Parts) -> Tensors:
+        tree = _of_tree(parts)
+        if not self._end:
+            return tree
+        return joined(attention_and_sums(parts.query, *self._end, parts.scale), tree)
+
+
+def timed_boundaries(
+    shape: GrownShape, units: Pair, parents: list[int], columns: int, rounds: int
+) -> dict[str, Any]:
+    """Milliseconds with all of the text on the first unit, and with eighths of it."""
+    parts, _ = random_parts(shape, columns, tree_mask(parents))
+    ways: dict[str, Callable[..., torch.Tensor]] = {
+        f"{n}/8": OnTwoUnits(parts.text, units, columns * n // 8) for n in _EIGHTHS
+    }
+    shared = list(ways)
+    ways["alone"] = OnTwoUnits(parts.text, units, alone=units.first)
+    expected = ways["alone"](parts)
+    wrong = max(float((way(parts) - expected).abs().max()) for way in ways.values())
+    times = {n: round(1000 * each, 3) for n, each in seconds_of(ways, [parts], rounds).items()}
+    best = min(shared, key=times.__getitem__)
+    return {
+        "columns": columns,
+        "width": len(parents),
+        "alone": times["alone"],
+        "static": times["8/8"],
+        "dynamic": times[best],
+        "boundary": best,
+        "static_over_dynamic": times["8/8"] / times[best],
+        "difference": wrong / float(expected.abs().max()),
     }
 
 
-def _ways(parts: Parts, width: int) -> dict[str, Callable[[Parts], torch.Tensor]]:
-    """All ways, with the masks that every layer of a forward shares made beforehand."""
-    group = parts.query.shape[2] // width
-    whole_mask = pad(parts.mask, (parts.num_open, 0))
-    one_mask = whole_mask[:, :, :width].contiguous()
-    entries = (parts.mask[0, 0] == 0).nonzero().unbind(1)
-
-    def stock(parts: Parts) -> torch.Tensor:
-        heads = parts.query.reshape(1, -1, width, parts.query.shape[-1])
-        key, value = (states.repeat_interleave(group, dim=1) for states in parts[1:3])
-        attended = scaled_dot_product_attention(heads, key, value, one_mask, scale=parts.scale)
-        return attended.reshape(parts.query.shape)
-
-    def masked(parts: Parts) -> torch.Tensor:
-        return scaled_dot_product_attention(*parts[:3], whole_mask, scale=parts.scale)
-
-    def naive(parts: Parts) -> torch.Tensor:
-        return _by_entries(parts, *entries)
-
-    return {"stock": stock, "masked": masked, "two_parts": in_two_parts, "naive": naive}
+_BOUNDARY = {
+    "committed": "{columns}",
+    "nodes": "{width}",
+    "first unit alone, ms": "{alone:.1f}",
+    "static, ms": "{static:.1f}",
+    "dynamic, ms": "{dynamic:.1f}",
+    "first unit's text": "{boundary}",
+    "static / dynamic": "{static_over_dynamic:.2f}",
+    "difference": "{difference:.0e}",
+}
 
 
-def _by_entries(parts: Parts, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Two parts, where the tree's products are made for each entry of its mask by itself."""
-    front = parts.num_open
-    text, score = attention_and_sums(
-        parts.query, parts.key[:, :, :front], parts.value[:, :, :front], parts.scale
+def boundary_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """What `timed_boundaries` found, for any number of contexts."""
+    note = (
+        "One layer's attention. Static: the first unit has the text, the second one the tree. "
+        "Dynamic: the second one also has the end of the text, by the best of five boundaries."
     )
+    return Table.of("Attention on two units", _BOUNDARY, rows, note)
+
+
+def timed_attention(
+    shape: GrownShape, parents: list[int], columns: int, dtype: str, device: Any, rounds: int
+) -> dict[str, Any]:
+    """The median milliseconds of each way, and how far the others are from stock's outcome.
+
+    Stock's masked attention copies keys that heads share; ours under one mask does not; ours in two
+    parts; and the same with the tree as a naive sparse product, one entry of the mask after the
+    other.
+    """
+    mask, where = tree_mask(parents, DTYPES[dtype]), (device, DTYPES[dtype])
+    layers = [random_parts(shape, columns, mask, *where, seed=n) for n in range(_NUM_LAYERS)]
+    whole_mask = pad(layers[0].parts.mask, (columns, 0))  # As every layer of a forward shares it.
+    entries = (layers[0].parts.mask[0, 0] == 0).nonzero().unbind(1)
+    ways: dict[str, Callable[[Whole], torch.Tensor]] = {
+        "stock": partial(_stock, mask=whole_mask[:, :, : len(parents)].contiguous()),
+        "masked": partial(_masked, mask=whole_mask),
+        "two_parts": lambda layer: in_two_parts(layer.parts),
+        "naive": partial(_by_entries, rows=entries[0], columns=entries[1]),
+    }
+    first, *others = [way(layers[0]).float() for way in ways.values()]
+    waiting = {name: partial(_number, way) for name, way in ways.items()}
+    times = {n: round(1000 * each, 4) for n, each in seconds_of(waiting, layers, rounds).items()}
+    return {
+        **{"columns": columns, "width": len(parents), "dtype": dtype, **times},
+        "masked_over_two": times["masked"] / times["two_parts"],
+        "naive_over_two": times["naive"] / times["two_parts"],
+        "difference": max(float((first - other).abs().max()) for other in others),
+    }
+
+
+def _stock(layer: Whole, mask: torch.Tensor) -> torch.Tensor:
+    parts, states = layer
+    width = mask.shape[2]
+    heads = parts.query.reshape(1, -1, width, parts.query.shape[-1])
+    group = heads.shape[1] // parts.query.shape[1]
+    key, value = (each.repeat_interleave(group, dim=1) for each in states)
+    attended = scaled_dot_product_attention(heads, key, value, mask, scale=parts.scale)
+    return attended.reshape(parts.query.shape)
+
+
+def _masked(layer: Whole, mask: torch.Tensor) -> torch.Tensor:
+    parts, states = layer
+    return scaled_dot_product_attention(parts.query, *states, mask, scale=parts.scale)
+
+
+def _by_entries(layer: Whole, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Two parts, where the tree's products are made for each entry of its mask by itself."""
+    parts, _ = layer
+    text, score = attention_and_sums(parts.query, *parts.text, parts.scale)
     queries = parts.query.float().index_select(2, rows)
-    keys, values = (states[:, :, front:].float().index_select(2, columns) for states in parts[1:3])
+    keys, values = (states.float().index_select(2, columns) for states in parts.tree)
     scores = (queries * keys).sum(-1) * parts.scale  # (B, H, entries)
     indices = rows.expand_as(scores)
     highest = score.scatter_reduce(2, indices, scores, "amax")
@@ -112,26 +219,29 @@ def _by_entries(parts: Parts, rows: torch.Tensor, columns: torch.Tensor) -> torc
     return (outcome / total[..., None]).to(parts.query.dtype)
 
 
-def _number(way: Callable[[Parts], torch.Tensor], parts: Parts) -> float:
+def _number(way: Callable[[Whole], torch.Tensor], layer: Whole) -> float:
     """Of what a way gives: reading it waits for the device."""
-    return way(parts)[0, 0, 0, 0].item()
+    return way(layer)[0, 0, 0, 0].item()
+
+
+_ATTENTION = {
+    "committed": "{columns}",
+    "nodes": "{width}",
+    "dtype": "{dtype}",
+    "stock, ms": "{stock:.2f}",
+    "masked, ms": "{masked:.2f}",
+    "two parts, ms": "{two_parts:.2f}",
+    "naive sparse, ms": "{naive:.2f}",
+    "masked / two parts": "{masked_over_two:.2f}",
+    "naive / two parts": "{naive_over_two:.2f}",
+    "difference": "{difference:.0e}",
+}
 
 
 def attention_table(rows: Sequence[dict[str, Any]]) -> Table:
     """A row for each case, with the paper's figures below."""
-    head = ["committed", "nodes", "dtype", "stock, ms", "masked, ms", "two parts, ms"]
-    head += ["naive sparse, ms", "masked / two parts", "naive / two parts", "difference"]
-    cells = [
-        [
-            *(str(row[name]) for name in Case._fields),
-            *(f"{row[name]:.2f}" for name in ("stock", "masked", "two_parts", "naive")),
-            *(f"{row[name] / row['two_parts']:.2f}" for name in ("masked", "naive")),
-            f"{row['difference']:.0e}",
-        ]
-        for row in rows
-    ]
     note = (
         "Ghidorah, figure 10(b), for its own sparse product on ARM: 1.90 times as fast as a dense "
         "mask, 3.49 times as fast as a naive sparse product."
     )
-    return Table("Attention of one layer over a tree", head, cells, note)
+    return Table.of("Attention of one layer over a tree", _ATTENTION, rows, note)

@@ -1,16 +1,13 @@
 """A decoder layer over the nodes of a tree, whose work two units share.
 
-Linear layers are split by columns of their outcome. The first unit attends to the committed text,
-which needs no mask, the second one to the tree, and to the end of the text if a boundary says so;
-the parts are joined by their log-sum-exp. `ByRows` is the way of Megatron-LM: every second linear
-layer is split by rows, and what both units give is added. A layer of random weights has no
-positions: rotating them takes no time beside the products.
+Linear layers are split by columns of their outcome, and attention as `OnTwoUnits` does it.
+`ByRows` is the way of Megatron-LM: every second linear layer is split by rows, and what both units
+give is added.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,24 +15,14 @@ import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from eval.models.shapes import GrownShape
+from eval.units.attention import OnTwoUnits
 from eval.units.unit import Pair, Task, Unit
-from selfspec.compat.kernels import attention_and_sums
-from selfspec.run.layout import ancestors
+from selfspec.papers.ghidorah import Parts, Tensors
 
-KINDS = ("qkv", "out", "gate_up", "down")  # the linear layers; a share is found for each
+KINDS = ("qkv", "out", "gate_up", "down")  # The linear layers; a share is found for each.
 _STEP = 16  # A share is rounded to so many columns.
-
-Tensors = Sequence[torch.Tensor]
-
-
-def tree_parents(width: int) -> list[int]:
-    """The parents of a tree of so many nodes: each hangs on one of the three nodes before it.
-
-    >>> tree_parents(8)
-    [-1, 0, 1, 0, 2, 4, 4, 5]
-    """
-    chance = random.Random(0)
-    return [-1, *(chance.randrange(max(0, node - 3), node) for node in range(1, width))]
+_ROUNDS = 10
+_REFINEMENTS = 2  # Times depend on the split itself, so a found split is profiled again.
 
 
 @dataclass(frozen=True)
@@ -44,30 +31,10 @@ class Layer:
 
     shape: GrownShape
     weights: Mapping[str, tuple[torch.Tensor, ...]]  # by kind: matrices (columns, inputs)
-    text: tuple[torch.Tensor, torch.Tensor]  # (1, heads of keys, columns, D)
+    text: Tensors  # Keys and values, (1, heads of keys, columns, D).
     mask: torch.Tensor  # (1, 1, group * W, W): additive
-    rotation: tuple[torch.Tensor, torch.Tensor] | None = None  # cosines and sines, (W, D)
-    eps: float = 1e-6  # of the norms
-
-    @classmethod
-    def random(cls, shape: GrownShape, num_columns: int, width: int) -> Layer:
-        """Weights that keep the size of what they multiply."""
-        generator = torch.Generator().manual_seed(0)
-        hidden, inner, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
-        heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
-
-        def matrix(columns: int, inputs: int) -> torch.Tensor:
-            return torch.randn(columns, inputs, generator=generator) / inputs**0.5
-
-        weights = {
-            "qkv": (matrix((heads + 2 * kv_heads) * dim, hidden),),
-            "out": (matrix(hidden, heads * dim),),
-            "gate_up": (matrix(inner, hidden), matrix(inner, hidden)),
-            "down": (matrix(hidden, inner),),
-        }
-        text = torch.randn(2, 1, kv_heads, num_columns, dim, generator=generator)
-        mask = tree_mask(width).repeat(1, 1, heads // kv_heads, 1)
-        return cls(shape, weights, (text[0], text[1]), mask)
+    rotation: Tensors  # Cosines and sines, (W, D).
+    eps: float  # of the norms
 
     def part(self, heads: slice, inner: slice) -> Layer:
         """The layer with these heads of keys, what belongs to them, and that much of the MLP."""
@@ -88,36 +55,31 @@ class Layer:
                 "gate_up": tuple(matrix[inner] for matrix in self.weights["gate_up"]),
                 "down": (self.weights["down"][0][:, inner].contiguous(),),
             },
-            text=(self.text[0][:, heads], self.text[1][:, heads]),
+            text=[part[:, heads] for part in self.text],
         )
 
-    def heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries joined by the head of keys that they share, keys and values: (1, H, N, D)."""
+    def parts(self, qkv: torch.Tensor) -> Parts:
+        """What attention asks, from the outcome of the first linear layer (W, columns)."""
         shape, width = self.shape, len(qkv)
         heads = qkv.view(width, -1, shape.head_dim).transpose(0, 1)[None]
         kv_heads = shape.num_key_value_heads
         query, key, value = heads.split([shape.num_attention_heads, kv_heads, kv_heads], dim=1)
-        if self.rotation is not None:
-            query, key = (_rotated(each, *self.rotation) for each in (query, key))
-        return query.reshape(1, kv_heads, -1, shape.head_dim), key, value
+        query, key = (_rotated(each, *self.rotation) for each in (query, key))
+        joined = query.reshape(1, kv_heads, -1, shape.head_dim)
+        return Parts(joined, self.text, (key, value), self.mask)
 
     def rows(self, outcome: torch.Tensor, width: int) -> torch.Tensor:
         """Joined heads as rows again: (W, heads * D)."""
         heads = outcome.reshape(self.shape.num_attention_heads, width, -1)
         return heads.transpose(0, 1).reshape(width, -1)
 
-    def plain(self, x: torch.Tensor) -> torch.Tensor:
-        """What the layer gives (W, hidden), by masked attention and whole matrices."""
-        x = x + self.attend(x)
-        return x + self.mlp(x)
-
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        """What attention adds, by these heads."""
+        """What attention adds, by these heads, under one mask."""
         (qkv,), (out,) = self.weights["qkv"], self.weights["out"]
-        query, *tree = self.heads(linear(self.normed(x), qkv))
-        key, value = (torch.cat(both, dim=2) for both in zip(self.text, tree, strict=True))
+        parts = self.parts(linear(self.normed(x), qkv))
+        key, value = (torch.cat(both, dim=2) for both in zip(parts.text, parts.tree, strict=True))
         mask = pad(self.mask, (self.text[0].shape[2], 0))
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        attended = scaled_dot_product_attention(parts.query, key, value, attn_mask=mask)
         return linear(self.rows(attended, len(x)), out)
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
@@ -152,30 +114,29 @@ class _Piece(NamedTuple):
         return first.cpu()
 
 
+def pieces(matrices: Tensors, units: Pair, share: float) -> tuple[_Piece, _Piece]:
+    """The first columns for the first unit, and the others for the second one."""
+    number = round(share * len(matrices[0]) / _STEP) * _STEP
+    first, second = zip(*(matrix.tensor_split([number]) for matrix in matrices), strict=True)
+    return _Piece.on(units.first, first), _Piece.on(units.second, second)
+
+
 class Shared:
-    """A layer whose work two units share; `shares` says how much of each kind the first one has.
+    """A layer whose work two units share; `shares` says how much of each kind the first one has."""
 
-    The second unit attends to the tree and to the text from the column `boundary` on; None: the
-    first one attends to all of the text.
-    """
-
-    def __init__(
-        self, layer: Layer, units: Pair, shares: Mapping[str, float], boundary: int | None = None
-    ) -> None:
+    def __init__(self, layer: Layer, units: Pair, shares: Mapping[str, float]) -> None:
         self._layer = layer
         self._units = units
         self._pieces = {kind: pieces(layer.weights[kind], units, shares[kind]) for kind in KINDS}
-        # A unit that has no column of any layer takes no part in attention either.
-        self._alone = {1.0: units.first, 0.0: units.second}.get(sum(shares.values()) / len(KINDS))
-        self._dense_device = (self._alone or units.first).device
-        self._text = [part[:, :, :boundary].to(self._dense_device) for part in layer.text]
-        rest = [] if boundary is None else [part[:, :, boundary:] for part in layer.text]
-        self._rest = rest if rest and rest[0].shape[2] else []
+        # A unit that has every column of all layers has attention to itself, too.
+        alone = units.first if set(shares.values()) == {1.0} else None
+        self._attend = OnTwoUnits(layer.text, units, alone=alone)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer gives (W, hidden)."""
-        qkv = self._linear("qkv", self._layer.normed(x))
-        x = x + self._linear("out", self._layer.rows(self.attended(qkv), len(x)))
+        parts = self._layer.parts(self._linear("qkv", self._layer.normed(x)))
+        attended = self._layer.rows(self._attend(parts), len(x))
+        x = x + self._linear("out", attended)
         return x + self._linear("down", self._linear("gate_up", self._layer.normed(x)))
 
     def tasks(self, kind: str, x: torch.Tensor) -> tuple[Task | None, Task | None]:
@@ -185,31 +146,6 @@ class Shared:
 
     def _linear(self, kind: str, x: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._units.run(*self.tasks(kind, x)), dim=-1)
-
-    def attended(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Attention alone, from what `qkv` gave: joined heads."""
-        query, key, value = self._layer.heads(qkv)
-        scale = query.shape[-1] ** -0.5
-
-        def dense() -> Tensors:
-            found = attention_and_sums(query.to(self._dense_device), *self._text, scale)
-            return [tensor.cpu() for tensor in found]
-
-        def sparse() -> Tensors:
-            scores = query @ key.mT * scale + self._layer.mask
-            tree = scores.softmax(-1) @ value, scores.logsumexp(-1)
-            return (
-                _joined(attention_and_sums(query, *self._rest, scale), tree) if self._rest else tree
-            )
-
-        def both() -> Tensors:
-            return _joined(dense(), sparse())
-
-        if self._alone is None:
-            return _joined(*self._units.run(dense, sparse))[0]
-        first, second = (both if unit is self._alone else None for unit in self._units)
-        ((outcome, _),) = self._units.run(first, second)
-        return outcome  # type: ignore[no-any-return]
 
 
 class ByRows:
@@ -237,26 +173,35 @@ class ByRows:
         return y + sum(self._units.run(lambda: first.mlp(y), lambda: second.mlp(y)))
 
 
-def tree_mask(width: int) -> torch.Tensor:
-    """Additive (1, 1, W, W): a node of `tree_parents` sees itself and those above it."""
-    sees = torch.from_numpy(ancestors([tree_parents(width)], width).copy())
-    return torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[None]
+def profiled(layer: Layer, units: Pair, width: int) -> dict[str, float]:
+    """The share of each linear layer at which both units should end at the same time.
+
+    A unit is slower while the other one works, since they share memory and its bus. Ghidorah
+    therefore profiles each unit under this contention, and so does this.
+    """
+    shares = dict.fromkeys(KINDS, 0.5)
+    for _ in range(_REFINEMENTS):
+        shared = Shared(layer, units, shares)
+        for kind in KINDS:
+            x = torch.ones(width, layer.weights[kind][0].shape[1])
+            first, second = shared.tasks(kind, x)
+            if first is not None and second is not None:  # None: too slow to get a column.
+                seconds = units.seconds_together(first, second, _ROUNDS)
+                shares[kind] = _balanced(shares[kind], *seconds)
+    return shares
+
+
+def _balanced(share: float, first_seconds: float, second_seconds: float) -> float:
+    """The share at which both would take equally long, at the speeds that they just had.
+
+    >>> _balanced(0.5, 1.0, 3.0)
+    0.75
+    """
+    first, second = share / first_seconds, (1 - share) / second_seconds
+    return first / (first + second)
 
 
 def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Heads (1, H, W, D) turned to their positions, as Llama does it."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cosines + torch.cat((-second, first), dim=-1) * sines
-
-
-def _joined(first: Tensors, second: Tensors) -> Tensors:
-    """Both parts of attention, weighted by their log-sum-exp, and the log-sum-exp of both."""
-    weight = torch.sigmoid(first[1] - second[1])[..., None]
-    return torch.lerp(second[0], first[0], weight), torch.logaddexp(first[1], second[1])
-
-
-def pieces(matrices: Tensors, units: Pair, share: float) -> tuple[_Piece, _Piece]:
-    """The first columns for the first unit, and the others for the second one."""
-    number = round(share * len(matrices[0]) / _STEP) * _STEP
-    first, second = zip(*(matrix.tensor_split([number]) for matrix in matrices), strict=True)
-    return _Piece.on(units.first, first), _Piece.on(units.second, second)

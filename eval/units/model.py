@@ -1,12 +1,15 @@
-"""A whole Llama over the nodes of a tree, whose work two units share.
+"""A whole Llama over the nodes of a tree, whose work two units share: Ghidorah's figure 9.
 
-All decoder layers and the output head are shared; the embeddings and the norms are computed where
-the thread is that asks. The text in front of the tree is a prompt that the model has read.
+It compares sequential decoding, a tree on one unit, a tree on two units that are split by rows, and
+one on two units that are split by columns. All decoder layers and the output head are shared; the
+embeddings and the norms are computed where the thread is that asks. The text in front of the tree
+is a prompt that the model has read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +17,15 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from eval.models.shapes import GrownShape
-from eval.units.layer import KINDS, ByRows, Layer, Shared, pieces, tree_mask, tree_parents
-from eval.units.unit import Pair
+from eval.report.table import NONE, Table
+from eval.units.attention import tree_mask
+from eval.units.layer import KINDS, ByRows, Layer, Shared, pieces, profiled
+from eval.units.unit import Pair, seconds_of
 from selfspec.compat.generation import KV
 
+# Tokens a step by the width of the check: Ghidorah's table I, MT-bench.
+REPORTED = {1: 1.0, 2: 1.72, 4: 2.28, 8: 2.59, 16: 2.93, 32: 3.19, 64: 3.34}
+_WAYS = ("one unit", "by rows", "by columns")
 _Part = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -30,26 +38,20 @@ class Read(NamedTuple):
     logits: torch.Tensor  # (W, V): of the model itself
 
     @classmethod
-    def of(cls, model: Any, prompt_ids: torch.Tensor, width: int) -> Read:
+    def of(cls, model: Any, prompt_ids: torch.Tensor, parents: list[int]) -> Read:
         """Reads a prompt (1, L) and takes the tree's tokens from its beginning."""
         inner, config, length = model.model, model.config, prompt_ids.shape[1]
         cache = DynamicCache(config=config)
         model(input_ids=prompt_ids, **{KV: cache}, logits_to_keep=1)
         texts = [(layer.keys, layer.values) for layer in cache.layers]
-        ids = prompt_ids[:, torch.arange(width) % length]
-        positions = torch.tensor([[length + depth for depth in _depths(tree_parents(width))]])
+        ids = prompt_ids[:, torch.arange(len(parents)) % length]
+        positions = torch.tensor([[length + depth for depth in _depths(parents)]])
         nodes = inner.embed_tokens(ids)
-        rotation = inner.rotary_emb(nodes, positions)
-        mask, group = tree_mask(width), config.num_attention_heads // config.num_key_value_heads
+        rotation = [each[0] for each in inner.rotary_emb(nodes, positions)]
+        mask, group = tree_mask(parents), config.num_attention_heads // config.num_key_value_heads
+        of_all = (mask.repeat(1, 1, group, 1), rotation, config.rms_norm_eps)
         layers = [
-            Layer(
-                _shape(config),
-                _weights(layer),
-                text,
-                mask.repeat(1, 1, group, 1),
-                (rotation[0][0], rotation[1][0]),
-                config.rms_norm_eps,
-            )
+            Layer(_shape(config), _weights(layer), text, *of_all)
             for layer, text in zip(inner.layers, texts, strict=True)
         ]
         logits = model(
@@ -62,7 +64,7 @@ class Read(NamedTuple):
 
 
 class SharedModel:
-    """The layers and the head, shared by `way`: by columns, by rows, or by one unit alone."""
+    """The layers and the head, shared by `way`; the head by `share`."""
 
     def __init__(
         self, read: Read, units: Pair, way: Callable[[Layer], _Part], share: float
@@ -79,15 +81,58 @@ class SharedModel:
         x = self._normed(x)
         return torch.cat(self._units.run(*(piece.task(x) for piece in self._head)), dim=-1)
 
-    @classmethod
-    def by_columns(cls, read: Read, units: Pair, shares: dict[str, float]) -> SharedModel:
-        """Ghidorah's way; the head is shared as the widest matrices are."""
-        return cls(read, units, lambda layer: Shared(layer, units, shares), shares["gate_up"])
 
-    @classmethod
-    def by_rows(cls, read: Read, units: Pair, share: float) -> SharedModel:
-        """Megatron-LM's way."""
-        return cls(read, units, lambda layer: ByRows(layer, units, share), share)
+def timed_widths(
+    model: Any, prompt_ids: torch.Tensor, units: Pair, trees: Sequence[list[int]], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """A row for each tree, that of sequential decoding first: milliseconds of a forward."""
+    for parents in ([-1], *trees):
+        read = Read.of(model, prompt_ids, parents)
+        ways = _ways(read, units, len(parents))
+        largest = read.logits.abs().max()
+        wrong = max(float((way(read.nodes) - read.logits).abs().max()) for way in ways.values())
+        seconds = seconds_of(ways, [read.nodes], rounds)
+        times = {name: round(1000 * each, 2) for name, each in seconds.items()}
+        yield {"width": len(parents), "ms": times, "difference": wrong / float(largest)}
+
+
+def _ways(read: Read, units: Pair, width: int) -> dict[str, _Part]:
+    """The head is shared as the widest matrices are."""
+
+    def by_columns(shares: dict[str, float]) -> SharedModel:
+        return SharedModel(
+            read, units, lambda layer: Shared(layer, units, shares), shares["gate_up"]
+        )
+
+    alone = by_columns(dict.fromkeys(KINDS, 1.0))
+    if width == 1:
+        return {_WAYS[0]: alone}
+    shares = profiled(read.layers[len(read.layers) // 2], units, width)
+    share = mean(shares.values())
+    by_rows = SharedModel(read, units, lambda layer: ByRows(layer, units, share), share)
+    return dict(zip(_WAYS, (alone, by_rows, by_columns(shares)), strict=True))
+
+
+def widths_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Milliseconds, and with the paper's tokens a step the speed-up over sequential decoding."""
+    plain = rows[0]["ms"][_WAYS[0]]
+    cells = []
+    for row in rows:
+        if (tokens := REPORTED.get(row["width"])) is not None:
+            times = [row["ms"].get(way) for way in _WAYS]
+            cells.append(
+                [str(row["width"]), f"{tokens:.2f}"]
+                + [f"{ms:.0f}" if ms else NONE for ms in times]
+                + [f"{tokens * plain / ms:.2f}" if ms else NONE for ms in times]
+                + [f"{row['difference']:.0e}"]
+            )
+    head = ["nodes", "tokens, table I", *(f"{way}, ms" for way in _WAYS)]
+    head += [*(f"{way}, speed-up" for way in _WAYS), "difference"]
+    note = (
+        "A whole model. The speed-up is over one node on the first unit, with the tokens a step of "
+        "Ghidorah's table I. The difference is that of the logits from the model's own."
+    )
+    return Table("Widths on one unit and on two", head, cells, note)
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
@@ -99,14 +144,9 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 def _shape(config: Any) -> GrownShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return GrownShape(
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        intermediate_size=config.intermediate_size,
-        head_dim=head_dim,
-    )
+    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
+    sizes = {name: getattr(config, name) for name in (*names, "intermediate_size")}
+    return GrownShape(**sizes, head_dim=head_dim)
 
 
 def _weights(layer: Any) -> dict[str, tuple[torch.Tensor, ...]]:

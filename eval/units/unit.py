@@ -10,18 +10,20 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
-from statistics import mean
+from statistics import mean, median
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from eval.errors import EvalError
+from eval.methods.names import rotated
 
 Task = Callable[[], Any]
+_WARM_UP = 2  # Rounds that don't count.
 
 
 class Unit:
@@ -78,29 +80,21 @@ class Pair(NamedTuple):
                 raise result
         return results
 
-    def seconds_alone(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
-        """The mean time of each unit's task while the other unit has nothing to do.
+    def seconds_together(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
+        """The mean time of each unit's task while the other unit repeats its own.
 
         A core that is shared with another process gets turns of some milliseconds, so a short task
         takes either no turn of others or a whole one, and only the mean tells its speed.
         """
-
-        def timed(task: Task) -> list[float]:
-            return [_timed(task) for _ in range(rounds)]
-
-        (one,) = self.run(lambda: timed(first), None)
-        (other,) = self.run(None, lambda: timed(second))
-        return mean(one), mean(other)
-
-    def seconds_together(self, first: Task, second: Task, rounds: int) -> tuple[float, float]:
-        """The mean time of each unit's task while the other unit repeats its own."""
         times: tuple[list[float], list[float]] = ([], [])
         is_over = threading.Event()
 
         def repeated(index: int, task: Task) -> None:
             try:
                 while not is_over.is_set() and min(map(len, times)) < rounds:
-                    times[index].append(_timed(task))
+                    start = perf_counter()
+                    task()  # Tasks leave their results on the CPU, so a GPU is done too.
+                    times[index].append(perf_counter() - start)
             finally:  # If this task failed, the other unit must not wait for its times.
                 is_over.set()
 
@@ -108,11 +102,18 @@ class Pair(NamedTuple):
         return mean(times[0]), mean(times[1])
 
 
-def _timed(task: Task) -> float:
-    """Tasks leave their results on the CPU, so a GPU is done when they return."""
-    start = perf_counter()
-    task()
-    return perf_counter() - start
+def seconds_of(
+    ways: Mapping[str, Callable[[Any], object]], inputs: Sequence[Any], rounds: int
+) -> dict[str, float]:
+    """The median time of each way; which one begins changes from round to round, as the input."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(_WARM_UP + rounds):
+        for name in rotated(list(ways), turn):
+            start = perf_counter()
+            ways[name](inputs[turn % len(inputs)])
+            if turn >= _WARM_UP:
+                times[name].append(perf_counter() - start)
+    return {name: median(each) for name, each in times.items()}
 
 
 def cores_for(kind: str) -> tuple[set[int], set[int]]:

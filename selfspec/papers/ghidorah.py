@@ -33,6 +33,7 @@ from selfspec.records import StepRecord
 
 __all__ = ["Accuracies", "Parts", "best_tree", "best_width", "in_two_parts", "method"]
 
+Tensors = Sequence[torch.Tensor]
 Path = tuple[int, ...]  # The ranks that lead to a node: (0, 2) is the third candidate of the first.
 # The rates of the candidates behind a node, by rank; none where a tree may not be deeper.
 Rates = Callable[[Path], Sequence[float]]
@@ -144,15 +145,14 @@ class Parts(NamedTuple):
     """What one layer asks; heads that share keys are joined into one with more queries."""
 
     query: torch.Tensor  # (B, H, N, D)
-    key: torch.Tensor  # (B, H, columns, D)
-    value: torch.Tensor
-    mask: torch.Tensor  # (B, 1, N, nodes): additive, over the last columns; the others are open
-    scale: float
+    text: Tensors  # The committed text's keys and values, (B, H, columns, D) each.
+    tree: Tensors  # Those of the tree, (B, H, nodes, D).
+    mask: torch.Tensor  # (B, 1, N, nodes): additive, over the tree
 
     @property
-    def num_open(self) -> int:
-        """How many columns every query sees."""
-        return self.key.shape[2] - self.mask.shape[-1]
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return float(self.query.shape[-1] ** -0.5)
 
 
 def in_two_parts(parts: Parts) -> torch.Tensor:
@@ -161,15 +161,12 @@ def in_two_parts(parts: Parts) -> torch.Tensor:
     The dense part needs no mask, so torch's fast kernel computes it. Beside the tree's keys, the
     committed text is one more key: its score is that part's log-sum-exp, its value the outcome.
     """
-    front = parts.num_open
-    text, score = attention_and_sums(
-        parts.query, parts.key[:, :, :front], parts.value[:, :, :front], parts.scale
-    )
+    text, score = attention_and_sums(parts.query, *parts.text, parts.scale)
     # In half precision a rounded score would be off by more than torch's own kernels are.
-    nodes = parts.query.float() @ parts.key[:, :, front:].float().mT
+    nodes = parts.query.float() @ parts.tree[0].float().mT
     scores = torch.cat([nodes * parts.scale + parts.mask, score[..., None]], dim=-1)
     weights = scores.softmax(dim=-1)
-    tree = weights[..., :-1] @ parts.value[:, :, front:].float()
+    tree = weights[..., :-1] @ parts.tree[1].float()
     return torch.addcmul(tree, text.float(), weights[..., -1:]).to(parts.query.dtype)
 
 

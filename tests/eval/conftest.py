@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eval.benches import registry
 from eval.command import main
 
 TASKS = ("writing", "qa", "translation")
@@ -20,15 +18,6 @@ TASKS = ("writing", "qa", "translation")
 def _no_user_folder(tmp_path_factory, monkeypatch):
     """Cost curves go to a folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("home")))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _library_read_once() -> Iterator[None]:
-    """To cut questions from the whole library takes seconds."""
-    made = functools.cache(registry._MADE_HERE["code-stdlib"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(registry._MADE_HERE, "code-stdlib", made)
-        yield
 
 
 @pytest.fixture

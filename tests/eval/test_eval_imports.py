@@ -25,7 +25,7 @@ ALLOWED = {
     "report": {"errors", "methods"},
     "options": {"errors", "methods"},
     "edge": {"errors"},
-    "units": {"errors", "models", "report"},
+    "units": {"errors", "methods", "models", "report"},
     "runs": {"benches", "errors", "methods", "models", "options", "report"},
 }
 COMMANDS = {path.stem for path in ROOT.glob("[!_]*.py")} - set(ALLOWED)

@@ -14,6 +14,7 @@ REFUSED = [
     ("bench_step", ASKED + " --methods selfspec", "--methods must include 'stock'"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
     ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
+    ("run", RUN + "--bench random", "takes no --questions"),
     ("run", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("run", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
     ("run", RUN + "--bench gsm9k", "unknown bench 'gsm9k'; did you mean 'gsm8k'?"),
@@ -27,7 +28,7 @@ REFUSED = [
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--out no/where.html", "--out must be"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),
-    ("budgets", "{questions}", "line 1: must be a recorded text"),
+    ("budgets", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
     ("train_tiny", "--out {out} --steps 1 --seq-len 1", "--seq-len must be 2 to 2048 (got 1)"),
 ]

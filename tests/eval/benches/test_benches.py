@@ -1,17 +1,25 @@
-"""Benches: where questions come from, and what is said of a file that is none."""
+"""Benches: where questions come from, which of them are asked, and what is said of a bad row."""
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from eval.benches.registry import BENCHES, Slice, load_bench, select, spread
-from eval.benches.stdlib import stdlib_questions
+from eval.benches.dialogue import Prompter
+from eval.benches.prompts import load_questions
+from eval.benches.questions import Question, Slice, select, spread
+from eval.benches.random_text import RandomPrompter
+from eval.benches.registry import BENCHES, load_bench
+from eval.benches.stdlib import stdlib_edits, stdlib_questions
 from eval.errors import EvalError
+from tests.conftest import TEMPLATE
+from tests.tiny import make_tokenizer
 
 GOOD = {"question_id": 1, "category": "qa", "turns": ["what?"]}
 
@@ -23,37 +31,25 @@ def write(path: Path, *lines: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "field"),
     [
-        ("{", "line 2: the row: Invalid JSON"),
-        ({**GOOD, "turns": None}, "line 2: turns: .* array"),
-        ({**GOOD, "turns": ["a", " "]}, r"line 2: turns\.1"),
-        ({**GOOD, "category": 3}, "line 2: category: .* string"),
-        ({**GOOD, "question_id": True}, "line 2: question_id"),
-        (GOOD, r"line 2: an id must not come twice \(got 1\)"),
+        ("{", "the row"),
+        ({**GOOD, "turns": None}, "turns"),
+        ({**GOOD, "turns": ["a", " "]}, r"turns\.1"),
+        ({**GOOD, "question_id": True}, "question_id"),
+        (GOOD, "an id must not come twice"),
     ],
 )
-def test_a_malformed_line_is_named_with_its_field(tmp_path, line, message):
+def test_a_malformed_line_is_named_with_its_field(tmp_path, line, field):
     path = write(tmp_path / "question.jsonl", GOOD, line)
-    with pytest.raises(EvalError, match=message):
+    with pytest.raises(EvalError, match=f"line 2: {field}"):
         load_bench("spec-bench", path)
-
-
-def test_spec_bench_files_mt_bench_under_one_task_and_mt_bench_does_not(tmp_path):
-    path = write(tmp_path / "q.jsonl", GOOD, "", {**GOOD, "question_id": 2, "category": "writing"})
-    assert [q.task for q in load_bench("spec-bench", path).questions] == ["qa", "multi-turn"]
-    assert [q.task for q in load_bench("mt-bench", path).questions] == ["qa", "writing"]
 
 
 def test_a_file_of_ones_own_may_leave_out_what_is_not_needed(tmp_path):
     path = write(tmp_path / "mine.jsonl", {"prompt": "one"}, {"turns": ["a", "b"], "category": "x"})
-    bench = load_bench(str(path))
-    assert [(q.id, q.task, q.turns) for q in bench.questions] == [
-        (1, "mine", ("one",)),
-        (2, "x", ("a", "b")),
-    ]
-    with pytest.raises(EvalError, match=r"takes no --questions .* leave it out"):
-        load_bench(str(path), path)
+    found = [(q.id, q.task, q.turns) for q in load_bench(str(path)).questions]
+    assert found == [(1, "mine", ("one",)), (2, "x", ("a", "b"))]
 
 
 ROWS = {
@@ -68,17 +64,14 @@ ROWS = {
 def test_benches_of_the_hub_come_through_datasets_or_a_local_file(tmp_path, monkeypatch, name):
     asked = []
 
-    def load_dataset(*arguments, **more):
-        asked.append((*arguments, more))
+    def load_dataset(*arguments, split):
+        asked.append((*arguments, split))
         return [ROWS[name]]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     fetched = load_bench(name)
-    hub = BENCHES[name].hub
-    assert hub is not None
-    assert asked == [(hub.path, hub.name, {"split": hub.split})]
-    local = load_bench(name, write(tmp_path / "rows.jsonl", ROWS[name]))
-    assert fetched == local
+    assert asked == [BENCHES[name].hub]
+    assert fetched == load_bench(name, write(tmp_path / "rows.jsonl", ROWS[name]))
     assert len(fetched.questions[0].turns) == (2 if name == "mt-bench" else 1)
 
 
@@ -90,6 +83,40 @@ def test_a_limit_is_spread_over_the_tasks_and_a_higher_one_keeps_the_lower(quest
     assert len(ids[None]) == 36
     third = select(all_of_them, Slice(every=5, offset=1, task="qa"))
     assert [question.id for question in third] == [101, 106, 111]
+
+
+def test_the_measuring_set_is_every_tenth_question_of_each_task_but_for_long_ones(questions):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    with questions.open("a") as file:
+        file.write(json.dumps({**GOOD, "question_id": 999, "turns": ["word " * 2000]}) + "\n")
+    options = Namespace(questions=questions, task=None, every=10, offset=0, limit=None)
+    found = [question.id for question, _ in load_questions(options, tokenizer)]
+    assert found == [0, 10, 100, 110, 200, 210]
+
+
+def test_random_prompts_are_the_same_for_a_seed():
+    tokenizer = make_tokenizer()
+    first, second = (Question(n, "random", ("",)) for n in (0, 1))
+    ids = RandomPrompter(tokenizer, 3).prompt_ids(first, [])
+    assert ids == RandomPrompter(tokenizer, 3).prompt_ids(first, ["whatever was said"])
+    assert ids != RandomPrompter(tokenizer, 4).prompt_ids(first, [])
+    assert ids != RandomPrompter(tokenizer, 3).prompt_ids(second, [])
+    assert len(ids) == 200
+    assert not set(ids) & set(tokenizer.all_special_ids)
+
+
+def test_a_chat_template_is_used_where_there_is_one():
+    question, tokenizer = Question(1, "qa", ("first", "second"), "go on:"), make_tokenizer()
+    plain = Prompter(tokenizer)
+    assert tokenizer.decode(plain.prompt_ids(question, [])) == "go on:"
+    assert tokenizer.decode(plain.prompt_ids(question, ["yes"])) == "go on:yes\n\nsecond\n"
+    tokenizer.chat_template = TEMPLATE
+    text = tokenizer.decode(Prompter(tokenizer).prompt_ids(question, ["yes"]))
+    assert text == "<|user|>first<|assistant|>yes<|eos|><|user|>second<|assistant|>"
+    assert Prompter(tokenizer, "plain").format == "plain"
+    with pytest.raises(EvalError, match="prompt format"):
+        Prompter(tokenizer, "x")
 
 
 SOURCE = '''\
@@ -108,23 +135,27 @@ class Queue:
 '''
 
 
-def test_tasks_are_cut_from_documented_functions(tmp_path):
+@pytest.fixture
+def library(tmp_path) -> Path:
     for number in range(6):
         (tmp_path / f"m{number}.py").write_text(SOURCE)
-    found = stdlib_questions(tmp_path, per_task=2)
-    assert [question.task for question in found] == [
-        *["completion"] * 2,
-        *["edit"] * 2,
-        *["docstring"] * 2,
-    ]
-    assert len({question.id for question in found}) == 6
-    completion, edit, docstring = found[0], found[2], found[4]
-    assert completion.plain is not None
+    return tmp_path
+
+
+def test_tasks_are_cut_from_documented_functions(library):
+    completion, edit, docstring = found = stdlib_questions(library, per_task=1)
+    assert [question.task for question in found] == ["completion", "edit", "docstring"]
     assert completion.plain.startswith('def put(self, item, timeout=None):\n    """Put it in.')
     assert completion.plain.endswith("    if timeout is not None:\n")
     assert edit.turns[0].startswith("Rename the parameter timeout to new_timeout.")
-    assert edit.plain is not None
     assert edit.plain.endswith("def put(self, item, new_timeout=None):\n")
     assert "Put it in" not in docstring.turns[0]
-    assert docstring.plain is not None
     assert docstring.plain.endswith('def put(self, item, timeout=None):\n    """')
+
+
+def test_what_comes_of_an_edit_is_code_again(library):
+    rename, insert, delete = stdlib_edits(1, library)
+    assert rename.after == rename.before.replace("timeout", "new_timeout")
+    assert (insert.before, insert.after) == (delete.after, delete.before)
+    assert ast.get_docstring(ast.parse(insert.after).body[0]).startswith("Put it in.")
+    assert ast.get_docstring(ast.parse(insert.before).body[0]) is None

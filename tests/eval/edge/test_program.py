@@ -1,4 +1,4 @@
-"""The paper's equations against slow ones, written out step by step."""
+"""The edge network: the paper's equations against slow ones, and the command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.edge.network import PAIRS, Network
+from eval import edge_network
+from eval.edge.network import PAIRS, Network, new_users, shares_of_band, upload_seconds
 from selfspec.papers.edge_network import (
     Task,
     best_batches,
@@ -22,6 +23,8 @@ from selfspec.papers.edge_network import (
 
 DRAFT, VERIFY = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)
+FEW = Network(num_users=6, output_tokens=(8, 24))
+HERTZ = 20e6
 
 
 def new_tasks(seed: int, number: int) -> list[Task]:
@@ -99,3 +102,25 @@ def test_algorithm_1_is_near_the_best_of_all_splits_and_keeps_to_memory():
     assert not tight.stations.fits(2, 400)
     batches = best_batches(tight.stations, new_tasks(0, 7), 3).batches
     assert all(tight.stations.fits(len(own), own[-1].input_length) for own in batches)
+
+
+def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
+    users = new_users(Network(), seed=3)
+    seconds, shares = shares_of_band(users, HERTZ)
+    assert sum(shares) == pytest.approx(1)
+    for user, share in zip(users, shares, strict=True):
+        assert user.bits / (share * HERTZ * math.log2(1 + user.snr)) == pytest.approx(seconds)
+    assert upload_seconds(users, [1 / len(users)] * len(users), HERTZ) > seconds
+
+
+def test_the_command(figures, monkeypatch, tmp_path):
+    few = tuple(
+        each._replace(values=each.values[:1]) for each in edge_network.FIGURES if each.name == "6"
+    )
+    monkeypatch.setattr(edge_network, "FIGURES", few)
+    monkeypatch.setattr(edge_network, "CLAIMS", ())
+    monkeypatch.setattr(edge_network, "Network", lambda **more: replace(FEW, **more))
+    page = tmp_path / "edge.html"
+    found = figures("edge_network", "--draws", "1", "--out", str(page))
+    assert set(found["figures"]["weights are read"]) == {"6"}
+    assert page.read_text().count("</svg>") == 2

@@ -2,28 +2,66 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from eval.benches.dialogue import Prompter, padded
-from eval.benches.questions import Question
-from eval.errors import EvalError
 from eval.methods.method import Resources
 from eval.methods.published import FIXED_NODES, PUBLISHED, fixed_shape
 from eval.methods.registry import new_method
 from eval.methods.sameness import MAX_ULPS, Verdict, compare
+from eval.methods.switch import SwitchSource
+from eval.methods.timing import timed
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.config import SOURCE_NAMES
+from selfspec.records import TopK
 from tests.caches import contents
-from tests.conftest import TEMPLATE
 from tests.fakes import new_model, prompt, tiny_model
+from tests.recorder import use_recorders
 from tests.tiny import make_tokenizer
 
 ASKED = {"max_new_tokens": 24, "temperature": 0.0, "seed": 0}
+STOCKS_OWN = ("stock", "stock-padded", "prompt-lookup", "forward-only", "selfspec", "assisted")
 
 
 def ids() -> torch.Tensor:
     return prompt()["input_ids"]
+
+
+@pytest.mark.parametrize("name", STOCKS_OWN)
+def test_a_method_answers_as_stock_does_and_its_prompts_forward_is_timed(name):
+    model = new_model()
+    method = new_method(name, Resources(assistant=new_model(num_hidden_layers=1)))
+    assert (method.name, method.refusal(model)) == (name, None)
+    result = timed(model, lambda: method.answer(model, ids(), **ASKED))
+    assert torch.equal(result.output, new_method("stock").answer(model, ids(), **ASKED))
+    assert 0 < result.prefill_seconds < result.seconds
+
+
+def test_forward_only_drafts_nothing():
+    method = new_method("forward-only", Resources(config=SpecConfig(max_nodes=8)))
+    method.answer(tiny_model(), ids(), **ASKED)
+    assert (method.stats.tokens_per_step, method.stats.queries_per_step) == (1, 1)
+    assert method.stats.disabled_reason is None
+
+
+def test_a_call_that_is_timed_is_captured_as_others_are(monkeypatch: pytest.MonkeyPatch):
+    log = use_recorders(monkeypatch)
+    model, method = new_model(), new_method("selfspec")
+    for _ in range(3):
+        timed(model, lambda: method.answer(model, ids(), **ASKED))
+        assert method.stats.forward == "graph"
+    assert "replay" in log
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_static_cache_answers_and_prefill_is_told_apart():
+    model = new_model().to("cuda")
+    static, stock = new_method("stock-static"), new_method("stock")
+    assert static.refusal(model) is None
+    result = timed(model, lambda: stock.answer(model, ids().cuda(), **ASKED))
+    assert torch.equal(static.answer(model, ids().cuda(), **ASKED), result.output)
+    assert 0 < result.prefill_seconds < result.seconds
 
 
 SOURCES = {
@@ -113,30 +151,15 @@ def test_a_published_method_starts_with_the_cache():
         assert steps["prebuilt"] < steps["cold"]
 
 
-QUESTION = Question(1, "qa", ("first", "second"), "go on:")
-
-
-def test_a_chat_template_is_used_where_there_is_one():
-    tokenizer = make_tokenizer()
-    plain = Prompter(tokenizer)
-    assert plain.format == "plain"
-    assert tokenizer.decode(plain.prompt_ids(QUESTION, [])) == "go on:"
-    assert tokenizer.decode(plain.prompt_ids(QUESTION, ["yes"])) == "go on:yes\n\nsecond\n"
-    tokenizer.chat_template = TEMPLATE
-    chat = Prompter(tokenizer)
-    assert chat.format == "chat"
-    text = tokenizer.decode(chat.prompt_ids(QUESTION, ["yes"]))
-    assert text == "<|user|>first<|assistant|>yes<|eos|><|user|>second<|assistant|>"
-    assert Prompter(tokenizer, "plain").format == "plain"
-    with pytest.raises(EvalError, match=r"unknown prompt format 'x'"):
-        Prompter(tokenizer, "x")
-    assert chat.text(tokenizer("yes<|eos|>")["input_ids"]) == "yes"
-
-
-def test_prompts_side_by_side_end_together():
-    ids_, mask = padded([[5], [6, 7, 8]], 0)
-    assert ids_.tolist() == [[0, 0, 5], [6, 7, 8]]
-    assert mask.tolist() == [[0, 0, 1], [1, 1, 1]]
+def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
+    span = [1, 2, 3, 4, 5, 6, 7]
+    source = SwitchSource(2)
+    top = TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
+    source.observe_pairs(np.array([[-1, 5]]), top)
+    long = source.open([*span, 0, *span[:5]], learns=True)
+    assert [(token, kind.source) for token, kind in long.expand(long.root())] == [(6, "match")]
+    short = source.open([*span, 0, 5], learns=True)
+    assert [(token, kind.rank) for token, kind in short.expand(short.root())] == [(9, 1), (8, 2)]
 
 
 def verdict(stock: list[int], other: list[int], *, greedy: bool = True) -> Verdict:

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    LlamaForCausalLM,
-)
+from transformers import LlamaForCausalLM
 
 from eval.models.grown import grow, num_parameters
 from eval.models.shapes import SHAPES, GrowError, GrownShape
@@ -21,14 +19,12 @@ WIDE = GrownShape(
     intermediate_size=224,
     head_dim=16,
 )
-
-
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "num_key_value_heads": 4, "head_dim": 16}
 
 
-def make_source(attention: str | None = None, **changes) -> LlamaForCausalLM:
+def make_source(**changes) -> LlamaForCausalLM:
     """A random Llama whose norm weights aren't all one; leaves the global random stream alone."""
-    model = new_model("llama", attention, **SIZES | changes)
+    model = new_model("llama", None, **SIZES | changes)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for name, weight in model.named_parameters():
@@ -39,28 +35,16 @@ def make_source(attention: str | None = None, **changes) -> LlamaForCausalLM:
     return model
 
 
-def prompt(rows: int = 2, width: int = 12) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(3)
-    return torch.randint(1, VOCAB, (rows, width), generator=generator)
-
-
 @torch.no_grad()
 def logits_of(model: LlamaForCausalLM) -> torch.Tensor:
-    return model(prompt().to(model.device)).logits.float()
-
-
-def greedy(model: LlamaForCausalLM) -> list[list[int]]:
-    ids = prompt()
-    config = {"max_new_tokens": 32, "do_sample": False, "attention_mask": torch.ones_like(ids)}
-    texts = model.generate(ids, **config)[:, ids.shape[1] :].tolist()
-    assert all(len(set(row)) > 8 for row in texts), "worth comparing"
-    return texts
+    generator = torch.Generator().manual_seed(3)
+    return model(torch.randint(1, VOCAB, (2, 12), generator=generator)).logits.float()
 
 
 def assert_same_function(source: LlamaForCausalLM, grown: LlamaForCausalLM) -> None:
     before, after = logits_of(source), logits_of(grown)[..., :VOCAB]
+    assert len(before.argmax(-1).unique()) > 4, "worth comparing"
     assert (before - after).abs().max() < 1e-5 * before.abs().max()
-    assert greedy(source) == greedy(grown)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -70,11 +54,9 @@ def test_a_larger_vocabulary_never_wins(tied):
     before, after = logits_of(model), logits_of(grown)
     assert after.shape[-1] == 4 * VOCAB
     assert len(after[0, -1, VOCAB:].unique()) > VOCAB // 2
-    shift = after[..., :VOCAB] - before  # the same for all rows of a position
+    shift = after[..., :VOCAB] - before  # The same for all rows of a position.
     assert (shift - shift.mean(-1, keepdim=True)).abs().max() < 1e-5 * before.abs().max()
-    assert after[..., VOCAB:].softmax(-1).isfinite().all()
     assert after.softmax(-1)[..., VOCAB:].max() == 0.0
-    assert greedy(model) == greedy(grown)
 
 
 SOURCES = {
@@ -82,11 +64,12 @@ SOURCES = {
     "tied": {"tie_word_embeddings": True},
     "biased": {"attention_bias": True, "mlp_bias": True},
     "large eps": {"rms_norm_eps": 0.1},  # a wrong eps shows
+    "deep": {"num_hidden_layers": 5},
 }
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_same_logits_and_same_greedy_text(source):
+def test_the_same_logits(source):
     model = make_source(**source)
     grown = grow(model, WIDE)
     assert_same_function(model, grown)
@@ -94,8 +77,8 @@ def test_same_logits_and_same_greedy_text(source):
 
 
 def test_a_shape_without_room_for_the_source_is_refused():
-    with pytest.raises(GrowError, match=r"layers must be >= the source's 2 \(got 1"):
-        grow(make_source(), replace(WIDE, num_hidden_layers=1))
+    with pytest.raises(GrowError, match="hidden_size must be"):
+        grow(make_source(), replace(WIDE, hidden_size=48))
 
 
 def test_the_command(told, tmp_path, monkeypatch):
@@ -108,4 +91,4 @@ def test_the_command(told, tmp_path, monkeypatch):
     assert_same_function(*(LlamaForCausalLM.from_pretrained(path).eval() for path in (source, out)))
     status, _, error = told("grow", *options)
     assert (status, error.count("\n")) == (2, 1)
-    assert "out must be a new or an empty folder" in error
+    assert "--out must be a new or an empty folder" in error

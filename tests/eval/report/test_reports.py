@@ -12,14 +12,12 @@ from eval.command import main
 from eval.errors import EvalError
 from eval.report.compare import compared, differences
 from eval.report.pages import markdown
-from eval.report.pictures import _bins, method_colors, pictures
+from eval.report.pictures import pictures
 from eval.report.rows import ROWS, Line, Record, append
-from eval.report.steps import curve_table, stages_table
-from eval.report.summary import brief, summary, trust
-from eval.report.table import Table
+from eval.report.steps import curve_table
+from eval.report.summary import summary
 from eval.report.tables import steps_table
 from eval.runs.asked import Asked
-from eval.runs.progress import answer_line
 
 METHODS = ("stock", "selfspec", "other")
 ASKED = {"max_new_tokens": 8, "temperature": 0.3, "shape": "135m", "knobs": {"top_k": 4}}
@@ -28,13 +26,9 @@ SETTINGS = {
     "dtype": "float32",
     "questions_sha256": "aa",
 }
-ENVIRONMENT = {
-    "selfspec": "1",
-    "torch": "2",
-    "transformers": "5",
-    "python": "3",
+NAMES = ("selfspec", "torch", "transformers", "python", "attention")
+ENVIRONMENT = dict.fromkeys(NAMES, "1") | {
     "machine": "a | b",
-    "attention": "sdpa",
     "threads": 2,
     "git_commit": None,
     "git_dirty": False,
@@ -89,149 +83,57 @@ def record(selfspec: float = 1.0, **settings: Any) -> Record:
     return made
 
 
-def test_the_summary_has_every_figure_and_its_brief_only_a_few():
-    found = summary(record())
-    assert list(found["methods"]) == ["stock", "selfspec", "other"]
-    assert list(found["methods"]["selfspec"]) == ["qa", "<math>", "overall"]
-    overall = found["methods"]["selfspec"]["overall"]
-    assert overall["speed_up"]["total"] == pytest.approx(4 / 3, rel=1e-4)
-    assert (overall["num_same"], overall["num_near_ties"]) == (1, 1)
-    assert found["errors"] == {"other": {"broken <here>": 1}}
-    assert brief(found)["selfspec"] == {
-        "tokens_per_step": overall["tokens_per_step"],
-        "speed_up": overall["speed_up"]["total"],
-        "num_failed": overall["num_failed"],
-    }
-
-
 def test_the_markdown_says_what_was_measured_where_others_win_and_what_failed():
     text = markdown(summary(record(selfspec=1.2)))
     assert text.startswith("# m grown to 135m on b, cold\n")
-    assert "- decoding: T = 0.3, 8 new tokens at most" in text
-    assert "- knobs: top_k = 4" in text
-    assert "; 2 answers of each\n" in text
-    assert "| selfspec | 1.11x |" in text
-    assert "\n\nselfspec ran at 1.11x the speed of stock generate() (" in text
-    assert "1 of 2 + 1 near-ties |" in text
-    assert "- other, 1 answers: broken <here>" in text
-    assert "## Where another method does better" in text
-    assert "- overall, speed-up: other 1.33x, selfspec 1.11x" in text
+    for part in (
+        "- decoding: T = 0.3, 8 new tokens at most",
+        "- knobs: top_k = 4",
+        "; 2 answers of each\n",
+        "| selfspec | 1.11x |",
+        "\n\nselfspec ran at 1.11x the speed of stock generate() (",
+        "1 of 2 + 1 near-ties |",
+        "- other, 1 answers: broken <here>",
+        "- overall, speed-up: other 1.33x, selfspec 1.11x",
+    ):
+        assert part in text
     assert "- <math>, speed-up: stock" not in text
 
 
-def test_a_run_that_was_stopped_says_so():
-    made = record()
-    assert "stopped" not in markdown(summary(made))
-    made.runs[0]["num_asked"] = 5
-    assert "The run was stopped when 2 of 5 questions were answered. self" in markdown(
-        summary(made)
-    )
-    made.runs[0]["num_asked"] = 2
-    assert "stopped" not in markdown(summary(made))
-
-
-def test_who_is_left_out_has_no_row_but_a_reason():
-    made = record()
-    made.runs[0]["left_out"] = {"other": "no GPU <here>"}
-    figures = summary(made)
-    text = markdown(figures)
-    assert "| other |" not in text
-    assert "## Left out\n\n- other: no GPU <here>" in text
-    assert "What failed" not in text
-    assert not [row for row in steps_table(figures).rows if row[1] == "other"]
-
-
 def test_the_table_by_task_has_a_row_for_each_task_and_method():
-    made = record()
-    made.runs[0]["left_out"] = {"absent": "no GPU"}
-    lines = steps_table(summary(made)).markdown().splitlines()
+    lines = steps_table(summary(record())).markdown().splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 2 + 3 * 3
     assert len({row.count("|") for row in rows}) == 1
     cells = [cell.strip() for cell in rows[3].split("|")]
-    assert cells[1:9] == ["qa", "selfspec", "1", "9", "111", "2.00x", "2.00x", "2.00x"]
+    assert cells[1:8] == ["qa", "selfspec", "1", "9", "111", "2.00x", "2.00x"]
     assert cells[-2] == "1 of 1"
     assert rows[7].startswith("| <math> | other | 0 (1 failed) | 0 | – | – |")
-    assert "absent is left out: no GPU." in lines[-1]
-
-
-def test_the_stages_of_a_step_have_shares():
-    made = record()
-    table = stages_table(summary(made))
-    assert table is not None
-    rows = {row[0]: row[1] for row in table.rows}
-    assert table.head == ["stage", "selfspec", "other"]  # stock does not say
-    assert rows["forward"] == "187.500 (98.7%)"
-    assert rows["new stage"] == "2.500 (1.3%)"
-    assert rows["all but the forward"] == "1.3%"
-    assert rows["nodes"] == "10.0"
-    assert rows["prefill, a call"] == "100.000"
-    for line in made.answers.values():
-        line.get("numbers", {}).pop("stage_seconds", None)
-    assert stages_table(summary(made)) is None
 
 
 def test_the_curve_and_its_bound():
     made = record(knobs={"max_nodes": 8})
     made.curve = {"widths": [1, 8, 64], "seconds": [0.01, 0.02, 0.08], "num_columns": 100}
     told = curve_table(summary(made)).markdown()
-    assert "A forward behind 100 tokens" in told
     assert "| plain steps | 1.00 | 2.00 | 8.00 |" in told
     assert "4.00x at width 8 within 8 nodes, 8.00x at width 64 within 64 nodes" in told
-
-
-def test_a_busy_machine_is_told_in_plain_words():
-    assert "--rounds 3 shows how far" in trust({"stock_variation": None})
-    assert trust({"stock_variation": 0.04}).endswith("vary by 4% from round to round.")
-    assert "vary by 35% from round to round: the machine was busy" in trust(
-        {"stock_variation": 0.35}
-    )
-
-
-def test_a_line_for_each_question():
-    parted = ours(1.0, same="different", differs_at=3)
-    stock = answer(7, "stock", "qa", numbers=numbers(2.0))
-    lines = [stock, answer(7, "ours", "qa", numbers=parted)]
-    assert answer_line(lines, ["stock", "ours", "absent"]) == (
-        "qa 7, 9 tokens: stock 222.22 ms a token, ours 111.11 ms a token 2.00x "
-        "(different at token 3)"
-    )
-    assert answer_line([stock, answer(7, "ours", "qa", error="broken")], ["stock", "ours"]) == (
-        "qa 7, 9 tokens: stock 222.22 ms a token, ours FAILED (broken)"
-    )
-
-
-def test_a_cell_never_breaks_its_table():
-    assert Table("t", ["a"], [["x | y"]]).markdown().endswith("| x \\| y |")
 
 
 def test_every_picture_has_a_title_and_names_its_axes():
     made = record()
     drawn = pictures(summary(made), made)
-    assert len(drawn) == 7
     for picture in drawn:
-        root = ElementTree.fromstring(picture.svg)
         # Letters are drawn as shapes; what they say stands in comments, which a parser drops.
-        assert root.tag.endswith("svg")
+        assert ElementTree.fromstring(picture.svg).tag.endswith("svg")
         assert f"<!-- {picture.title} -->" in picture.svg
     said = "".join(picture.svg for picture in drawn)
     for name in ("speed-up over stock (times)", "milliseconds per new token", "time (plain steps)"):
         assert f"<!-- {name} -->" in said
-
-
-def test_where_there_is_nothing_to_draw_there_is_no_picture():
-    made = record()
     for key in [key for key in made.answers if key.method != "stock"]:
         del made.answers[key]
     made.runs[0]["settings"]["methods"] = ["stock"]
     made.curve = None
     assert [each.title for each in pictures(summary(made), made)] == ["Where the time goes"]
-
-
-def test_colours_and_bins():
-    assert _bins(13) == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16)]
-    assert method_colors(["stock"])["stock"] == method_colors(["new", "stock"])["stock"]
-    assert len(set(method_colors(["new", "newer", "stock"]).values())) == 3
 
 
 def test_two_runs_are_compared_question_by_question():
@@ -248,10 +150,10 @@ def test_only_what_both_have_is_compared():
     a, b = record(), record()
     del b.answers[next(key for key in b.answers if key.questions == (2,) and key.method == "stock")]
     assert "| stock | <math> | 0 |" in compared(a, b)
-    with pytest.raises(EvalError, match="must have the same bench"):
+    with pytest.raises(EvalError, match="the same bench"):
         compared(a, record(questions_sha256="bb"))
     b.answers.clear()
-    with pytest.raises(EvalError, match="must share a question"):
+    with pytest.raises(EvalError, match="share a question"):
         compared(a, b)
 
 
@@ -263,7 +165,5 @@ def test_the_commands_read_folders(tmp_path, capsys):
     assert "asked and measured alike" in capsys.readouterr().out
     assert main(["report", str(tmp_path), "--pictures", str(tmp_path / "pictures")]) == 0
     page = (tmp_path / "report.html").read_text()
-    assert page.count("</svg>") == 7
-    assert "<td>&lt;math&gt;</td>" in page or "<th>&lt;math&gt;</th>" in page
+    assert page.count("</svg>") == len(list((tmp_path / "pictures").glob("*.svg"))) == 6
     assert "<math>" not in page.replace("<!-- <math> -->", "")
-    assert (tmp_path / "pictures" / "speed-up-over-stock-by-task.svg").exists()

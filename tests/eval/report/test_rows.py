@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eval.errors import EvalError
 from eval.report.rows import ROWS, Key, append, read_record
-from eval.runs.environment import check_same
 
 
 def answer(question: int | str = 1, **more) -> dict:
@@ -24,7 +22,7 @@ def test_the_later_of_two_lines_with_one_key_counts(tmp_path):
     assert (row.seconds, row.widths, row.accepted_lengths) == (0.5, {16: 3}, {})
 
 
-@pytest.mark.parametrize("num_left", range(1, 40, 6))
+@pytest.mark.parametrize("num_left", [1, 20])
 def test_what_stands_behind_a_torn_line_is_read(tmp_path, num_left):
     path = tmp_path / ROWS
     append(path, [answer(1)])
@@ -32,20 +30,3 @@ def test_what_stands_behind_a_torn_line_is_read(tmp_path, num_left):
     path.write_bytes(whole + whole[:num_left])
     append(path, [answer(2)])
     assert [key.questions for key in read_record(tmp_path).answers] == [(1,), (2,)]
-
-
-def test_what_is_no_row_of_a_run_is_refused(tmp_path):
-    append(tmp_path / ROWS, [{"turns": ["a question"]}])
-    with pytest.raises(EvalError, match=r"rows\.jsonl must be the rows of a run"):
-        read_record(tmp_path)
-
-
-def test_only_a_run_that_was_measured_otherwise_is_refused(tmp_path):
-    settings = {"limit": 3, "rounds": 1, "seed": 0}
-    known = {"settings": settings, "environment": {"torch": "2", "git_commit": "a"}}
-    for name, value in (("limit", 9), ("rounds", 3)):
-        check_same(tmp_path, known, {**known, "settings": {**settings, name: value}})
-    with pytest.raises(EvalError, match="seed must be what it was"):
-        check_same(tmp_path, known, {**known, "settings": {**settings, "seed": 1}})
-    with pytest.raises(EvalError, match="torch must be what it was"):
-        check_same(tmp_path, known, {**known, "environment": {"torch": "3"}})

@@ -12,10 +12,7 @@ from eval.report.statistics import (
     STAGES,
     by_task,
     costs,
-    decoding,
     figures,
-    pooled,
-    ratios,
     variation,
 )
 
@@ -92,47 +89,28 @@ def test_figures_of_known_rows():
     assert qa["prefill_ms"] == 250
     assert qa["decode_ms_per_token"] == pytest.approx(1000 * (4.75 + 19.75) / 18)
     assert (qa["num_same"], qa["num_near_ties"], qa["num_different"]) == (1, 1, 0)
-    assert qa["speed_up"] is not None
     assert qa["speed_up"]["total"] == 30 / 25  # as a user waits: all seconds over all seconds
     assert qa["speed_up"]["mean"] == pytest.approx(1.5)  # of the ratios 2 and 1
     spread = [qa["speed_up"][name] for name in ("min", "q1", "median", "q3", "max")]
     assert spread == pytest.approx([1.0, 1.25, 1.5, 1.75, 2.0])
-    assert qa["decode_speed_up"] is not None
     assert qa["decode_speed_up"]["total"] == pytest.approx((9.75 + 19.75) / (4.75 + 19.75))
 
 
 def test_what_failed_has_no_part_in_a_speed_up():
+    nothing = of([answer(1, "stock", 1.0), answer(1, "ours", None)], "ours")
+    assert nothing["num_failed"] == 1
+    names = ("tokens_per_step", "goodput", "ms_per_token", "speed_up")
+    assert [nothing[name] for name in names] == [None] * 4
     parts = by_task(frame_of(ANSWERS))
     assert list(parts) == ["stock", "ours"]
     assert list(parts["ours"]) == ["qa", "math", "overall"]
     overall = parts["ours"]["overall"]
     assert (overall["num_answers"], overall["num_failed"]) == (3, 1)
-    assert overall["speed_up"] is not None
     assert overall["speed_up"]["num_questions"] == 3
     assert overall["speed_up"]["total"] == 40 / (5 + 20 + 10 / 2)
     assert parts["stock"]["overall"]["speed_up"] is None
     assert parts["stock"]["overall"]["tokens_per_step"] == 1.0
     assert parts["stock"]["overall"]["nodes_per_step"] is None
-
-
-def test_all_that_failed_leaves_nothing_to_say():
-    nothing = of([answer(1, "stock", 1.0), answer(1, "ours", None)], "ours")
-    assert nothing["num_failed"] == 1
-    values = (
-        nothing["tokens_per_step"],
-        nothing["goodput"],
-        nothing["ms_per_token"],
-        nothing["speed_up"],
-    )
-    assert values == (None, None, None, None)
-
-
-def test_one_token_answers_have_no_decoding_to_compare():
-    found = of([answer(1, "stock", 2.0, tokens=1), answer(1, "ours", 1.0, tokens=1)], "ours")
-    assert found["speed_up"] is not None
-    assert found["speed_up"]["total"] == 2.0
-    assert found["decode_speed_up"] is None
-    assert found["decode_ms_per_token"] is None
 
 
 def test_the_time_of_a_step_by_stage_and_what_belongs_to_no_step():
@@ -162,22 +140,8 @@ def test_the_turns_of_a_question_are_added_up():
         answer(2, "ours", None, turn=1),  # so the question is out
     ]
     found = of(answers, "ours")["speed_up"]
-    assert found is not None
     assert (found["num_questions"], found["total"], found["mean"]) == (1, 2.0, 2.0)
     assert list(costs(frame_of(answers), "ours").index) == ["1"]
-
-
-def test_the_interval_holds_the_total_and_narrows_with_questions():
-    def run(number: int) -> list[Line]:
-        slow = [answer(q, "stock", 10.0 + q % 3) for q in range(number)]
-        return slow + [answer(q, "ours", 5.0 + q % 2) for q in range(number)]
-
-    few, many = (of(run(number), "ours")["speed_up"] for number in (8, 200))
-    assert few is not None
-    assert many is not None
-    for each in (few, many):
-        assert each["low"] < each["total"] < each["high"]
-    assert many["high"] - many["low"] < (few["high"] - few["low"]) / 2
 
 
 def test_the_interval_is_the_bootstraps_own():
@@ -185,21 +149,5 @@ def test_the_interval_is_the_bootstraps_own():
     answers = [answer(1, "stock", 10.0), answer(2, "stock", 10.0)]
     answers += [answer(1, "ours", 10.0), answer(2, "ours", 5.0)]
     found = of(answers, "ours")["speed_up"]
-    assert found is not None
     assert (found["low"], found["high"]) == (1.0, 2.0)
     assert math.isclose(found["total"], 20 / 15)
-
-
-def test_no_tokens_no_ratio():
-    nothing = costs(frame_of([answer(1, "stock", 1.0, tokens=1)]), "stock", decoding)
-    assert ratios(nothing, nothing) is None
-
-
-def test_histograms_are_summed_over_a_methods_answers():
-    answers = [
-        answer(1, "ours", 1.0, widths={1: 2, 16: 3}),
-        answer(2, "ours", 1.0, widths={16: 1}),
-        answer(1, "other", 1.0, widths={5: 5}),
-        answer(3, "ours", None),
-    ]
-    assert pooled(frame_of(answers), "ours", "widths") == {1: 2, 16: 4}

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.methods.storages import StorageLog
 from selfspec import ConfigError, load
 from selfspec.compat.generation import kv_of
 from selfspec.run.streamed.budget import (
@@ -22,6 +21,7 @@ from selfspec.run.streamed.budget import (
     kv_bytes,
 )
 from tests.fakes import new_model, prompt
+from tests.storages import StorageLog
 
 
 def sizes(number: int, *, fixed: int = 100) -> Sizes:
