@@ -126,7 +126,7 @@ class Proposer:
         self._news.set()
         return drafts
 
-    def _pays(self, score: float) -> bool:
+    def _pays(self, _tree: DraftTree, score: float) -> bool:
         return score >= self._least_chance
 
     def _found(self, before: Mapping[int, int], token_ids: Ids) -> dict[int, _Session]:
