@@ -25,9 +25,9 @@ from eval.methods.names import STOCK
 from eval.methods.registry import new_method
 from eval.models.shapes import known
 from eval.options import add_drafting, check_at_least, checked_knobs
-from eval.predict import Counts, Task, measure
 from eval.report.table import Table
 from eval.runs.environment import told, where
+from eval.runs.forced import Counts, Task, measure
 from selfspec import SelfSpec, attach
 
 _NUM_PROMPT = 32
@@ -40,10 +40,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 1024,
         "intermediate_size": 3584,
         "layer_types": "llla" * 6,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+        **{"linear_num_key_heads": 16, "linear_num_value_heads": 16},
+        **{"num_attention_heads": 8, "num_key_value_heads": 2},
         "tie_word_embeddings": True,
         "vocab_size": 248_320,
     },
@@ -53,8 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_size": 1536,
         "intermediate_size": 10_240,
         "layer_types": "ccaccaccacacacac",
-        "num_attention_heads": 24,
-        "num_key_value_heads": 8,
+        **{"num_attention_heads": 24, "num_key_value_heads": 8},
         "vocab_size": 65_536,
     },
 }
@@ -68,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
     ours = {name_of(share): SelfSpec(**knobs) for share in options.shares}
     methods: list[Method] = [new_method(STOCK)]
     methods += [SelfSpecMethod(name, spec) for name, spec in ours.items()]
-    counts = measure(model, tasks[1:], methods, warm_up=tasks[:1])
-    found = _told(counts, ours)
+    found = _told(measure(model, tasks[1:], methods, warm_up=tasks[:1]), ours)
     print(_table(found).markdown())
     print(json.dumps(told("hybrid", options, **where(model), methods=found)))
     return 0
