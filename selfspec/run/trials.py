@@ -137,7 +137,7 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     The chain has three drafts of which one is kept. Two more tokens follow it, one by one.
     """
     if bounds_time_steps(model):
-        return "a forward over several tokens bounds the time steps of its states, and plain steps do not"
+        return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
     cache = _prefilled(model, prompt, depth)
     if not can_go_back(cache):
