@@ -118,8 +118,9 @@ def crop_to(kv: Any, length: int, num_behind: int) -> None:
 def _crop_convolutions(layer: Any, num_behind: int) -> None:
     """They know no length, but they hold more columns than their kernel has if they have grown."""
     for index, held in layer.conv_states.items():
-        size, end = layer.conv_kernel_size[index], held.shape[-1] - num_behind
-        if held.shape[-1] > size:
+        size = layer.conv_kernel_size[index]
+        if held is not None and held.shape[-1] > size:
+            end = held.shape[-1] - num_behind
             layer.conv_states[index] = held[..., end - size : end]
 
 
