@@ -136,12 +136,12 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
 
     The chain has three drafts of which one is kept. Two more tokens follow it, one by one.
     """
+    if bounds_time_steps(model):
+        return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
     cache = _prefilled(model, prompt, depth)
     if not can_go_back(cache):
         return "its KV cache can't be cropped"
-    if bounds_time_steps(model):
-        return "a forward over several tokens bounds their time steps, and plain steps do not"
     kwargs = {KV: cache, "use_cache": True}
     if takes(model, "position_ids"):
         kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=device_of(model))[None]

@@ -42,6 +42,8 @@ DRAFTED = NAMES if KV == "cache" else tuple(HYBRID)
 TAKEN_BACK = ("inkling", "lfm2", "lfm2-moe", "lfm3")
 # A state beside attention, in one layer with it, alone, and convolutions alone.
 FEW = ("qwen3-5", "falcon-h1", "mamba2", "lfm2")
+# Their layers with states are those of another family.
+TWINS = ("bailing", "granite-hybrid", "lfm2-moe", "qwen3-5-moe", "qwen3-next")
 
 
 def few(names: Iterable[str]) -> list[Any]:
@@ -111,7 +113,7 @@ def chat(
 
 
 @pytest.mark.parametrize("handed_in", [True, slow(False)], ids=["handed-in", "returned"])
-@pytest.mark.parametrize("name", DRAFTED)
+@pytest.mark.parametrize("name", [slow(name) if name in TWINS else name for name in DRAFTED])
 def test_states_go_on_in_a_second_turn(name: str, handed_in: bool, call: Call) -> None:
     model = tiny_model(name)
     stock = chat(model, call, handed_in=handed_in)

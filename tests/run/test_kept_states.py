@@ -266,4 +266,4 @@ def test_states_that_limit_what_steps_do_not_are_found_out() -> None:
     model = new_model("bamba")
     mixer = next(m for m in model.modules() if hasattr(m, "time_step_limit"))
     mixer.time_step_limit = (0.5, float("inf"))
-    assert "several tokens in one forward give other results" in probe(model).reason
+    assert "bounds its time steps" in probe(model).reason
