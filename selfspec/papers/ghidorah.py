@@ -161,7 +161,8 @@ def in_two_parts(parts: Parts) -> torch.Tensor:
     The dense part needs no mask, so torch's fast kernel computes it. Beside the tree's keys, the
     committed text is one more key: its score is that part's log-sum-exp, its value the outcome.
     """
-    text, score = attention_and_sums(parts.query, *parts.text, parts.scale)
+    key, value = parts.text
+    text, score = attention_and_sums(parts.query, key, value, parts.scale)
     # In half precision a rounded score would be off by more than torch's own kernels are.
     nodes = parts.query.float() @ parts.tree[0].float().mT
     scores = torch.cat([nodes * parts.scale + parts.mask, score[..., None]], dim=-1)
