@@ -248,7 +248,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             _state_in_place_of_kv,
             "{} keeps a state of its own in place of a KV cache, as recurrent models do, and a "
             "draft can't be taken back from it",
-            "models: recurrent and hybrid models",
+            "models: recurrent models that keep their state outside the cache",
         ),
         Rule(
             _other_kv,

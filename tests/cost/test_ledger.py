@@ -131,7 +131,7 @@ def chains(budget: MeasuredBudget, right: float, costs: CostCurve, num_tokens: i
     while num_left > 0:
         step = budget.step(max(16 - pending, 1), pending)
         tree, search, score = DraftTree.of_root(1), step.search(), right
-        while search is not None and len(tree) < step.max_nodes and search(score):
+        while search is not None and len(tree) < step.max_nodes and search(tree, score):
             tree.add(len(tree) - 1, 2, score)
             score *= right
         step.fit([tree])

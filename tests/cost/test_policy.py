@@ -83,7 +83,7 @@ def test_drafting_rests_where_it_brings_nothing_and_comes_back():
 def test_a_row_alone_stops_growing_where_nothing_wider_pays():
     search = MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(8).search()
     assert search is not None
-    assert not search(0.1)
+    assert not search(DraftTree.of_root(1), 0.1)
     assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(1).search() is None
 
 
