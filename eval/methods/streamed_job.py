@@ -122,6 +122,7 @@ def _answer(job: Job, model: Any, method: Method, memory: _Memory) -> Result:
     read = [now - then for now, then in zip(_read(model), before, strict=True)]
     num_forwards = all_forwards() - tried
     num_steps = num_forwards - len(job.prompts)
+    memory.look()  # Short jobs may have had no sample.
     return Result(
         texts=texts,
         seconds=seconds,
@@ -206,10 +207,14 @@ class _Memory:
 
     def _sample(self) -> None:
         while not self._ended.wait(_EVERY):
-            now = (_anonymous() - self._start, sum(map(_cached_bytes, self._files)))
-            self.peak = max(self.peak, now, key=sum)
+            self.look()
             for file in self._files:
                 _drop_from_cache(file)
+
+    def look(self) -> None:
+        """Takes one sample."""
+        now = (_anonymous() - self._start, sum(map(_cached_bytes, self._files)))
+        self.peak = max(self.peak, now, key=sum)
 
 
 def _anonymous() -> int:

@@ -186,8 +186,12 @@ def assert_same_ids(got: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_same_kv(ours: Any, stock: Any) -> None:
-    """The same kinds of layers, lengths and, within rounding, keys, values and running states."""
+    """The same kinds of layers, lengths and, within rounding, keys, values and running states.
+
+    States are computed in another order over several tokens, and layers behind them show it.
+    """
     assert type(ours) is type(stock)
+    most = 2e-3 if any(hasattr(layer, "conv_states") for layer in stock.layers) else 1e-4
     for mine, theirs in zip(ours.layers, stock.layers, strict=True):
         assert type(mine) is type(theirs)
         assert vars(mine).keys() == vars(theirs).keys()
@@ -199,7 +203,7 @@ def assert_same_kv(ours: Any, stock: Any) -> None:
         for name, tensor in tensors_of(theirs).items():
             assert held[name].shape == tensor.shape, name
             assert held[name].dtype == tensor.dtype, name
-            assert torch.allclose(held[name], tensor, rtol=1e-4, atol=1e-4), name
+            assert torch.allclose(held[name], tensor, rtol=most, atol=most), name
         plain = {n: v for n, v in vars(theirs).items() if isinstance(v, (bool, int))}
         assert {n: getattr(mine, n) for n in plain} == plain
 

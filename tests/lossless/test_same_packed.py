@@ -52,7 +52,7 @@ def test_copies_that_do_not_fit_are_not_made_unasked(monkeypatch: pytest.MonkeyP
 def pruned(_model: Any, layer: nn.Linear) -> None:
     if "weight_orig" in dict(layer.named_parameters()):
         prune.remove(layer, "weight")
-    else:
+    elif layer.weight.is_contiguous():  # torch prunes no other.
         prune.l1_unstructured(layer, "weight", 0.5)
 
 
