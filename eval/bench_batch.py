@@ -2,13 +2,13 @@
 
     python -m eval bench_batch --model PATH --questions question.jsonl --limit 96
 
-Questions of Spec-Bench are answered greedily, all at once, over so many rows: by plain generate()
-in sorted batches ("stock"), by the same batches with drafts ("drafted"), and by rows that come and
-go, where the prompts start in order of arrival ("arrival") or the shortest first ("shortest"),
-with drafts and without ("rows alone"). With --max-tokens, all rows of a batch hold so many tokens
-at most. "generate_batch" is transformers' own way, which chooses its rows and memory itself. The
-ways take turns in going first, round by round, each with nothing learned before. The last line is
-one JSON object.
+Questions of Spec-Bench are answered greedily, all at once, over --rows rows: by plain generate() in
+sorted batches ("stock"), by the same batches with drafts ("drafted"), and by rows that come and go,
+where the prompts start in order of arrival ("arrival") or the shortest first ("shortest"), with
+drafts and without ("rows alone"). With --max-tokens, all rows of a batch together hold at most that
+number of tokens. "generate_batch" is transformers' own way, which chooses its rows and memory
+itself. The ways take turns in going first, round by round, each with nothing learned before. The
+last line is one JSON object.
 
 Printed are tokens a second over everything, the prompts' forwards included; the ratio to stock; the
 seconds after which half of the answers were there, and all; tokens and nodes a step; and how many

@@ -2,8 +2,8 @@
 
     python -m eval bench_server --model PATH --questions question.jsonl --clients 1 8
 
-Starts `transformers serve` and `selfspec serve`, each in a process of its own. So many clients ask
-for greedy answers that are streamed; each takes the next question as soon as its answer is
+Starts `transformers serve` and `selfspec serve`, each in a process of its own. The clients ask for
+greedy answers that are streamed; each takes the next question as soon as its answer is
 complete. Each number of clients has questions of its own, which all servers are asked in turns. One
 question that doesn't count warms them up. With --methods, "plain" is `selfspec serve` without
 drafts, and "continuous" is `transformers serve --continuous-batching`. The last line is one JSON

@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="folder of the small Llama")
     names = ", ".join(SHAPES)
-    shape = f"{names}; 135m:49152: with so many tokens, 135m:full: with as many as its model has"
+    shape = f"{names}; 135m:49152: with 49,152 tokens, 135m:full: with as many as its model has"
     add("--shape", help=shape)
     noise = "disturb all matrices of the layers by this share of their size; default: %(default)s"
     add("--noise", type=float, default=0.0, metavar="SHARE", help=noise)

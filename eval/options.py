@@ -164,7 +164,7 @@ def add_run_options(command: Any, limit: str = "ask N questions, spread over the
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
-    small = "the small model of method 'assisted'"
+    small = "the small model of methods 'assisted' and 'edgellm'"
     model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=small)
     add_questions(command.add_argument_group("which questions"), limit)
     add = command.add_argument_group("how they are put").add_argument

@@ -7,9 +7,11 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from cyclopts import App
 
 import selfspec
-from eval.command import COMMANDS, MODULES
+from eval.command import COMMANDS, MODULES, main
 from selfspec import GenerationStats, SpecConfig, config
 from selfspec.cli.app import app
 from selfspec.cli.shared.options import knob_texts
@@ -100,9 +102,10 @@ def test_commands_and_options_exist(page: Path) -> None:
         named = " ".join(words)
         assert words[2] == "eval", f"{named}: no such module"
         assert {*words[3:4]} <= {*COMMANDS, *MODULES, "--help"}, f"{named}: no such command"
-        assert options_in(words) <= options_of_eval(), f"{named}: no such option"
+        known = options_of_eval(*words[3:4])
+        assert options_in(words) <= known, f"{named}: no such option"
     if page.name != "CONTRIBUTING.md":  # It names options of other programs.
-        known = options_of_selfspec(app) | options_of_eval()
+        known = options_of_selfspec(app).union(*map(options_of_eval, (*COMMANDS, *MODULES)))
         for code in code_in(page):  # An option named alone: "`--restart` begins anew".
             assert not code.startswith("--") or options_in(code.split()) <= known, code
 
@@ -125,10 +128,12 @@ def options_in(words: list[str]) -> set[str]:
 
 
 @cache
-def options_of_eval() -> set[str]:
-    """Every option that some command of eval defines."""
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "eval").rglob("*.py")]
-    return {name for text in texts for name in re.findall(r"\"(--[a-z-]+)\"", text)} | {"--help"}
+def options_of_eval(command: str = "--help") -> set[str]:
+    """The options in the usage of a command."""
+    said = StringIO()
+    with redirect_stdout(said), pytest.raises(SystemExit):
+        main([command, "--help"])
+    return {"--help", *re.findall(r"--[a-z-]+", said.getvalue().partition("\n\n")[0])}
 
 
 @over_pages_of_today
