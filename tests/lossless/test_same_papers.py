@@ -9,12 +9,13 @@ import torch
 
 from selfspec import SelfSpec, attach, generate_many
 from selfspec.config import SOURCE_NAMES
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape
 from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
 from tests.caches import contents
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, SAMPLE, Call, few, run_both
 from tests.tiny import make_tokenizer
 from tests.zoo import BRANCHING, NOT_BRANCHING
@@ -76,6 +77,18 @@ def test_to_forget_is_to_forget_a_paper_s_tables() -> None:
         both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
         steps.append(both.stats.num_steps)
     assert steps[1] < steps[0] == steps[2]
+
+
+def test_to_forget_is_to_forget_what_a_calibration_counted() -> None:
+    """One of a user's own may serve several, which learn apart."""
+    own = type("Own", (Calibration,), {})()
+    spec, other = (SelfSpec(calibration=own) for _ in range(2))
+    run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+    assert type(spec.memory(VOCAB).calibration) is type(own)
+    assert spec.memory(VOCAB).calibration.rows()
+    spec.forget()
+    assert not spec.memory(VOCAB).calibration.rows()
+    assert not other.memory(VOCAB).calibration.rows()
 
 
 def test_what_is_missing_is_named() -> None:
