@@ -191,6 +191,8 @@ def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
 
 def check_sources(sources: Sequence[Source]) -> None:
     """Refuses what is no source, before the first call would fail on it."""
+    if not isinstance(sources, Sequence):
+        raise ConfigError(f"extra_sources must be a list of Sources (got {sources!r:.80})")
     for source in sources:
         if not isinstance(source, Source):
             raise ConfigError(

@@ -14,6 +14,7 @@ from selfspec.draft.shape import Shape
 from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
+from selfspec.papers.self_draft import ContextCache
 from tests.caches import contents
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, SAMPLE, Call, few, run_both
@@ -98,8 +99,18 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec.as_in("edgellm")
     with pytest.raises(ConfigError, match=r"as_in\('ghidorah'\) needs a cache with a fitted tree"):
         SelfSpec.as_in("ghidorah")
+    with pytest.raises(ConfigError, match="draft_model must be a causal language model"):
+        SelfSpec.as_in("edgellm", draft_model="small")
+    with pytest.raises(ConfigError, match=r"max_nodes must be a whole number \(got 'x'\)"):
+        SelfSpec.as_in("edgellm", draft_model=tiny_model(), max_nodes="x")
+    with pytest.raises(ConfigError, match=r"got '0\.8', 0\.7, 0\.005 and 1"):
+        SelfSpec.as_in("diaa", delta="0.8")
+    with pytest.raises(ConfigError, match=r"interval a whole number >= 1 .* and 1\.5\)"):
+        SelfSpec.as_in("diaa", interval=1.5)
     with pytest.raises(ConfigError, match="shape must be a Shape"):
         SelfSpec(shape="wide")
+    with pytest.raises(ConfigError, match="extra_sources must be a list of Sources"):
+        SelfSpec(extra_sources=ContextCache())  # type: ignore[arg-type]
 
 
 class Hanging(Shape):
