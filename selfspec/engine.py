@@ -138,7 +138,8 @@ class Decoder:
         step.fit(trees)
         for row, tree in zip(self.rows, trees, strict=True):
             if row.shape.num_beside and self.config.top_k > 1:  # Else the model takes chains only.
-                _hang(row, tree, step.room_beside(len(tree)))
+                widest = self.backend.max_width(len(tree) + row.shape.num_beside)
+                _hang(row, tree, min(step.room_beside(len(tree)), widest - len(tree)))
         _add_pads(self.rows, trees)
         return trees
 
@@ -243,7 +244,7 @@ def _hang(row: Sequence, tree: DraftTree, room: int) -> None:
 
     What stands beyond the end of a text, or in one that has stopped, is not asked.
     """
-    num_before, room = len(tree), min(room, row.shape.num_beside)
+    num_before = len(tree)
     depth = 0 if row.is_done else row.max_depth
     row.shape.hang(tree, depth, room)
     deepest = max(tree.depths[num_before:], default=0)

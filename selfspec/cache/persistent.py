@@ -153,8 +153,8 @@ def new_memory(
 ) -> Memory:
     """Memory with what was loaded, and what is remembered on top of it.
 
-    There is no corpus among its sources if none was loaded. Extra sources are copied, so that they
-    are forgotten with it.
+    There is no corpus among its sources if none was loaded. Extra sources and a calibration are
+    copied, so that what they learn is forgotten with it.
     """
     top_k = min(config.top_k, vocab_size)
     sources: list[Source] = []
@@ -164,7 +164,8 @@ def new_memory(
         elif loaded is not None and loaded.corpus is not None:
             sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
     sources += [source.copy() for source in extra_sources]
-    memory = Memory(sources, calibration or Calibration(), top_k)
+    calibration = Calibration() if calibration is None else calibration.copy()
+    memory = Memory(sources, calibration, top_k)
     if loaded is not None:
         restore(memory, loaded, vocab_size)
     if remembered is not None:
@@ -190,6 +191,8 @@ def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
 
 def check_sources(sources: Sequence[Source]) -> None:
     """Refuses what is no source, before the first call would fail on it."""
+    if not isinstance(sources, Sequence):
+        raise ConfigError(f"extra_sources must be a list of Sources (got {sources!r:.80})")
     for source in sources:
         if not isinstance(source, Source):
             raise ConfigError(

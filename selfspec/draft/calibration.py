@@ -8,6 +8,7 @@ assumed. Knows nothing of tokens: only evidence and whether it came true.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -94,8 +95,9 @@ class Calibration:
                     self._observe_siblings(siblings, token)
 
     def copy(self) -> Calibration:
-        """A copy that learns for one request alone."""
-        twin = Calibration(self._prior)
+        """A copy, which learns by itself."""
+        twin = copy.copy(self)  # Of its own class, whatever that was made with.
+        twin._lock, twin._chances = threading.Lock(), _Chances(self._prior)
         with self._lock:
             twin._rates = dict(self._rates)
             twin._chances.update(self._chances)
@@ -137,7 +139,3 @@ class Uncounted(Calibration):
 
     def restore(self, rows: Iterable[Sequence[Any]]) -> None:
         """Leaves what a cache has counted where it is."""
-
-    def copy(self) -> Uncounted:
-        """The same one."""
-        return self

@@ -87,10 +87,9 @@ class Proposer:
         least_chance = float(options.get("least_chance", _LEAST_CHANCE))
         self._chains = lasting.chains(self._num_tokens, least_chance)
         if "remember" in options:
-            saving = (self._chains,)
-            threading.Thread(target=lasting.keep_saving, args=saving, daemon=True).start()
+            threading.Thread(target=lasting.keep_saving, daemon=True).start()
             # Unlike those of `atexit`, these run at the end of processes that vLLM starts, too.
-            Finalize(self, lasting.end, args=saving, exitpriority=1)
+            Finalize(self, lasting.end, exitpriority=1)
         # By what a text is known by. Several rows may have the same text.
         self._sessions: dict[int, list[_Session]] = {}
         self._num_rows = self._num_steps = 0
@@ -246,7 +245,7 @@ class _Lasting:
         if self._remembered is not None:
             self._answers.append(serials, text)
 
-    def save(self, chains: Chains) -> None:
+    def save(self) -> None:
         """Saves what was learned since; the tables of `generate()` learn it here."""
         with self._lock:
             text = self._answers.taken()
@@ -258,15 +257,15 @@ class _Lasting:
                     source.observe_text(part[:, :2], part[:, 2])
             self._remembered.end()
 
-    def keep_saving(self, chains: Chains) -> None:
+    def keep_saving(self) -> None:
         """Saves every now and then: a server kills its workers without notice."""
         while not self._ended.wait(_SAVE_SECONDS):
-            self.save(chains)
+            self.save()
 
-    def end(self, chains: Chains) -> None:
+    def end(self) -> None:
         """The last save."""
         self._ended.set()
-        self.save(chains)
+        self.save()
 
 
 def _checked(options: Any) -> dict[str, Any]:

@@ -52,10 +52,12 @@ class DynamicTree(Shape):
     def __init__(
         self, *, delta: float = 0.8, alpha: float = 0.7, tau: float = 5e-3, interval: int = 1
     ) -> None:
-        if not (0 < delta <= 1 and 0 < alpha <= 1 and 0 <= tau < 1 and interval >= 1):
+        is_number = all(isinstance(given, int | float) for given in (delta, alpha, tau))
+        is_whole = isinstance(interval, int) and interval >= 1
+        if not (is_number and is_whole and 0 < delta <= 1 and 0 < alpha <= 1 and 0 <= tau < 1):
             raise ConfigError(
-                "delta and alpha must be in (0, 1], tau in [0, 1) and interval >= 1 (got "
-                f"{delta}, {alpha}, {tau} and {interval})"
+                "delta and alpha must be in (0, 1], tau in [0, 1) and interval a whole number >= 1 "
+                f"(got {delta!r}, {alpha!r}, {tau!r} and {interval!r})"
             )
         self.delta, self.alpha, self.tau, self.interval = delta, alpha, tau, interval
         self._places: Sequence[Place] = ()

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Pays, Step, Took
 from selfspec.draft.calibration import Uncounted
 from selfspec.draft.shape import Shape
@@ -180,7 +181,7 @@ def method(
     return {
         "sources": (),
         "extra_sources": [DraftLLM(draft_model)],
-        "shape": Pacer(max_nodes - 1),
+        "shape": Pacer(SpecConfig.of(max_nodes=max_nodes).max_nodes - 1),
         "budget": Fallback(),
         "calibration": Uncounted(recorded),  # The draft LLM's own probabilities.
         "max_nodes": max_nodes,

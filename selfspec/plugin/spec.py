@@ -138,6 +138,8 @@ class SelfSpec(Persistent):
             options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
                 `SelfSpec` takes besides. EdgeLLM needs `draft_model`.
         """
+        if (draft_model := options.get("draft_model")) is not None:
+            check_draft_model(draft_model)
         contents = None if cache is None else load_cache(cache, tokenizer=tokenizer)
         given = method_of(paper, contents, **options)
         if contents is None:

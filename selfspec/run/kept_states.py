@@ -24,24 +24,29 @@ class KeptStates:
             self._copies = [torch.empty_like(held[key]) for held, key in self._places]
         self._windows = windows_of(kv)
         self._past: list[Any] = []
-        self._is_kept = False
+        self._num_kept = 0  # How many states the copies still stand for.
 
     def keep(self) -> None:
         """Copies what the next forward will change."""
         for (held, key), copy in zip(self._places, self._copies, strict=True):
             copy.copy_(held[key])
         self._past = [held[key] for held, key in self._windows]
-        self._is_kept = True
+        self._num_kept = len(self._places)
 
     def go_back(self) -> None:
-        """Puts back what was kept, if it was neither put back nor forgotten since."""
-        if self._is_kept:
-            for index, (held, key) in enumerate(self._places):
-                held[key], self._copies[index] = self._copies[index], held[key]
+        """Puts back what was kept, if it was neither put back nor forgotten since.
+
+        An interrupt may break this off: the next call puts back the rest, and no state twice.
+        """
+        if self._num_kept:
             for (held, key), past in zip(self._windows, self._past, strict=True):
                 held[key] = past
+        for index in range(self._num_kept)[::-1]:
+            held, key = self._places[index]
+            held[key], self._copies[index] = self._copies[index], held[key]
+            self._num_kept = index
         self.forget()
 
     def forget(self) -> None:
         """Lets the states be as the last forward has left them."""
-        self._past, self._is_kept = [], False
+        self._past, self._num_kept = [], 0

@@ -233,10 +233,9 @@ def _verdict(
         right, wrong = _distance(got[rows], truth[rows]), _distance(got[rows], answer)
         if right <= _CLEARLY_RIGHT * wrong:
             continue
-        is_wrong = right > _CLEARLY_WRONG * wrong
-        if is_wrong and not torch.equal(
-            answer, truth[rows]
-        ):  # An answer equal to the truth shows no fault.
+        # An answer that is equal to the truth shows no fault.
+        shows_fault = not torch.equal(answer, truth[rows])
+        if right > _CLEARLY_WRONG * wrong and shows_fault:
             return f"its outcome is no nearer to the right one than to {fault.name}"
         rounding = _distance(read_on(), truth) if rounding is None else rounding
         if right > _LIKE_PLAIN * rounding:

@@ -277,7 +277,7 @@ class TestWhatLasts:
         row = engine.add([40], LOOP * 2)
         while not row.is_done:
             engine.step()
-        first._lasting.save(first._chains)
+        first._lasting.save()
         kept = read_cache(path.with_suffix(".safetensors"), tokenizer_info(FakeTokenizer()))
         assert [3, 1] in kept.tables["lut2"]["pairs"].tolist()
         assert kept.answers.tolist() == [*LOOP * 2, -1]

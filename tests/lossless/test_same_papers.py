@@ -9,12 +9,14 @@ import torch
 
 from selfspec import SelfSpec, attach, generate_many
 from selfspec.config import SOURCE_NAMES
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape
 from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
+from selfspec.papers.self_draft import ContextCache
 from tests.caches import contents
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, SAMPLE, Call, few, run_both
 from tests.tiny import make_tokenizer
 from tests.zoo import BRANCHING, NOT_BRANCHING
@@ -78,6 +80,18 @@ def test_to_forget_is_to_forget_a_paper_s_tables() -> None:
     assert steps[1] < steps[0] == steps[2]
 
 
+def test_to_forget_is_to_forget_what_a_calibration_counted() -> None:
+    """One of a user's own may serve several, which learn apart."""
+    own = type("Own", (Calibration,), {})()
+    spec, other = (SelfSpec(calibration=own) for _ in range(2))
+    run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+    assert type(spec.memory(VOCAB).calibration) is type(own)
+    assert spec.memory(VOCAB).calibration.rows()
+    spec.forget()
+    assert not spec.memory(VOCAB).calibration.rows()
+    assert not other.memory(VOCAB).calibration.rows()
+
+
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match=r"unknown paper 'dia'; did you mean 'diaa'\?"):
         SelfSpec.as_in("dia")
@@ -85,8 +99,18 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec.as_in("edgellm")
     with pytest.raises(ConfigError, match=r"as_in\('ghidorah'\) needs a cache with a fitted tree"):
         SelfSpec.as_in("ghidorah")
+    with pytest.raises(ConfigError, match="draft_model must be a causal language model"):
+        SelfSpec.as_in("edgellm", draft_model="small")
+    with pytest.raises(ConfigError, match=r"max_nodes must be a whole number \(got 'x'\)"):
+        SelfSpec.as_in("edgellm", draft_model=tiny_model(), max_nodes="x")
+    with pytest.raises(ConfigError, match=r"got '0\.8', 0\.7, 0\.005 and 1"):
+        SelfSpec.as_in("diaa", delta="0.8")
+    with pytest.raises(ConfigError, match=r"interval a whole number >= 1 .* and 1\.5\)"):
+        SelfSpec.as_in("diaa", interval=1.5)
     with pytest.raises(ConfigError, match="shape must be a Shape"):
         SelfSpec(shape="wide")
+    with pytest.raises(ConfigError, match="extra_sources must be a list of Sources"):
+        SelfSpec(extra_sources=ContextCache())  # type: ignore[arg-type]
 
 
 class Hanging(Shape):

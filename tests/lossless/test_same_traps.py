@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from peft import (
 )
 
 from selfspec import SelfSpec, attach
+from selfspec.draft.shape import Shape
 from selfspec.papers.self_draft import Branches
+from selfspec.records import DraftTree, StepRecord
+from selfspec.run.backends import TreeBackend
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
@@ -86,6 +90,44 @@ def test_queries_that_are_scaled_by_blocks_of_columns(num_rows: int) -> None:
     for _ in range(3):  # The later calls know the text and draft deep.
         both = run_both(model, prompt(num_rows), spec, max_new_tokens=40, **GREEDY)
     assert spec.ability(model).mode == "tree"
+    assert both.stats.tokens_per_step > 1
+
+
+class Telling(Shape):
+    """Hangs the answer itself beside the tree, behind wrong nodes, in slots that are too late."""
+
+    num_beside = 8
+
+    def __init__(self, answer: list[int]) -> None:
+        self.left = answer
+
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Shape:
+        return Telling(self.left)
+
+    def hang(self, tree: DraftTree, max_depth: int, room: int) -> None:
+        node, right = 0, self.left[: min(max_depth, max(room - 4, 0))]
+        for wrong in [token for token in range(8, 13) if token not in right][: min(room, 4)]:
+            tree.add(0, wrong, 0.0)
+        for token in right:
+            node = tree.add(node, token, 0.0)
+
+    def observe(self, record: StepRecord) -> None:
+        self.left = self.left[len(record.committed_ids) :]
+
+
+def test_what_hangs_beside_a_tree_crosses_no_block_either(monkeypatch: Any) -> None:
+    lay_out = TreeBackend.lay_out
+
+    def checked(backend: TreeBackend, trees: Sequence[DraftTree]) -> Any:
+        assert max(map(len, trees)) <= backend.max_width(100)
+        return lay_out(backend, trees)
+
+    monkeypatch.setattr(TreeBackend, "lay_out", checked)
+    model, inputs = new_model("llama4", floor_scale=11, attn_scale=20.0), prompt()
+    ids = model.generate(**inputs, max_new_tokens=40, **GREEDY)
+    shape = Telling(ids[0, inputs["input_ids"].shape[1] :].tolist())
+    spec = SelfSpec(max_nodes=4, budget="fixed", sources=(), shape=shape)
+    both = run_both(model, inputs, spec, max_new_tokens=40, **GREEDY)
     assert both.stats.tokens_per_step > 1
 
 

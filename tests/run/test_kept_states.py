@@ -13,6 +13,7 @@ from selfspec import SelfSpec
 from selfspec.compat.generation import KV, kv_of, update_arguments, with_kv
 from selfspec.compat.states import columns_of, states_of
 from selfspec.run.backends import ChainBackend
+from selfspec.run.kept_states import KeptStates
 from selfspec.run.probe import probe
 from tests.fakes import FutureSource, new_model, prompt, tiny_model
 from tests.lossless.same import (
@@ -267,3 +268,37 @@ def test_states_that_limit_what_steps_do_not_are_found_out() -> None:
     mixer = next(m for m in model.modules() if hasattr(m, "time_step_limit"))
     mixer.time_step_limit = (0.5, float("inf"))
     assert "bounds its time steps" in probe(model).reason
+
+
+class Stumbling(dict[Any, Any]):
+    """States of a layer; an interrupt comes before the first one is put back."""
+
+    has_stumbled = False
+
+    def __setitem__(self, key: Any, state: Any) -> None:
+        if not self.has_stumbled:
+            self.has_stumbled = True
+            raise KeyboardInterrupt
+        super().__setitem__(key, state)
+
+
+def test_an_interrupt_while_states_go_back_puts_none_back_twice():
+    model = tiny_model("bamba")
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(**prompt(1, 5), **{KV: cache}, use_cache=True)
+        layer = next(layer for layer in cache.layers if hasattr(layer, "conv_states"))
+        layer.conv_states = Stumbling(layer.conv_states)
+        layer.recurrent_states = Stumbling(layer.recurrent_states)
+        places = states_of(cache)
+        kept = [held[key].clone() for held, key in places]
+        states = KeptStates(cache)
+        states.keep()
+        model(prompt(1, 3)["input_ids"], **{KV: cache}, use_cache=True)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            states.go_back()
+    states.go_back()
+    assert all(
+        torch.equal(held[key], state) for (held, key), state in zip(places, kept, strict=True)
+    )
