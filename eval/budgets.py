@@ -4,9 +4,10 @@
 
 The texts of a run are replayed as by 'python -m eval simulate': drafts, calibration and budgets are
 real, the recorded text stands for the model, and a forward takes what a curve says with 8 % of
-noise. Each cell is the time of plain steps over that of the method, cold at the first answer, with
-the mean width of a step in brackets. *worst* is the slowest answer of all repeats. The last line is
-one JSON object.
+noise; --busy plays a machine with other work. Budgets see the noise, and figures leave it out,
+since it slows all widths alike. Each cell is the time of plain steps over that of the method, cold
+at the first answer, with the mean width of a step in brackets. *worst* is the slowest answer of all
+repeats. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class Case(NamedTuple):
     milliseconds: dict[int, float]
     start: Callable[[], CostCurve]
 
-    def clock(self, noise: float, seed: int) -> Clock:
-        return Clock({width: ms / 1000 for width, ms in self.milliseconds.items()}, noise, seed)
+    def clock(self, options: argparse.Namespace, seed: int) -> Clock:
+        seconds = {width: ms / 1000 for width, ms in self.milliseconds.items()}
+        return Clock(seconds, options.noise, seed, options.busy)
 
 
 _FLAT = {1: 4.5, 16: 4.7, 64: 5.4}
@@ -113,7 +115,7 @@ def compared(texts: Sequence[Text], case: Case, options: Any) -> dict[str, Gaine
     def gained(config: SpecConfig, budgets: Callable[[], Callable[[], Budget]]) -> Gained:
         answers = []
         for seed in range(options.repeats):
-            answers += answered(texts, config, case.clock(options.noise, seed), budgets())
+            answers += answered(texts, config, case.clock(options, seed), budgets())
         return Gained.of(answers)
 
     def measured() -> Callable[[], Budget]:
@@ -133,10 +135,10 @@ def answered(
     """All texts in turn, by one `SelfSpec` that knows nothing at the first one."""
     memory, answers = SelfSpec(config).memory(vocab_size(texts)), []
     for text in texts:
-        start = clock.now
+        start = clock.quiet
         stats = replay(text, memory, config, new_budget(), clock)
         plain_seconds = (len(text.output_ids) - 1) * clock.plain
-        answers.append(Answer(clock.now - start, plain_seconds, stats))
+        answers.append(Answer(clock.quiet - start, plain_seconds, stats))
     return answers
 
 
@@ -161,6 +163,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("folder", type=Path, help="--output of a run")
     add("--answers", nargs="+", type=_asked, default=[(4, 64), (8, 128)], metavar="NxTOKENS")
     add("--noise", type=float, default=0.08, help="of a forward's time; default: %(default)s")
+    busy = "forwards alone or many in a row take longer, as beside other work; with --noise 0.3"
+    add("--busy", action="store_true", help=busy)
     add("--repeats", type=int, default=3, metavar="N", help="with other noise; default: 3")
     add("--case", help="only what forwards cost that has this in its name")
     add_knob(parser)
