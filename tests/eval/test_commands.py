@@ -234,9 +234,11 @@ def test_predict(plain_folder, figures, monkeypatch, hide):
     assert steps["selfspec"] < 4 or not hide
 
 
-def test_budgets(told):
+@pytest.mark.parametrize("busy", [[], ["--busy", "--noise", "0.3"]], ids=["quiet", "busy"])
+def test_budgets(told, busy):
     recorded = str(Path(__file__).parent / "runs" / "recorded")
-    status, (*table, line), _ = told("budgets", recorded, "--answers", "2x8", "--repeats", "1")
+    options = ["--answers", "2x8", "--repeats", "1", *busy]
+    status, (*table, line), _ = told("budgets", recorded, *options)
     assert status == 0
     assert "1B, bfloat16, row by row" in "".join(table)
     assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(budgets.CASES)
