@@ -60,6 +60,10 @@ class Ledger:
         self._saved = min(self._saved, _CREDIT)
         return self._saved + _STEPS + _SHARE * self._taken
 
+    def forgive(self) -> None:
+        """Forgets a loss: steps cost something else from now on, so drafts may try anew."""
+        self._saved = max(self._saved, 0.0)
+
     def doubt(self, slope: float, lost: float) -> None:
         """Notes a loss that may have been bad luck: each further query cost `slope` plain steps."""
         self._doubted = slope, lost

@@ -118,6 +118,7 @@ class Rows:
         prepared, backend = self.prepared, self._backend
         if prepared.before_step(num_rows) and backend.kind != prepared.kind:
             backend.kind, self._has_changed = prepared.kind, True
+            prepared.ledger.forgive()
         assert self._decoder is not None
         budget = self._decoder.budget
         if self._has_changed and isinstance(budget, MeasuredBudget):

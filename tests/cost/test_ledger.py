@@ -28,6 +28,17 @@ def test_what_drafts_lose_is_bounded(loss):
         assert num_drafted * loss <= 1.0 + 0.02 * (num_steps + num_drafted * loss)
 
 
+def test_a_loss_is_forgiven_where_steps_cost_something_else():
+    ledger = Ledger()
+    ledger.observe(2.0, -1.0)
+    assert ledger.room() < 0.1
+    ledger.forgive()
+    assert 1.0 < ledger.room() < 1.1
+    ledger.observe(1.0, 3.0)
+    ledger.forgive()  # A gain stays.
+    assert ledger.room() > 4.0
+
+
 def test_gains_may_be_lost_again_but_not_for_ever():
     ledger = Ledger()
     for _ in range(1000):

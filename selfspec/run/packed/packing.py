@@ -63,7 +63,7 @@ _ROUNDS = 2
 # packing, about as long as computing that many. Trials are made once they take about this share of
 # the time that products took so far.
 _READING = 8
-_TRIAL = 500
+_TRIAL = 250
 _SHARE_FOR_TRIALS = 0.25
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
