@@ -93,11 +93,14 @@ class Prepared:
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
 
-    def before_step(self, num_rows: int) -> bool:
-        """Packs weights between two steps if that pays by now; true once no more will be packed."""
+    def before_step(self, num_rows: int, num_left: int) -> bool:
+        """Packs weights between two steps if that pays by now; true once no more will be packed.
+
+        The longest row may get `num_left` more tokens.
+        """
         if self.packing is None or self.is_settled:
             return False
-        self.packing.before_forward(_STEP * num_rows)
+        self.packing.before_forward(_STEP * num_rows, num_left)
         self.is_settled = self.packing.is_settled
         return self.is_settled
 

@@ -244,14 +244,17 @@ class Packing:
         """Inside, in this thread alone, layers compute from their copies once they have them."""
         return self._stand_ins.put(self._in_use)
 
-    def before_forward(self, num_tokens: int) -> None:
-        """Counts a forward over this many tokens of all rows; packs before it if that pays."""
+    def before_forward(self, num_tokens: int, num_left: int = 0) -> None:
+        """Counts a forward over this many tokens of all rows; packs before it if that pays.
+
+        Behind it there may come `num_left` more in the call at hand.
+        """
         if self.is_settled:
             return
         with self._lock:
             width = next((w for w in WIDTHS if num_tokens <= w), WIDTHS[-1])
             self._forwards[width] += max(round(num_tokens / width), 1)
-            if self._knows_all() or self._may_try():
+            if self._knows_all() or self._may_try(num_left):
                 self._try_all()
                 if self._saved() >= self._price():
                     self._pack_all(whatever_memory=False)
@@ -266,12 +269,17 @@ class Packing:
     def _knows_all(self) -> bool:
         return all(kind in self.trials for kind in self._kinds)
 
-    def _may_try(self) -> bool:
-        """Did products take so long by now that the time of trials is a small part of it?"""
+    def _may_try(self, num_left: int) -> bool:
+        """Did products take so long by now that the time of trials is a small part of it?
+
+        Twice as long, if what may still come in this call would not make up for it.
+        """
         sizes = [kind.num_weights * len(modules) for kind, modules in self._kinds.items()]
         tokens = sum(n * max(width, _READING) for width, n in self._forwards.items())
         trials = _TRIAL * sum(min(size, _MOST_WEIGHTS) for size in sizes)
-        return trials <= _SHARE_FOR_TRIALS * tokens * sum(sizes)
+        share = _SHARE_FOR_TRIALS * sum(sizes)
+        makes_up = trials <= share * _READING * num_left
+        return trials * (1 if makes_up else 2) <= share * tokens
 
     @torch.no_grad()
     def _try_all(self) -> None:
