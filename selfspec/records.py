@@ -146,6 +146,10 @@ class DraftTree:
         assert sum(map(len, self.children)) == len(self) - 1
 
 
+# Is the next node, of some score, worth adding to the tree so far?
+Pays = Callable[[DraftTree, float], bool]
+
+
 class TopK(NamedTuple):
     """The model's K likeliest next tokens behind each of N tokens."""
 

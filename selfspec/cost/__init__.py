@@ -7,7 +7,7 @@ from selfspec.cost.budget import Choice, WidthSearch, best_width
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.measuring import measure_curve
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Pays, Step, Took
+from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, Took
 
 __all__ = [
     "WIDTHS",
@@ -17,7 +17,6 @@ __all__ = [
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
-    "Pays",
     "Step",
     "Took",
     "WidthSearch",

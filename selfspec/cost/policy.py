@@ -6,13 +6,13 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from selfspec.cost.budget import WidthSearch, best_width
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger, MeanRatio
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import DraftTree, Pays, StepRecord
 
 # What the model says behind a verified node is learned, and brings about this many tokens later.
 _LESSON = 0.01
@@ -30,9 +30,6 @@ _SURPRISE = 2.0
 _SAVED = 0.5
 # Branches, which brought some 0.15 tokens a step on chat text, may make a forward this much longer.
 _HARDLY_LONGER = 1.02
-
-
-Pays = Callable[[DraftTree, float], bool]
 
 
 class Took(NamedTuple):

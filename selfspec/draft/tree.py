@@ -21,13 +21,11 @@ from selfspec.config import SpecConfig
 from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.shape import Place, Shape
 from selfspec.draft.sources import Cursor
-from selfspec.records import DraftTree, Evidence, NoiseAhead, Siblings
+from selfspec.records import DraftTree, Evidence, NoiseAhead, Pays, Siblings
 
 __all__ = ["TreeGrower"]
 
 Probability = Callable[[tuple[Evidence, ...]], float]
-# Is the next node, of some score, worth adding to the tree so far?
-Pays = Callable[[DraftTree, float], bool]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
 

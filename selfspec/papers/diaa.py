@@ -69,11 +69,8 @@ class DynamicTree(Shape):
 
     def score(self, chance: float, depth: int, rank: int) -> float | None:
         """Equation 2, one level after the other."""
-        score: float = chance * self.alpha**rank
-        if depth == 1:
-            return score
-        score *= self.delta
-        return score if score >= self.tau else None
+        score: float = chance * self.alpha**rank * (1 if depth == 1 else self.delta)
+        return score if depth == 1 or score >= self.tau else None
 
     def places(self) -> Sequence[Place]:
         """The last tree's for N - 1 steps."""
@@ -125,11 +122,13 @@ class Tables(Source):
 
     def next_tokens(self, token: int) -> list[Candidate]:
         """The row of a token, likeliest first."""
-        row = sorted(self._rows.get(token, {}).items(), key=lambda entry: -entry[1])[: self._k]
         return [
             (next_, Evidence(self.name, rank=rank, probability_bin=round(p * FINE)))
-            for rank, (next_, p) in enumerate(row, start=1)
+            for rank, (next_, p) in enumerate(self._likeliest(token), start=1)
         ]
+
+    def _likeliest(self, token: int) -> list[tuple[int, float]]:
+        return sorted(self._rows.get(token, {}).items(), key=lambda entry: -entry[1])[: self._k]
 
     def copy(self) -> Tables:
         twin = copy.copy(self)
@@ -142,8 +141,7 @@ class Tables(Source):
         ids = np.full((len(tokens), self._k), -1, np.int32)
         probabilities = np.zeros((len(tokens), self._k), np.float16)
         for i, token in enumerate(tokens):
-            row = sorted(self._rows[token].items(), key=lambda entry: -entry[1])[: self._k]
-            for rank, (next_, p) in enumerate(row):
+            for rank, (next_, p) in enumerate(self._likeliest(token)):
                 ids[i, rank], probabilities[i, rank] = next_, p
         return {"tokens": np.array(tokens, np.int32), "ids": ids, "probabilities": probabilities}
 

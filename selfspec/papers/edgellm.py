@@ -31,13 +31,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, Pays, Step, Took
+from selfspec.cost import Budget, Step, Took
 from selfspec.draft.calibration import Uncounted
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.errors import ConfigError
 from selfspec.papers.diaa import FINE, recorded
-from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, StepRecord
+from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
 from selfspec.run.draft_model import DraftModel, DraftText
 
 __all__ = ["DraftLLM", "Fallback", "Pacer", "confidence", "method"]

@@ -94,7 +94,7 @@ class PromptReader:
     def _num_unread(self, kwargs: dict[str, Any]) -> int | None:
         if keeps_only_states(kv_of(kwargs)):
             return None  # Stock does not ask where it stands.
-        num_known = columns_of(kv_of(kwargs))
+        num_known = int(kv_of(kwargs).get_seq_length())
         if (embeds := kwargs.get("inputs_embeds")) is not None:
             return int(embeds.shape[1]) - num_known
         mask, length = kwargs.get("attention_mask"), int(self.call.input_ids.shape[1])

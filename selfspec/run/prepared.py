@@ -78,6 +78,11 @@ class Prepared:
         return "packed" if any(map(is_packed_in_place, self.model.modules())) else "eager"
 
     @property
+    def may_pack_more(self) -> bool:
+        """May weights still be packed in this call?"""
+        return self.packing is not None and not self.is_settled
+
+    @property
     def packed_bytes(self) -> int:
         """What copies of weights take beside them."""
         return 0 if self.packing is None else self.packing.num_bytes
@@ -98,8 +103,7 @@ class Prepared:
 
         The longest row may get `num_left` more tokens.
         """
-        if self.packing is None or self.is_settled:
-            return False
+        assert self.packing is not None
         self.packing.before_forward(_STEP * num_rows, num_left)
         self.is_settled = self.packing.is_settled
         return self.is_settled

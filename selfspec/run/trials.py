@@ -36,9 +36,9 @@ _LIKE_STEPS = 4
 # Other hidden tokens may change an outcome by this share of what seeing them would change. Experts
 # sort their tokens, so the hidden ones affect their rounding. A mask that leaks changes more.
 _HIDDEN = 0.1
-# A forward over several tokens may be this far from plain steps, as a share of how far it would be
-# without the tokens before the last one. No rounding is so large, and none in float32 so large as
-# the second share. Some forwards of states limit what plain steps do not.
+# How far a forward over several tokens may be from plain steps, as a share of how far it would be
+# without the tokens before the last one. Rounding is smaller than the first share in any precision,
+# and smaller than the second one in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
 _PROMPT = 3  # The prompt of a trial has this many tokens.
 # The kinds of running states that a faulty forward may leave out.

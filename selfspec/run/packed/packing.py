@@ -272,7 +272,7 @@ class Packing:
     def _may_try(self, num_left: int) -> bool:
         """Did products take so long by now that the time of trials is a small part of it?
 
-        Twice as long, if what may still come in this call would not make up for it.
+        They must have taken twice as long if hardly anything can come behind them in this call.
         """
         sizes = [kind.num_weights * len(modules) for kind, modules in self._kinds.items()]
         tokens = sum(n * max(width, _READING) for width, n in self._forwards.items())
