@@ -80,18 +80,19 @@ def fake_trials(
     """
     tried = []
 
-    def trial(kind: Kind, _weights: object) -> Trial:
+    def trial(kind: Kind, _weights: object) -> tuple[Trial, bool]:
         tried.append(kind)
         own = dict.fromkeys(WIDTHS, 1.0)
         if not pays:
-            return Trial(own, None, {}, 0.0)
+            return Trial(own, None, {}, 0.0), False
         packed = dict.fromkeys(WIDTHS, 1.0 - saves)
-        return Trial(own, ways_for(kind.dtype)[0], packed, packing)
+        return Trial(own, ways_for(kind.dtype)[0], packed, packing), False
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "_trial", trial)
     monkeypatch.setattr(packing_module, "_known_trial", lambda _kind: None)
     monkeypatch.setattr(packing_module, "_TRIAL", 0)
+    monkeypatch.setattr(packing_module, "is_busy", lambda: False)
     return tried
 
 

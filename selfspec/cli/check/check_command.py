@@ -17,7 +17,6 @@ from selfspec.cli.check.report import print_report, too_busy
 from selfspec.cli.check.stopwatch import (
     CACHED,
     DRAFTED,
-    LEAST_SHARE,
     MIN_ROUNDS,
     Asked,
     measure,
@@ -31,6 +30,7 @@ from selfspec.cli.shared.paint import Painter
 from selfspec.cli.shared.writer import checked, loaded
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
+from selfspec.machine.busy import LEAST_SHARE
 
 if TYPE_CHECKING:
     from selfspec.cli.shared.writer import Writer

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from selfspec.cli.check.questions import Question
+from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
 STOCK, DRAFTED, CACHED = "stock", "selfspec", "with cache"
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
-_LOOK = 0.05  # seconds for which the processor's share is looked at
 _FIRST_LOOKS = 8
-LEAST_SHARE = 0.8  # The machine is too busy if we get less of its processor than that.
 
 Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
 
@@ -125,7 +124,7 @@ def measure(
             way.stats.append([])
         for index, (question, ids) in enumerate(asked):
             say(f"Measuring: round {number + 1}, {question.kind}")
-            found.shares += _processor_share(writer.model)
+            found.shares += _shares(writer.model)
             length = int(min(num_new, limit - len(ids)))
             texts: dict[str, list[int]] = {}
             took: dict[str, float] = {}
@@ -148,21 +147,9 @@ def measure(
 
 def share_at_first(model: Any) -> float:
     """The part of the processor that this process gets before anything is measured."""
-    return median([each for _ in range(_FIRST_LOOKS) for each in _processor_share(model)] or [1.0])
+    return median([each for _ in range(_FIRST_LOOKS) for each in _shares(model)] or [1.0])
 
 
-def _processor_share(model: Any) -> list[float]:
-    """The part of a processor that this process gets when it asks for all of torch's threads.
-
-    Empty for a model on a GPU. Half means that others are as busy as we are.
-    """
-    import torch
-
-    if model.device.type != "cpu":
-        return []
-    matrix = torch.ones(512, 512, device="cpu")
-    start, used = perf_counter(), process_time()
-    while perf_counter() - start < _LOOK:
-        torch.mm(matrix, matrix)
-    took = perf_counter() - start
-    return [(process_time() - used) / took / torch.get_num_threads()]
+def _shares(model: Any) -> list[float]:
+    """The part of the processor that this process gets; empty for a model on a GPU."""
+    return [processor_share()] if model.device.type == "cpu" else []

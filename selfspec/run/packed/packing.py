@@ -2,7 +2,8 @@
 
 A layer is packed only if its trial shows that this cuts its time by at least 10 %, and only when
 the forwards so far would have saved as much time as packing takes. What trials found is kept on
-disk for the processor, torch's version and its number of threads.
+disk for the processor, torch's version and its number of threads. Beside a busy program all threads
+of a product wait for each other, so trials wait too: they would find products slow that are not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as hf_logging
 
+from selfspec.machine.busy import is_busy
 from selfspec.machine.hardware import processor
 from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.machine.memory import free_memory
@@ -102,8 +104,8 @@ class Trial(NamedTuple):
     @property
     def least_tokens(self) -> int:
         """From how many tokens on the copy is used, as far as narrow inputs go."""
-        equal = (w for w in _DECIDE if self.packed[w] <= _EQUAL * self.own[w])
-        return next(equal, _DECIDE[-1])
+        slower = [w for w in _DECIDE if self.packed[w] > _EQUAL * self.own[w]]
+        return min(slower[-1] + 1, _DECIDE[-1]) if slower else 1
 
     @property
     def most_tokens(self) -> int | None:
@@ -182,6 +184,7 @@ class Packing:
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
         self._forwards: Counter[int] = Counter()  # that the model was asked for, by their width
+        self._try_from = 0  # Trials come behind this many tokens.
         self._kinds: dict[Kind, list[nn.Linear]] = {}
         self._in_use: dict[nn.Linear, Slot] = {}
         self._how: InPlace | None = None
@@ -273,22 +276,34 @@ class Packing:
         """Did products take so long by now that the time of trials is a small part of it?
 
         They must have taken twice as long if hardly anything can come behind them in this call.
+        While the machine is busy, trials are put off until as much work again is done.
         """
         sizes = [kind.num_weights * len(modules) for kind, modules in self._kinds.items()]
         tokens = sum(n * max(width, _READING) for width, n in self._forwards.items())
         trials = _TRIAL * sum(min(size, _MOST_WEIGHTS) for size in sizes)
         share = _SHARE_FOR_TRIALS * sum(sizes)
         makes_up = trials <= share * _READING * num_left
-        return trials * (1 if makes_up else 2) <= share * tokens
+        if tokens < self._try_from or trials * (1 if makes_up else 2) > share * tokens:
+            return False
+        if is_busy():
+            self._try_from = 2 * tokens
+            return False
+        return True
 
     @torch.no_grad()
     def _try_all(self) -> None:
         """Makes the trials that are missing; ends the matter if no way is faster."""
+        news = []
         for kind, modules in self._kinds.items():
             if kind not in self.trials:
                 start = perf_counter()
-                found = self.trials[kind] = _trial(kind, [module.weight for module in modules])
+                found, is_general = _trial(kind, [module.weight for module in modules])
+                self.trials[kind] = found
+                if is_general:
+                    news.append((_key(kind), found._asdict()))
                 _log.info("tried %s in %.2f s: %s", kind, perf_counter() - start, found.way)
+        if news and not is_busy():
+            keep_measured(news)
         if not self._is_in_place() and not any(self.trials[kind].way for kind in self._kinds):
             self.reason = self.reason or "no layer is at least 10 % faster packed"
             self.is_settled = True
@@ -443,8 +458,11 @@ def _known_trial(kind: Kind) -> Trial | None:
     return found if set(own) == set(WIDTHS) and (found.way is None or is_sound) else None
 
 
-def _trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
-    """Times layers of one kind in all ways, in turns; keeps what it found. Draws no randomness."""
+def _trial(kind: Kind, weights: Sequence[torch.Tensor]) -> tuple[Trial, bool]:
+    """Times layers of one kind in all ways, in turns. Draws no randomness.
+
+    Says too whether other weights of this kind would do no better.
+    """
     weights, scale = _sample(kind, weights)
     layers: dict[str, Sequence[_Product]]
     layers = {_OWN: [partial(own_linear, weight=weight, bias=None) for weight in weights]}
@@ -465,9 +483,7 @@ def _trial(kind: Kind, weights: Sequence[torch.Tensor]) -> Trial:
         found = Trial(times[_OWN], None, {}, 0.0)
     else:
         found = Trial(times[_OWN], best, times[best], packing[best])
-    if list(packing) == ways_for(kind.dtype):  # Other weights may do better.
-        keep_measured([(_key(kind), found._asdict())])
-    return found
+    return found, list(packing) == ways_for(kind.dtype)
 
 
 def _in_turns(
