@@ -67,6 +67,9 @@ _ROUNDS = 2
 _READING = 8
 _TRIAL = 250
 _SHARE_FOR_TRIALS = 0.25
+# A busy machine puts them off until that many times as much is done. Behind that, it may be that we
+# never get all threads, as in a container that has fewer processors than torch has threads.
+_PATIENCE = 8
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _SHOWN = 2.0  # What takes longer than this many seconds is shown.
@@ -276,16 +279,18 @@ class Packing:
         """Did products take so long by now that the time of trials is a small part of it?
 
         They must have taken twice as long if hardly anything can come behind them in this call.
-        While the machine is busy, trials are put off until as much work again is done.
+        While the machine is busy, trials are put off until as much work again is done, three times
+        at most.
         """
         sizes = [kind.num_weights * len(modules) for kind, modules in self._kinds.items()]
         tokens = sum(n * max(width, _READING) for width, n in self._forwards.items())
         trials = _TRIAL * sum(min(size, _MOST_WEIGHTS) for size in sizes)
         share = _SHARE_FOR_TRIALS * sum(sizes)
         makes_up = trials <= share * _READING * num_left
-        if tokens < self._try_from or trials * (1 if makes_up else 2) > share * tokens:
+        least = trials * (1 if makes_up else 2)
+        if tokens < self._try_from or share * tokens < least:
             return False
-        if is_busy():
+        if share * tokens < _PATIENCE * least and is_busy():
             self._try_from = 2 * tokens
             return False
         return True

@@ -259,6 +259,7 @@ def test_trials_wait_until_they_are_a_small_part_of_the_work(model, monkeypatch)
 def test_trials_wait_while_the_machine_is_busy(model, monkeypatch):
     """They are put off until as much work again is done, and so is the next look."""
     tried, looks = fake_trials(monkeypatch), iter([True, True, False])
+    monkeypatch.setattr(module, "_TRIAL", 2)
     monkeypatch.setattr(module, "is_busy", lambda: next(looks))
     packing = Packing.of(model)
     for _ in range(3):
@@ -266,6 +267,18 @@ def test_trials_wait_while_the_machine_is_busy(model, monkeypatch):
     packing.before_forward(1)
     assert not tried
     packing.before_forward(8)
+    assert len(tried) == 2
+
+
+def test_trials_are_made_at_last_on_a_machine_that_is_always_busy(model, monkeypatch):
+    tried = fake_trials(monkeypatch)
+    monkeypatch.setattr(module, "_TRIAL", 2)
+    monkeypatch.setattr(module, "is_busy", lambda: True)
+    packing = Packing.of(model)
+    for _ in range(7):
+        packing.before_forward(16)
+    assert not tried
+    packing.before_forward(16)
     assert len(tried) == 2
 
 
