@@ -1,4 +1,4 @@
-"""The loop: draft, lay out, forward, verify, commit, learn, for a batch of rows.
+"""The engine: draft, lay out, forward, verify, commit, learn, for rows that share forwards.
 
 Everything outside is a callable or a protocol: the forward, the logits processors, the stopping
 criteria. So a scripted model can drive it, and no word of transformers is needed.
@@ -7,31 +7,34 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, Step, Took
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, Took
 from selfspec.draft.memory import Memory
+from selfspec.draft.sources.draft_model import DraftModelCursor
 from selfspec.errors import ConfigError
-from selfspec.machine.device import CpuDevice, Device, Fetched
-from selfspec.records import DraftTree, StepRecord, TopK
-from selfspec.run.backend import Backend
-from selfspec.sequence import Sequence
+from selfspec.learning import tables, teach
+from selfspec.machine.device import CpuDevice, Device, Fetched, device_for
+from selfspec.records import DraftTree, StepRecord
+from selfspec.row import Row
+from selfspec.run.backends import Backend
+from selfspec.run.draft_model import DraftText
+from selfspec.run.model import num_readable
+from selfspec.run.prompt import Prefilled, PromptReader
+from selfspec.run.run import Run
 from selfspec.verify.choosers import Said
 from selfspec.verify.logits import as_read, fits_at_once, top_k
 from selfspec.verify.walk import walk
 
-__all__ = ["Decoder", "FirstTokens", "first_tokens", "top_k_of"]
+__all__ = ["Engine", "FirstTokens", "first_tokens"]
 
 Listener = Callable[[StepRecord], None]
-Asked = ParamSpec("Asked")
-Given = TypeVar("Given")
 
 
 class FirstTokens(NamedTuple):
@@ -41,76 +44,162 @@ class FirstTokens(NamedTuple):
     logits: torch.Tensor  # (B, 1, V): those that the tokens were chosen from
 
 
-@dataclass
-class Decoder:
-    """Decodes a batch to its end, or a step at a time while rows come and go.
+class Engine:
+    """Decodes rows that share forwards: those of one call, or those of many that come and go.
 
-    Rows that move together are all of the batch, and none of them leaves before the last.
+    `admit` reads a call's prompt and lets its rows in, `step` runs one forward, and `leave` lets
+    rows out that have stopped. Rows that move together are all of the batch, and none of them
+    leaves before the last.
     """
 
-    backend: Backend
-    config: SpecConfig
-    rows: list[Sequence] = field(default_factory=list)  # Those that still decode, in their order.
-    budget: Budget = field(default_factory=FixedBudget)
-    device: Device = field(default_factory=CpuDevice)
-    listeners: Collection[Listener] = ()
-    num_readable: int | None = None  # Ids that the model can't read are not worth learning.
-    before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
-    clock: Callable[[], float] = perf_counter
+    def __init__(
+        self,
+        backend: Backend,
+        config: SpecConfig,
+        *,
+        run: Run | None = None,  # How the model is run; None if no call will be admitted.
+        learned: Callable[[int], Memory] | None = None,  # For a vocabulary of some size.
+        budget: Budget | None = None,  # None: what the config says.
+        device: Device | None = None,
+        listeners: Collection[Listener] = (),
+        num_readable: int | None = None,  # Ids that the model can't read are not worth learning.
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.backend = backend
+        self.config = config.changed(top_k=1) if backend.chains_only else config
+        self.rows: list[Row] = []  # Those that still decode, in their order.
+        self.budget = budget
+        self._run = run
+        self._learned = learned
+        self._device = CpuDevice() if device is None else device
+        self._listeners = listeners
+        self._num_readable = num_readable
+        self._clock = clock
+        self._way = "", 0  # How the last step was run, and its rows.
+        self._is_settled = run is None  # Will no more weights be packed?
 
-    def add(self, rows: list[Sequence], first: FirstTokens) -> None:
-        """Takes in rows that have their first token, and learns from it.
+    def admit(self, call: Any, num_tokens: int | None = None) -> Prefilled | None:
+        """Reads the prompt of a `Call`, to its end or `num_tokens` more of it.
 
-        A backend to which rows are added one by one must have them already.
+        At the end its rows get their first tokens, which a streamer hears before anything is
+        learned, and take part in the steps to come. Returns None before the end.
         """
-        self._start()
+        run, seconds = self._run, call.stats.seconds
+        reader: PromptReader = call.reader
+        assert run is not None
+        start = self._clock()
+        left = reader.num_left
+        num_read = left if num_tokens is None else min(left, num_tokens)
+        run.before_prompt(len(call.input_ids) * max(num_read, 1))
+        read_from = self._clock()
+        seconds["prepare"] += read_from - start
+        with run.reading():
+            prompt = reader.read(num_tokens)
+            seconds["prefill"] += self._clock() - read_from
+            if prompt is not None:
+                self._join(call, prompt)
+        return prompt
+
+    def _join(self, call: Any, prompt: Prefilled) -> None:
+        """Lets the rows of a call in whose prompt was read."""
+        assert self._learned is not None
+        # What was learned on another vocabulary is refused before anybody gets a token.
+        learned = self._learned(prompt.logits.shape[-1])
+        rows = call.rows(prompt)
+        self._device = device_for(prompt.logits.device, overlap=self.config.overlap)
+        first = first_tokens(rows, prompt.logits, self._device)
+        start = self._clock()
+        memory = learned.for_request(self.config.learning)
+        self._num_readable = num_readable(call.model)
+        if memory.learns:
+            teach(memory, prompt, call.model.get_output_embeddings(), self._num_readable)
+        call.stats.table_bytes = memory.nbytes
+        call.stats.seconds["learn"] += self._clock() - start
+        self.backend.admit(prompt, reach=call.reach, width=call.width)
+        budget = self._budget_for(len(self.rows) + len(rows))
+        for row, prediction in zip(rows, call.predictions, strict=True):
+            cursor = None
+            if call.draft_model is not None:
+                text = DraftText(call.draft_model)
+                cursor = DraftModelCursor(text, row.prompt_ids, budget.worth, call.reach)
+            row.begin(memory, self.config, prediction, cursor)
+        self.add(rows, first)
+
+    def _budget_for(self, num_rows: int) -> Budget:
+        """The budget, which is opened with the first rows."""
+        if self.budget is None and self._run is not None and self.config.budget == "measured":
+            curve = self._run.curve(self.backend, num_rows)
+            self.budget = MeasuredBudget(curve, self._run.ledger)
+            self._way = self.backend.kind, num_rows
+        if self.budget is None:
+            self.budget = FixedBudget()
+        return self.budget
+
+    def add(self, rows: list[Row], first: FirstTokens) -> None:
+        """Lets in rows that have their first token, and learns from it."""
+        laps = Laps(self._clock)
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].memory)
-        self.device.join()
-        self._timed("learn", self._learn, rows, first.records, tops)
+        self._device.join()
+        self._learn(rows, first.records, tops)
+        laps.end("learn")
         for row in rows:
-            row.stats.count_first(self._laps, len(rows))
+            row.stats.count_first(laps.seconds, len(rows))
         self._tell(first.records)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
         rows = self.rows
-        while not all(row.is_done for row in self.rows):
-            self.drop_done_rows()
-            self.step()
+        with self._decoding():
+            while not all(row.is_done for row in self.rows):
+                self.leave()
+                self._step()
         for row in rows:
-            row.stats.paused = self.budget.paused
+            row.stats.paused = self._budget_for(len(rows)).paused
 
-    def step(self) -> list[StepRecord]:
-        """One forward and all that belongs to it; returns what came of each row."""
-        start = self._start()
-        rows, timed = self.rows, self._timed
-        if self.before_step is not None:
-            timed("prepare", self.before_step, len(rows))
-            start = self._lap
-        pending, allowed = self.backend.num_pending, self.backend.max_width(self.config.max_nodes)
-        step = self.budget.step(allowed, pending)
-        trees = timed("draft", self._draft, step)
-        drafted = self._lap
-        layout = timed("layout", self.backend.lay_out, trees)
-        logits = timed("forward", self.backend.forward, layout)
-        # The device is asked for what the walk needs first, and for the tables beside it.
-        logits = timed("verify", _read, rows, logits, self.device)
-        tops = timed("learn", self._fetch_tops, logits, rows[0].memory)
-        records = timed("verify", _verified, rows, trees)
-        timed("commit", self._commit, records)
-        timed("learn", self._learn, rows, records, tops)
+    def step(self) -> None:
+        """One forward and all that belongs to it."""
+        with self._decoding():
+            self._step()
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._run is None else self._run.decoding()
+
+    def _step(self) -> None:
+        laps = Laps(self._clock)
+        rows, backend = self.rows, self.backend
+        budget = self._kept_up()
+        start = laps.start if self._is_settled else laps.end("prepare")
+        pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
+        step = budget.step(allowed, pending)
+        trees = self._draft(step)
+        drafted = laps.end("draft")
+        layout = backend.lay_out(trees)
+        laps.end("layout")
+        logits = backend.forward(layout)
+        laps.end("forward")
+        # The device is asked first for what the walk needs, then for the tables.
+        logits = _read(rows, logits, self._device)
+        laps.end("verify")
+        tops = self._fetch_tops(logits, rows[0].memory)
+        laps.end("learn")
+        records = _verified(rows, trees)
+        laps.end("verify")
+        self._commit(records)
+        laps.end("commit")
+        self._learn(rows, records, tops)
+        done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
-        rest = self._lap - drafted - self.backend.setting_up
-        timed("learn", step.observe, Took(width, drafted - start, rest), records)
+        took = Took(width, drafted - start, done - drafted - backend.setting_up)
+        step.observe(took, records)
+        done = laps.end("learn")
         for row, record in zip(rows, records, strict=True):
             row.stats.count_step(record)
             row.stats.num_read_again += pending or 0
-            row.stats.count_time(self._laps, self._lap - start, width, len(rows))
+            row.stats.count_time(laps.seconds, done - start, width, len(rows))
         self._tell(records)
-        return records
 
-    def drop_done_rows(self) -> list[Sequence]:
+    def leave(self) -> list[Row]:
         """Rows that walk alone leave the batch when they stop; those that move together stay.
 
         Returns the rows that left. The last rows move into their places, so that few are moved.
@@ -123,6 +212,26 @@ class Decoder:
         self.rows = [self.rows[i] for i in live]
         self.backend.keep_rows(live)
         return left
+
+    def _kept_up(self) -> Budget:
+        """Packs weights if that pays by now; returns the budget, with the times of such steps.
+
+        Steps take another time once weights are packed, and once rows have come or left.
+        """
+        budget, run = self._budget_for(len(self.rows)), self._run
+        if run is None or not isinstance(budget, MeasuredBudget):
+            return budget
+        kind = known = self._way[0]
+        if not self._is_settled:
+            left = max((row.max_length - row.length for row in self.rows), default=0)
+            run.before_step(len(self.rows), left)
+            self._is_settled, kind = run.is_settled, self.backend.kind
+        if kind != known:
+            run.ledger.forgive()
+        if (kind, len(self.rows)) != self._way:
+            self._way = kind, len(self.rows)
+            budget.curve = run.curve(self.backend, len(self.rows))
+        return budget
 
     def _draft(self, step: Step) -> list[DraftTree]:
         """A tree for each row, with what its shape hangs beside it.
@@ -147,52 +256,61 @@ class Decoder:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
         if not memory.learns:
             return None
-        with self.device.side(logits):
-            return self.device.fetch(*top_k(logits[..., : self.num_readable], memory.top_k))
+        with self._device.side(logits):
+            return self._device.fetch(*top_k(logits[..., : self._num_readable], memory.top_k))
 
     def _commit(self, records: list[StepRecord]) -> None:
-        """Moves the KV beside what the CPU does until the next forward, which waits for it."""
-        with self.device.side():
+        """Moves the KV while the CPU works until the next forward, which waits for it."""
+        with self._device.side():
             self.backend.commit([record.path for record in records])
-        self.device.join()
+        self._device.join()
 
-    def _learn(
-        self, rows: list[Sequence], records: list[StepRecord], fetched: Fetched | None
-    ) -> None:
+    def _learn(self, rows: list[Row], records: list[StepRecord], fetched: Fetched | None) -> None:
         if fetched is not None:
-            tops = _tables(*fetched.get())
+            tops = tables(*fetched.get())
             for index, record in enumerate(records):
                 record.top = tops.at((index, slice(len(record.tree))))
         for row, record in zip(rows, records, strict=True):
             row.observe(record)
 
     def _tell(self, records: list[StepRecord]) -> None:
-        for listener in self.listeners:
+        for listener in self._listeners:
             for record in records:
                 listener(record)
 
-    def _start(self) -> float:
-        """Begins to time the verbs of a step."""
-        self._laps: dict[str, float] = {}
-        self._lap = self.clock()
-        return self._lap
+    def stop(self, index: int) -> None:
+        """Ends a row where it is, since nobody reads it any more."""
+        for row in self.rows:
+            row.is_done = row.is_done or row.index == index
 
-    def _timed(
-        self,
-        stage: str,
-        verb: Callable[Asked, Given],
-        *args: Asked.args,
-        **kwargs: Asked.kwargs,
-    ) -> Given:
-        """What `verb` gives; the time since the verb before it is added to a stage."""
-        given = verb(*args, **kwargs)
-        now = self.clock()
-        self._laps[stage] = self._laps.get(stage, 0.0) + now - self._lap
-        self._lap = now
-        return given
+    def note(self, call: Any) -> None:
+        """Notes how the forwards of a call that is over, or broke off, were run."""
+        run, stats = self._run, call.stats
+        assert run is not None
+        stats.forward = self.backend.kind
+        stats.packed_bytes = run.packed_bytes
+        stats.eager_reason = self.backend.reason or run.reason
+        if call.draft_model is not None:
+            stats.num_draft_forwards = call.draft_model.num_forwards
 
 
-def first_tokens(rows: list[Sequence], prompt_logits: torch.Tensor, device: Device) -> FirstTokens:
+class Laps:
+    """The seconds of a step by its stages, from the end of one stage to the end of the next."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self.start = self._last = clock()
+
+    def end(self, stage: str) -> float:
+        """Adds the time since the last end to a stage; returns the time now."""
+        now = self._clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+        return now
+
+
+def first_tokens(rows: list[Row], prompt_logits: torch.Tensor, device: Device) -> FirstTokens:
     """Commits what the prompt's forward yields to each row, by its last logits (B, V).
 
     This needs neither tables nor slots for drafts, so that a streamer has the first token before
@@ -203,13 +321,7 @@ def first_tokens(rows: list[Sequence], prompt_logits: torch.Tensor, device: Devi
     return FirstTokens(_verified(rows, trees), logits)
 
 
-def top_k_of(logits: torch.Tensor, k: int) -> TopK:
-    """The K likeliest next tokens that `logits` (..., V) tell, with their probabilities."""
-    ids, probabilities = top_k(logits, k)
-    return _tables(ids.cpu(), probabilities.cpu())
-
-
-def _read(rows: list[Sequence], logits: torch.Tensor, device: Device) -> torch.Tensor:
+def _read(rows: list[Row], logits: torch.Tensor, device: Device) -> torch.Tensor:
     """Asks the device for what the walks need; returns the logits that tables are made of."""
     if fits_at_once(logits):
         logits = as_read(logits)
@@ -219,7 +331,7 @@ def _read(rows: list[Sequence], logits: torch.Tensor, device: Device) -> torch.T
     return logits
 
 
-def _verified(rows: list[Sequence], trees: list[DraftTree]) -> list[StepRecord]:
+def _verified(rows: list[Row], trees: list[DraftTree]) -> list[StepRecord]:
     """What came of each tree, by the logits that were read.
 
     Each row walks down its tree by itself, unless all move together. Then the walk ends where one
@@ -230,7 +342,7 @@ def _verified(rows: list[Sequence], trees: list[DraftTree]) -> list[StepRecord]:
     return [record for group in groups for record in _walked(group)]
 
 
-def _walked(group: list[tuple[Sequence, DraftTree]]) -> list[StepRecord]:
+def _walked(group: list[tuple[Row, DraftTree]]) -> list[StepRecord]:
     rows, starts = [row for row, _ in group], [row.num_new for row, _ in group]
     paths = walk([tree for _, tree in group], partial(rows[0].chooser.commit, rows))
     return [
@@ -239,7 +351,7 @@ def _walked(group: list[tuple[Sequence, DraftTree]]) -> list[StepRecord]:
     ]
 
 
-def _hang(row: Sequence, tree: DraftTree, room: int) -> None:
+def _hang(row: Row, tree: DraftTree, room: int) -> None:
     """Lets a row's shape add nodes beside its tree, where there are slots and positions for them.
 
     What stands beyond the end of a text, or in one that has stopped, is not asked.
@@ -255,7 +367,7 @@ def _hang(row: Sequence, tree: DraftTree, room: int) -> None:
         )
 
 
-def _add_pads(rows: list[Sequence], trees: list[DraftTree]) -> None:
+def _add_pads(rows: list[Row], trees: list[DraftTree]) -> None:
     """Makes the trees of rows that are padded chains of pads, as deep as the deepest of all."""
     padded = [(row, tree) for row, tree in zip(rows, trees, strict=True) if row.is_padded]
     deepest = max(max(tree.depths) for tree in trees) if padded else 0
@@ -273,8 +385,3 @@ def _without_gaps(gaps: list[bool]) -> list[int]:
     kept = [index for index, is_gap in enumerate(gaps) if not is_gap]
     behind = [index for index in kept if index >= len(kept)]
     return [behind.pop() if gaps[index] else index for index in range(len(kept))]
-
-
-def _tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
-    known = np.fmax(probabilities.numpy(), 0)  # Stock goes on where the model says NaN.
-    return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))

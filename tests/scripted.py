@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from selfspec import sequence
+from selfspec import row as rows_
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
-from selfspec.engine import Decoder, first_tokens
+from selfspec.engine import Engine, first_tokens
 from selfspec.machine.device import CpuDevice, Device
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
-from selfspec.sequence import Stops, output_of
+from selfspec.row import Stops, output_of
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import (
     BatchChooser,
@@ -59,6 +59,7 @@ class ScriptedBackend:
 
     setting_up = 0.0
     num_pending = None
+    chains_only = False
 
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
@@ -196,7 +197,7 @@ class Run:
             list(self.sources), Calibration(), top_k=3, learns=self.learns, shape=self.shape
         )
         self.rows = [
-            sequence.Sequence(
+            rows_.Row(
                 index=index,
                 prompt=torch.tensor([prompt]),
                 prompt_ids=prompt,
@@ -229,9 +230,9 @@ class Run:
         for row, chooser in zip(self.rows, choosers or self.greedy(), strict=True):
             row.chooser = chooser
         first = first_tokens(self.rows, self.backend.prompt_logits(), self.device)
-        decoder = Decoder(
-            backend=self.backend,
-            config=self.config,
+        engine = Engine(
+            self.backend,
+            self.config,
             budget=self.budget,
             device=self.device,
             listeners=[self.records.append],
@@ -239,6 +240,6 @@ class Run:
         )
         for row in self.rows:
             row.begin(self.memory, self.config)
-        decoder.add(self.rows, first)
-        decoder.run()
+        engine.add(self.rows, first)
+        engine.run()
         return output_of(self.rows).tolist()

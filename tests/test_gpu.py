@@ -296,7 +296,7 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
     check_same(model, spec, prompts(2), **GREEDY)
     del model
     torch.cuda.synchronize()
-    assert len(spec.forwards._known) == 0
+    assert len(spec.models._runs) == 0
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,17 +22,12 @@ from selfspec.batch.schedule import ArrivalOrder, Scheduler
 from selfspec.batch.waiting import Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
-from selfspec.config import SpecConfig
+from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError
-from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.call import Call
-from selfspec.plugin.prompt import PromptReader
-from selfspec.plugin.rows import Rows
 from selfspec.plugin.spec import SelfSpec
-from selfspec.records import StepRecord
-from selfspec.run.model import device_of
-from selfspec.run.rows_backend import RowsBackend, kv_bytes_per_token
+from selfspec.run.backends import TreeBackend, kv_bytes_per_token
 from selfspec.run.tree_kv import foreign_layer
 
 _LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
@@ -74,12 +68,11 @@ class Session:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._pace = pace
         self._hear = hear
-        self._config, self._eager_reason = _config_for_rows(spec.config, self._model)
+        self._run = spec.models.run(self._model)
         self._waiting = Waiting(short_first=short_first)
-        self._reading: PromptReader | None = None  # Its place among the rows is kept for it.
-        self._open_forwards = ExitStack()
-        self._rows: Rows | None = None
-        self._backend: RowsBackend | None = None
+        self._reading: Call | None = None  # Its place among the rows is kept for it.
+        self._engine: Engine | None = None
+        self._backend: TreeBackend | None = None
         self._running: dict[int, Call] = {}  # The calls of the rows, by index.
         self._unread: set[int] = set()  # Those of them that nobody waits for any more.
         # How many tokens fit, and how many a prompt may have; beside no other row, and else.
@@ -156,13 +149,13 @@ class Session:
         """Forgets a prompt whose answer nobody wants, wherever it is; False if it is not here."""
         if self._waiting.leave(index):
             return True
-        if self._reading is not None and self._reading.call.index == index:
-            self._spec.count(self._reading.call)
+        if self._reading is not None and self._reading.index == index:
+            self._spec.count(self._reading)
             self._reading = None
             return True
-        if self._rows is None or index not in self._running or index in self._unread:
+        if self._engine is None or index not in self._running or index in self._unread:
             return False
-        self._rows.stop(index)
+        self._engine.stop(index)
         self._unread.add(index)
         return True
 
@@ -185,41 +178,38 @@ class Session:
             return self._answer_alone(call)
         if self.is_empty:
             return []
-        rows = self._ready()
-        answers = self._ended(rows)
-        self._read(rows)
-        answers += self._ended(rows)
-        if len(rows):
+        engine = self._ready()
+        answers = self._ended(engine)
+        self._read(engine)
+        answers += self._ended(engine)
+        if engine.rows:
             start = perf_counter()
-            records = rows.step()
+            engine.step()
             if self._pace is not None:
                 self._pace.observe_step(perf_counter() - start)
-            self._tell(records)
-            answers += self._ended(rows)
+            answers += self._ended(engine)
         return answers
 
-    def _ready(self) -> Rows:
-        """The rows, and how forwards are run: asked anew with no row there, for all weights."""
-        if self._rows is None or not self._is_busy:
-            self._open_forwards.close()
-            preparing = self._spec.forwards.prepare(self._model, self._config)
-            prepared = self._open_forwards.enter_context(preparing)
+    def _ready(self) -> Engine:
+        """What decodes; with no row there, the model and its weights are looked at anew."""
+        if self._engine is None or not self._is_busy:
+            self._run.renew()
             if self._backend is None:
-                self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
-            self._backend.kind = prepared.kind
-            self._rows = Rows(self._spec.memory, prepared, self._backend)
-        return self._rows
+                sizes: Any = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
+                self._backend = self._run.shared_backend(self._run.ability(), **sizes)
+            self._engine = self._spec.engine(self._run, self._backend)
+        return self._engine
 
-    def _read(self, rows: Rows) -> None:
+    def _read(self, engine: Engine) -> None:
         """Reads prompts until nothing more can start, or until as much was read as may be."""
-        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(rows))
+        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(engine.rows))
         while left > 0:
             self._reading = self._reading or self._next_to_read()
             if self._reading is None:
                 return
-            left -= self._read_part(self._reading, left, rows)
+            left -= self._read_part(self._reading, left, engine)
 
-    def _next_to_read(self) -> PromptReader | None:
+    def _next_to_read(self) -> Call | None:
         """The first of those prompts that the scheduler wants to start and that fits."""
         sharing = self._waiting.sharing()
         if len(self._running) == self._max_rows or not sharing:
@@ -237,45 +227,46 @@ class Session:
         if first is None:
             return None
         self._waiting.start(sharing[first])
-        return PromptReader(sharing[first])
+        return sharing[first]
 
-    def _read_part(self, reader: PromptReader, num_tokens: int, rows: Rows) -> int:
+    def _read_part(self, call: Call, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its row at the end; returns how much was read."""
-        start, before, call = perf_counter(), reader.num_left, reader.call
+        start, before = perf_counter(), call.reader.num_left
         is_nearly_all = before <= _SHORT_REST * num_tokens
-        with rows.prepared.reading():
-            prompt = reader.read(rows.prepared, before if is_nearly_all else num_tokens)
-            num_read = before - reader.num_left
-            if self._pace is not None:
-                self._pace.observe_part(num_read, perf_counter() - start)
-            if prompt is not None:
-                self._reading = None
-                self._running[call.index] = call
-                self._tell(rows.add(call, prompt))
+        if self._hear is not None:
+            call.streamer = _Listener(self._hear, call.index, self._drop)
+        is_read = engine.admit(call, before if is_nearly_all else num_tokens) is not None
+        num_read = before - call.reader.num_left
+        if self._pace is not None:
+            self._pace.observe_part(num_read, perf_counter() - start)
+        if is_read:
+            self._reading, self._running[call.index] = None, call
+            if call.index in self._unread:
+                engine.stop(call.index)
         return num_read
 
-    def _tell(self, records: list[StepRecord]) -> None:
-        for record in records:
-            if self._hear is not None and not self._hear(record.row, record.committed_ids):
-                self.cancel(record.row)
+    def _drop(self, index: int) -> None:
+        """Ends a row whose text nobody reads any more."""
+        self._unread.add(index)
+        if self._engine is not None:
+            self._engine.stop(index)
 
-    def _ended(self, rows: Rows) -> list[Answer]:
+    def _ended(self, engine: Engine) -> list[Answer]:
         """The answers of the rows that have ended, which leave the batch."""
         answers = []
-        for row in rows.leave():
+        for row in engine.leave():
             call = self._running.pop(row.index)
             if row.index in self._unread:
                 self._unread.remove(row.index)
                 self._spec.count(call)
                 continue
-            rows.note(call)
-            call.stats.eager_reason = self._eager_reason or call.stats.eager_reason
-            self._spec.finish(call, drafted=True, is_last=not len(rows))
+            engine.note(call)
+            self._spec.finish(call, drafted=True, is_last=not engine.rows)
             answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
         return answers
 
     def _answer_alone(self, call: Call) -> list[Answer]:
-        self._rows = self._backend = None  # Its own KV takes the memory of the batch's.
+        self._engine = self._backend = None  # Its own KV takes the memory of the batch's.
         self._waiting.start(call)
         self.alone_reasons[str(call.alone_reason)] += 1
         self.index_alone = index = call.index
@@ -316,12 +307,16 @@ class Session:
         return self._backend.max_tokens, self._backend.max_prompt
 
 
-def _config_for_rows(config: SpecConfig, model: Any) -> tuple[SpecConfig, str | None]:
-    """The config with a way to run forwards that rows can come and go in, and why it differs."""
-    captures = device_for(device_of(model), overlap=False).can_capture
-    if config.forward != "graph" and not (config.forward == "auto" and captures):
-        return config, None
-    reason = "captured forwards have a fixed number of rows, and here rows come and go"
-    if config.forward == "graph" and config.strict:
-        raise UnsupportedError(f"strict=True and forward='graph' can't be had: {reason}")
-    return config.changed(forward="eager"), reason
+class _Listener:
+    """A streamer that hands on the tokens of one row, and ends it where nobody reads them."""
+
+    def __init__(self, hear: Hear, index: int, drop: Callable[[int], None]) -> None:
+        self._hear, self._index, self._drop = hear, index, drop
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes one token."""
+        if not self._hear(self._index, value.tolist()):
+            self._drop(self._index)
+
+    def end(self) -> None:
+        """The answer says so."""

@@ -15,7 +15,7 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds, encode
 from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.memory import Memory
-from selfspec.engine import top_k_of
+from selfspec.learning import top_k_of
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 _NEUTRAL = "Hello"

@@ -156,7 +156,7 @@ def serve(
 def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig) -> ModelThread:
     """Loads everything; nothing is answered yet."""
     from selfspec.machine.memory import free_memory
-    from selfspec.run.rows_backend import kv_bytes_per_token
+    from selfspec.run.backends import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows

@@ -13,16 +13,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.compat.generation import decode_plainly, with_kv
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.rules import end_ids, for_rows, length_limit, row_stops, split_warpers
+from selfspec.row import Row, Stops, Streamer, output_of, stream_to
 from selfspec.run.draft_model import DraftModel
-from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
-from selfspec.run.prompt import Prompt
-from selfspec.sequence import Sequence, Stops, Streamer, output_of, stream_to
+from selfspec.run.prompt import Prefilled, PromptReader
+from selfspec.run.run import Run
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape
@@ -46,12 +45,10 @@ class Call:
     streamer: Streamer | None
     model_kwargs: dict[str, Any]  # before the prompt is read
     config: SpecConfig
-    forwards: Forwards
+    run: Run
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
-    budget: Budget | None = None  # A user's own; None: what the knob says.
     num_beside: int = 0  # The most nodes that a shape hangs beside a tree.
-    listeners: tuple[Any, ...] = ()
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
@@ -74,7 +71,7 @@ class Call:
 
     @property
     def reach(self) -> int:
-        """How many tokens beyond the prompt the last one may stand, drafted or not."""
+        """How many tokens after the prompt the last one may be, drafted or not."""
         return max(self.max_length - self.num_tokens, 1)
 
     def setting(self, name: str) -> Any:
@@ -84,7 +81,14 @@ class Call:
     @cached_property
     def ability(self) -> Ability:
         """What the model can verify, tried on first use."""
-        return self.forwards.ability(self.model)
+        return self.run.ability()
+
+    @cached_property
+    def reader(self) -> PromptReader:
+        """Reads its prompt."""
+        learns = self.config.learning != "frozen"
+        arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
+        return PromptReader(*arguments, learns=learns)
 
     @property
     def plain_reason(self) -> str | None:
@@ -135,18 +139,18 @@ class Call:
 
     @property
     def gives_cache_back(self) -> bool:
-        """Does anybody see the KV cache behind the call?"""
+        """Does anybody see the KV cache after the call?"""
         return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
-    def rows(self, prompt: Prompt) -> list[Sequence]:
-        """The rows behind a prompt that was read, each with what decides on its tokens."""
+    def rows(self, prompt: Prefilled) -> list[Row]:
+        """The rows of a prompt that was read, each with what decides on its tokens."""
         config, ends = self.generation_config, end_ids(self.generation_config)
         pad = config.pad_token_id
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
         choosers, stops = self._choosers()
         rows = [
-            Sequence(
+            Row(
                 index=self.index + number,
                 prompt=self.input_ids[number : number + 1],
                 prompt_ids=ids,
@@ -188,7 +192,7 @@ class Call:
         reason = reason_for(Outcome.TOGETHER, self)
         return reason or (reason_for(Outcome.APART, self) if several else None)
 
-    def result(self, rows: list[Sequence], cache: Any) -> Any:
+    def result(self, rows: list[Row], cache: Any) -> Any:
         """What stock's `generate()` would return."""
         config = self.generation_config
         if not config.return_dict_in_generate:

@@ -10,7 +10,8 @@ from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
-from selfspec.run.prepared import Forwards, may_pack
+from selfspec.run.packed import Packing
+from selfspec.run.run import KnownModels
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
@@ -33,7 +34,7 @@ def check_draft_model(model: Any) -> None:
 
 
 def new_draft_model(
-    draft: Any, target: Any, num_tokens: int, forwards: Forwards, config: SpecConfig
+    draft: Any, target: Any, num_tokens: int, models: KnownModels, config: SpecConfig
 ) -> DraftModel:
     """How a draft model is asked in one call; a pair of models is checked when it is new.
 
@@ -45,14 +46,15 @@ def new_draft_model(
             "a draft model must be given the prompt as token ids, which it reads itself (got "
             "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
-    if draft not in forwards.draft_models(target):
-        _check_pair(draft, target, forwards)
-        forwards.draft_models(target).add(draft)
-    packing = forwards.packing(draft) if may_pack(config) else None
+    fitting = models.run(target).draft_models
+    if draft not in fitting:
+        _check_pair(draft, target, models)
+        fitting.add(draft)
+    packing = Packing.of(draft) if models.run(draft).may_pack else None
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 
-def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
+def _check_pair(draft: Any, target: Any, models: KnownModels) -> None:
     """Refuses a draft model that can't draft for the target. Reads their tokenizers' files."""
     if draft is target:
         raise UnsupportedError(
@@ -61,7 +63,7 @@ def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
             "pass a smaller one, or a SelfSpec without a draft model"
         )
     _check_vocabularies(draft, target)
-    ability = forwards.ability(draft)
+    ability = models.run(draft).ability()
     if ability.attention is None:
         reason = str(ability.reason).partition(";")[0]
         raise UnsupportedError(

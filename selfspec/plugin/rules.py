@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.generation import logits_process, stopping_criteria
 
-from selfspec.sequence import Stops
+from selfspec.row import Stops
 from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
 

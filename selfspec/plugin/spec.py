@@ -26,19 +26,19 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
+from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_model import check_draft_model, new_draft_model
-from selfspec.plugin.prompt import PromptReader
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
-from selfspec.plugin.rows import Rows
 from selfspec.records import StepRecord
+from selfspec.run.backends import Backend
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
-from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
+from selfspec.run.run import KnownModels, Run
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -109,7 +109,7 @@ class SelfSpec(Persistent):
         self._calibration = calibration
         self._memory: Memory | None = None
         self._vocab_size = 0
-        self.forwards = Forwards()
+        self.models = KnownModels(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
         self._lock = threading.Lock()
@@ -222,12 +222,10 @@ class SelfSpec(Persistent):
             synced_gpus=synced_gpus,
             model_kwargs=model_kwargs,
             config=self.config,
-            forwards=self.forwards,
+            run=self.models.run(model),
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
-            budget=self._budget,
             num_beside=self._shape.num_beside,
-            listeners=self._listeners,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
         )
 
@@ -243,7 +241,7 @@ class SelfSpec(Persistent):
         What steps cost is written down unless others that take the same steps go on.
         """
         if drafted and is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
-            self.forwards.costs.keep()
+            self.models.costs.keep()
         self.count(call)
         self.warn(call.model, call.stats)
         if self._remembered is not None:
@@ -293,34 +291,45 @@ class SelfSpec(Persistent):
 
     def ability(self, model: Any) -> Ability:
         """What `model` can verify as it stands now; tried on first use."""
-        return self.forwards.ability(inside_wrappers(model))
+        return self.models.run(inside_wrappers(model)).ability()
 
     def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
         """How a call's draft model is asked, the one `given` or else our own; None without one."""
         draft = self.draft_model if given is None else given
         if draft is None:
             return None
-        return new_draft_model(draft, model, num_tokens, self.forwards, self.config)
+        return new_draft_model(draft, model, num_tokens, self.models, self.config)
+
+    def engine(self, run: Run, backend: Backend) -> Engine:
+        """What decodes the rows of one call, or of many that come and go."""
+        return Engine(
+            backend,
+            self.config,
+            run=run,
+            learned=self.memory,
+            budget=None if self._budget is None else self._budget.open(),
+            listeners=self._listeners,
+        )
 
     def _drafted(self, call: Call) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
-        start = perf_counter()
-        with self.forwards.prepare(call.model, call.config, call.ability) as prepared:
+        run, start = call.run, perf_counter()
+        run.renew()
+        with run.backend(call.ability) as backend:
             call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-            call.stats.disable(prepared.ability.reason)
-            rows = Rows(self.memory, prepared)
+            call.stats.disable(call.ability.reason)
+            engine = self.engine(run, backend)
             try:
-                with prepared.reading():
-                    prompt = PromptReader(call).read(prepared)
-                    assert prompt is not None
-                    rows.add(call, prompt)
-                sequences = rows.sequences
-                rows.run()
+                prompt = engine.admit(call)
+                assert prompt is not None
+                rows = engine.rows
+                engine.run()
             finally:
-                rows.close(call)
+                engine.note(call)
+                backend.release(fills=call.gives_cache_back)
         if call.streamer is not None:
             call.streamer.end()
-        return call.result(sequences, prompt.cache)
+        return call.result(rows, prompt.cache)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

@@ -18,14 +18,13 @@ from selfspec.compat.generation import using_candidates
 from selfspec.cost import FixedBudget
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources.draft_model import DraftModelCursor
-from selfspec.engine import top_k_of
 from selfspec.errors import UnsupportedError
-from selfspec.plugin.prompt import last_pairs
+from selfspec.learning import last_pairs, top_k_of
 from selfspec.plugin.rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
+from selfspec.row import Row
 from selfspec.run.draft_model import DraftModel, DraftText
-from selfspec.sequence import Sequence
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
 
@@ -44,7 +43,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
-        self._row: Sequence | None = None  # There is none before the prompt was read.
+        self._row: Row | None = None  # There is none before the prompt was read.
         self._draft_model: DraftModel | None = None
         self._max_length = 0
         self._tree = DraftTree.of_root(0)
@@ -109,17 +108,17 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         else:
             self._observe(row, input_ids[0, row.length :].tolist())
 
-    def _opened(self, input_ids: torch.Tensor, memory: Memory) -> Sequence:
+    def _opened(self, input_ids: torch.Tensor, memory: Memory) -> Row:
         ids, cursor = input_ids[0].tolist(), None
         if self._draft_model is not None:
             # Nobody measures what a step costs here.
             text = DraftText(self._draft_model)
             cursor = DraftModelCursor(text, ids, FixedBudget().worth)
-        row = Sequence(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
+        row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
         row.begin(memory, self._spec.config, draft_model=cursor)
         return row
 
-    def _observe(self, row: Sequence, committed: list[int]) -> None:
+    def _observe(self, row: Row, committed: list[int]) -> None:
         """Takes in the tokens of a step, and which drafts were accepted among them."""
         path = self._tree.path_of(committed[:-1])  # The last token is the model's.
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)

@@ -18,8 +18,7 @@ import torch
 from selfspec.cost import CostCurve
 from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import find_measured, keep_measured
-from selfspec.run.backend import Backend
-from selfspec.run.backends import ChainBackend
+from selfspec.run.backends import Backend
 from selfspec.run.model import device_of
 
 __all__ = ["Costs", "context_bucket", "keep_curve", "kept_curve"]
@@ -153,7 +152,7 @@ def _read(kept: Mapping[str, Any]) -> dict[int, CostCurve]:
 
 
 def _forward_of(backend: Backend) -> str:
-    if not isinstance(backend, ChainBackend):
+    if not backend.chains_only:
         return backend.kind
     return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
 

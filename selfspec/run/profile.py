@@ -12,12 +12,12 @@ from selfspec.config import SpecConfig
 from selfspec.cost import WIDTHS, CostCurve, measure_curve
 from selfspec.errors import UnsupportedError
 from selfspec.records import DraftTree
-from selfspec.run.backend import Backend
+from selfspec.run.backends import Backend
 from selfspec.run.costs import keep_curve
 from selfspec.run.graphs.runner import stepped
 from selfspec.run.model import device_of
-from selfspec.run.prepared import Forwards
-from selfspec.run.prompt import Prompt
+from selfspec.run.prompt import Prefilled
+from selfspec.run.run import KnownModels
 
 __all__ = ["profile"]
 
@@ -32,29 +32,29 @@ def profile(
     way starts from. Where packed weights pay, that is one that comes after they are packed. Refuses
     a model that can't verify a tree, or can't be run as the config asks.
     """
-    forwards = Forwards()
-    ability = forwards.ability(model)
+    run = KnownModels(config.changed(strict=True)).run(model)
+    ability = run.ability()
     if ability.attention is None:
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
-    strict = config.changed(strict=True)
-    with forwards.prepare(model, strict) as prepared, prepared.decoding():
-        if prepared.packing is not None:
-            prepared.packing.pack()
-        prompt, width = _prompt(model, num_columns, num_rows), WIDTHS[-1]
-        backend = prepared.backend(prompt, reach=width, width=width)
+    run.renew()
+    with run.backend(ability) as backend, run.decoding():
+        if run.packing is not None:
+            run.packing.pack()
+        width = WIDTHS[-1]
+        backend.admit(_prompt(model, num_columns, num_rows), reach=width, width=width)
         curve = _measured(backend, num_rows, max_seconds)
     sizes = {"num_columns": num_columns, "num_rows": num_rows}
     return keep_curve(model, backend, curve, **sizes), curve
 
 
-def _prompt(model: Any, num_columns: int, num_rows: int) -> Prompt:
+def _prompt(model: Any, num_columns: int, num_rows: int) -> Prefilled:
     """A prompt of one token again and again, read."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.ones(num_rows, num_columns, dtype=torch.long, device=device_of(model))
     model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
     positions = torch.full((num_rows, 1), num_columns, device=device_of(model))
     kwargs = {KV: cache, "position_ids": positions}
-    return Prompt(ids, kwargs, torch.empty(0, device=ids.device), None)
+    return Prefilled(ids, kwargs, torch.empty(0, device=ids.device))
 
 
 def _measured(backend: Backend, num_rows: int, max_seconds: float) -> CostCurve:

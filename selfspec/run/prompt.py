@@ -1,26 +1,40 @@
-"""`Prompt`: what there is once a prompt was read."""
+"""Reads a prompt, whole or in parts, into the KV cache on which drafts go on.
+
+Stock asks the model only for the logits of the last token, and so do we. A hook keeps the hidden
+states that enter the output head, so that the head can be run again over the last of them. The
+logits of the whole prompt are never held at once, and the first token is chosen from exactly the
+logits that stock would have.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from selfspec.compat.generation import kv_of
+from selfspec.compat.generation import kv_of, length_of_dropped_mask, update_arguments
+from selfspec.compat.states import columns_of, keeps_only_states
 
-__all__ = ["Prompt"]
+__all__ = ["Prefilled", "PromptReader"]
+
+# The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
+# to be run for each of them, which is slow on a CPU.
+_NUM_TEACHING = {"cpu": 16, "other": 64}
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A prompt that the model has read, and what stands ready for the first step."""
+class Prefilled:
+    """A prompt that the model has read, with all that the first step needs."""
 
     input_ids: torch.Tensor  # (B, P)
     model_kwargs: dict[str, Any]  # those of the first step
     logits: torch.Tensor  # (B, V): those of the last token
-    hidden: torch.Tensor | None  # (B, N, D): what entered the output head for the last tokens
+    hidden: torch.Tensor | None = None  # (B, N, D): what entered the output head at the end
 
     @property
     def cache(self) -> Any:
@@ -47,3 +61,122 @@ class Prompt:
             return self.input_ids.tolist()
         pairs = zip(self.input_ids, self.visible, strict=True)
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
+
+
+class PromptReader:
+    """The prompt of one call while it is read.
+
+    Read in one part, it goes through the model as it does with stock. The parts of a longer one go
+    through it as with stock's `prefill_chunk_size`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,  # (B, P)
+        model_kwargs: dict[str, Any],
+        generation_config: Any,
+        *,
+        learns: bool,
+    ) -> None:
+        self._model = model
+        self._input_ids = input_ids
+        self._kwargs = model_kwargs
+        self._config = generation_config
+        self._num_read = 0
+        self._head: Any = model.get_output_embeddings() if learns else None
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
+
+    @property
+    def num_left(self) -> int:
+        """How many columns are still to be read."""
+        known = self._num_read or columns_of(kv_of(self._kwargs)) or 0
+        return max(int(self._input_ids.shape[1]) - known, 0)
+
+    def read(self, num_tokens: int | None = None) -> Prefilled | None:
+        """Reads `num_tokens` more, or all that is left; returns the prompt at its end."""
+        length = int(self._input_ids.shape[1])
+        end = length if num_tokens is None else min(self._num_read + num_tokens, length)
+        kwargs = dict(self._kwargs)
+        with self.listening(kwargs) as asked:
+            is_whole = end - self._num_read == length
+            outputs = self._whole(asked) if is_whole else self._part(self._num_read, end, asked)
+        self._num_read = end
+        if end < length:
+            return None
+        kwargs = update_arguments(self._model, kwargs, outputs=outputs)
+        logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
+        return Prefilled(self._input_ids, kwargs, logits, self.hidden)
+
+    def _whole(self, kwargs: dict[str, Any]) -> Any:
+        """The model over all that its KV cache does not hold, in the chunks that stock would take.
+
+        With a cache of the caller's, the ids are the whole text or only its end; the length of the
+        attention mask tells.
+        """
+        num_unread, chunk = self._num_unread(kwargs), self._config.prefill_chunk_size
+        if chunk is None:
+            inputs = self._model.prepare_inputs_for_generation(
+                self._input_ids,
+                next_sequence_length=num_unread,
+                is_first_iteration=True,
+                **kwargs,
+            )
+            return self._model(**inputs, return_dict=True)
+        length = self._input_ids.shape[1]
+        for start in range(length - (num_unread or length), length, chunk):
+            outputs = self._part(start, min(start + chunk, length), kwargs)
+        return outputs
+
+    def _num_unread(self, kwargs: dict[str, Any]) -> int | None:
+        if keeps_only_states(kv_of(kwargs)):
+            return None  # Stock does not ask how many columns it has.
+        num_known = int(kv_of(kwargs).get_seq_length())
+        if (embeds := kwargs.get("inputs_embeds")) is not None:
+            return int(embeds.shape[1]) - num_known
+        mask, length = kwargs.get("attention_mask"), int(self._input_ids.shape[1])
+        dropped = length_of_dropped_mask(self._config)
+        return (
+            length - num_known if length == (dropped if mask is None else mask.shape[1]) else None
+        )
+
+    def _part(self, start: int, end: int, kwargs: dict[str, Any]) -> Any:
+        """The model over some columns of the prompt, with those in front of them in its KV."""
+        kwargs = dict(kwargs)
+        num_known = kv_of(kwargs).get_seq_length()
+        until = num_known + end - start
+        if (mask := kwargs.get("attention_mask")) is not None:
+            kwargs["attention_mask"] = mask[:, :until]
+        if (positions := kwargs.get("position_ids")) is not None:
+            kwargs["position_ids"] = positions[..., num_known:until]
+        inputs = self._model.prepare_inputs_for_generation(
+            self._input_ids[:, start:end], is_first_iteration=True, **kwargs
+        )
+        return self._model(**inputs, return_dict=True)
+
+    @contextmanager
+    def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the arguments for the prompt's forward; keeps what enters the output head inside.
+
+        Only this thread's forwards count, since others may run the same model meanwhile.
+        """
+        if self._head is None or model_kwargs.get("logits_to_keep") != 1:
+            yield model_kwargs
+            return
+        owner = threading.get_ident()
+
+        def keep_last(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if threading.get_ident() != owner:
+                return None
+            hidden = args[0]
+            number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
+            held = [] if self.hidden is None else [self.hidden]
+            # A copy, since a view would keep the whole prompt's.
+            self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
+            return (hidden[:, -1:], *args[1:])
+
+        handle = self._head.register_forward_pre_hook(keep_last)
+        try:
+            yield {**model_kwargs, "logits_to_keep": 0}
+        finally:
+            handle.remove()

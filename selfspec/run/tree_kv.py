@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from transformers.cache_utils import (
     Cache,
@@ -27,6 +30,7 @@ from selfspec.run.slots import Kind, KVLayer, Member, Slots, kinds_in, move_colu
 
 __all__ = [
     "ENDLESS",
+    "KVRow",
     "TreeKV",
     "bytes_per_token",
     "can_hold_trees",
@@ -38,6 +42,16 @@ _MULTIPLE = 64  # Columns come in multiples of this where other rows or calls ma
 _LEAST_LENGTH = 256
 ENDLESS = 1 << 62  # As a number of columns that nobody knows.
 _LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
+
+
+@dataclass(eq=False)
+class KVRow:
+    """What is known of one row: its committed columns, and where its next token is."""
+
+    length: int
+    need: int  # How many columns it may come to need.
+    start: int = 0  # Its first column that counts.
+    position: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
 
 
 def length_bucket(length: int) -> int:
@@ -74,7 +88,7 @@ def bytes_per_token(cache: Cache) -> tuple[int, int]:
 class TreeKV:
     """Committed columns of rows, with room behind them for one tree per row.
 
-    `lengths` are the committed columns of each row. Trees are appended at the column `front`, which
+    `rows` says how many columns each row has. Trees are appended at the column `front`, which
     is the longest row's length. The model is given `cache`. `first_columns` has the column of each
     attention type's first slot: windowed layers drop the columns that no query can see any more.
 
@@ -95,8 +109,7 @@ class TreeKV:
         max_rows: int | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        self.lengths: list[int] = []
-        self.needs: list[int] = []  # How many columns each row may come to need.
+        self.rows: list[KVRow] = []
         self.front = 0
         self.first_columns = dict.fromkeys(attention.windows, 0)
         self.layout: Layout | None = None
@@ -112,6 +125,16 @@ class TreeKV:
         self._parts: list[Slots] = []
         self._capacities: dict[str, int] = {}  # by attention type
         self._window_sizes: dict[str, int] = {}  # of the types that drop columns
+
+    @property
+    def lengths(self) -> list[int]:
+        """The committed columns of each row."""
+        return [row.length for row in self.rows]
+
+    @property
+    def needs(self) -> list[int]:
+        """How many columns each row may come to need."""
+        return [row.need for row in self.rows]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -155,7 +178,7 @@ class TreeKV:
         them, and `room` how many behind the prompt get slots at once. What breaks off here leaves
         the cache, and the rows that are there, as they were.
         """
-        row, length = len(self.lengths), int(cache.get_seq_length())
+        row, length = len(self.rows), int(cache.get_seq_length())
         if not row:
             self._begin(cache, num_rows * (length + room))
         layers, end = list(cache.layers), max(self.front, length)
@@ -170,8 +193,7 @@ class TreeKV:
                 rows = slice(row, row + num_rows)
                 part.give_back(layers, rows, length, copies=self._keeps_slots)
             raise
-        self.needs = needs
-        self.lengths += [length] * num_rows
+        self.rows += [KVRow(length, need) for _ in range(num_rows)]
         self.front = end
         self._stock = layers if self._max_rows is None else []
         for part in self._parts:
@@ -196,12 +218,14 @@ class TreeKV:
         """
         # The nodes of a path lie behind their targets, so none is overwritten before it is read.
         moves = []
-        for row, path in enumerate(paths):
-            targets = enumerate(path, start=self.lengths[row])
-            moves += [(row, self.front + n, to) for to, n in targets if self.front + n != to]
+        for index, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
+            targets = enumerate(path, start=row.length)
+            moves += [(index, self.front + n, to) for to, n in targets if self.front + n != to]
         if moves:
             move_columns(self._parts, moves)
-        self.lengths = [held + len(path) for held, path in zip(self.lengths, paths, strict=True)]
+        for row, path in zip(self.rows, paths, strict=True):
+            row.length += len(path)
+            row.position = row.position + len(path)
         self.front = max(self.lengths)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
@@ -210,8 +234,7 @@ class TreeKV:
             for target, row in enumerate(rows):
                 if target != row:
                     part.tensor[:, target] = part.tensor[:, row]
-        self.lengths = [self.lengths[row] for row in rows]
-        self.needs = [self.needs[row] for row in rows]
+        self.rows = [self.rows[row] for row in rows]
         self.front = max(self.lengths, default=0)
         for part in self._parts:
             self._connect(part)
@@ -223,14 +246,14 @@ class TreeKV:
         are copied, so with them the cache stays empty if nobody gets it: if `fills` is false.
         """
         if self._stock and (fills or not self._keeps_slots):
-            rows, length = slice(0, len(self.lengths)), min(self.lengths)
+            rows, length = slice(0, len(self.rows)), min(self.lengths)
             for part in self._parts:
                 part.give_back(self._stock, rows, length, copies=self._keeps_slots)
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows, and without `keeps_slots` the slots too."""
-        self.lengths, self.needs, self._stock, self.front = [], [], [], 0
+        self.rows, self._stock, self.front = [], [], 0
         self.layout = None
         if not self._keeps_slots:
             self._parts, self._kinds, self._capacities = [], {}, {}
@@ -274,14 +297,14 @@ class TreeKV:
         if len(needs) <= part.num_rows and end - part.first <= part.capacity:
             return False
         first, size = part.first, self._window_sizes.get(part.kind.attention_type, 0)
-        if size and self.lengths:
+        if size and self.rows:
             first = max(first, min(self.lengths) - size + 1)
             if end - first + size // 2 <= part.capacity:  # The next time is not near.
                 part.drop(first, self.front)
                 return False
         columns = min(end - first + more, max(needs) - first)
         sizes = self._sizes(part, len(needs), max(columns, end - first))
-        part.resize(*sizes, first, len(self.lengths), self.front)
+        part.resize(*sizes, first, len(self.rows), self.front)
         self._connect(part)
         self.generation += 1
         return True
@@ -297,7 +320,7 @@ class TreeKV:
         rows = part.num_rows
         if num_rows > rows:
             rows = max(num_rows, min(2 * rows, self._max_rows or num_rows))
-        if self._keeps_slots and not self.lengths:
+        if self._keeps_slots and not self.rows:
             return _suiting_both((num_rows, rounded), (part.num_rows, part.capacity))
         return rows, rounded
 
@@ -306,7 +329,7 @@ class TreeKV:
 
         Kept slots show all rows, since a forward may have more rows than are left.
         """
-        rows = part.tensor if self._keeps_slots else part.tensor[:, : len(self.lengths)]
+        rows = part.tensor if self._keeps_slots else part.tensor[:, : len(self.rows)]
         for member, (index, name) in enumerate(part.members):
             layer = self.cache.layers[index]
             layer.stores[name] = rows[member]

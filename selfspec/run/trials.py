@@ -16,10 +16,11 @@ from transformers.cache_utils import DynamicCache
 from selfspec.compat.generation import KV
 from selfspec.compat.states import bounds_time_steps, can_go_back, states_of
 from selfspec.records import DraftTree
-from selfspec.run.backend import Backend
-from selfspec.run.backends import ChainBackend
+from selfspec.run.backends import Backend
+from selfspec.run.chains import ChainBackend
 from selfspec.run.depth import Depth
 from selfspec.run.model import AttentionTypes, device_of, takes
+from selfspec.run.prompt import Prefilled
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]
@@ -145,7 +146,8 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     kwargs = {KV: cache, "use_cache": True}
     if takes(model, "position_ids"):
         kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=device_of(model))[None]
-    backend = ChainBackend(model, cache, torch.tensor([prompt], device=device_of(model)), kwargs)
+    backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
+    backend.admit(Prefilled(input_ids, kwargs, torch.empty(0, device=input_ids.device)))
     outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):

@@ -12,9 +12,9 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
+from selfspec.engine import Engine
 from selfspec.plugin.call import Call
-from selfspec.plugin.rows import Rows
-from selfspec.run.rows_backend import kv_bytes_per_token
+from selfspec.run.backends import kv_bytes_per_token
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
 from tests.streamed import load_tightly, saved_model
@@ -121,16 +121,15 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     taken, rows = [], []
 
-    def note(self: Rows, call: Call, read: Any) -> Any:
-        first = add(self, call, read)
+    def note(self: Engine, call: Call, read: Any) -> None:
+        join(self, call, read)
         reading = call.num_tokens * kv_bytes_per_token(model)
         copied = session.kv_bytes // (2 * model.config.num_hidden_layers)
         taken.append(session.kv_bytes + reading + copied)
         rows.append(session.num_running)
-        return first
 
-    add = Rows.add
-    monkeypatch.setattr(Rows, "add", note)
+    join = Engine._join
+    monkeypatch.setattr(Engine, "_join", note)
     for index, ids in enumerate(given):
         session.submit(index, ids, None, {"max_new_tokens": 10 + index})
     answers = []

@@ -16,8 +16,8 @@ from selfspec.building.limits import vocab_size
 from selfspec.building.reading import teach
 from selfspec.building.recipe import Recipe
 from selfspec.cache import load_cache
-from selfspec.engine import top_k_of
 from selfspec.errors import BuildError, CacheError, CliError
+from selfspec.learning import top_k_of
 from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
 from selfspec.compat import checkpoints, generation, kernels, modules, states, versions
-from selfspec.run.kept_states import KeptStates
+from selfspec.run.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"

@@ -10,8 +10,7 @@ import torch
 
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
-from selfspec.engine import Decoder
-from selfspec.plugin import rows as rows_module
+from selfspec.engine import Engine
 from selfspec.plugin import spec as spec_module
 from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
@@ -23,7 +22,7 @@ from tests.zoo import BRANCHING
 def costing(ids: torch.Tensor, inputs: dict[str, Any], *, curve: CostCurve) -> SelfSpec:
     """A `SelfSpec` that takes a curve for measured, whatever is asked of it."""
     spec = doubting(ids, inputs, max_nodes=24, budget="measured")
-    spec.forwards.costs.curve = lambda *_args: curve  # type: ignore[method-assign]
+    spec.models.costs.curve = lambda *_args: curve  # type: ignore[method-assign]
     return spec
 
 
@@ -65,10 +64,10 @@ def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -
     monkeypatch.setattr(spec_module, "_STEPS_THAT_TEACH", 1)
     model, spec = tiny_model(), SelfSpec()
     run(model, prompt(), custom_generate=spec, **GREEDY)
-    (((_, learned),),) = (list(spec.forwards.costs._curves.values()),)
+    (((_, learned),),) = (list(spec.models.costs._curves.values()),)
     again = SelfSpec()
     run(model, prompt(), custom_generate=again, max_new_tokens=1)
-    (((_, found),),) = (list(again.forwards.costs._curves.values()),)
+    (((_, found),),) = (list(again.models.costs._curves.values()),)
     assert {first: curve.as_dict() for first, curve in found.items()} == {
         first: curve.reopened().as_dict() for first, curve in learned.items()
     }
@@ -83,7 +82,7 @@ def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:
         now[0] += curve.seconds(ids.shape[1])
 
     model.register_forward_pre_hook(advance, with_kwargs=True)
-    monkeypatch.setattr(rows_module, "Decoder", partial(Decoder, clock=lambda: now[0]))
+    monkeypatch.setattr(spec_module, "Engine", partial(Engine, clock=lambda: now[0]))
     return model
 
 

@@ -80,7 +80,7 @@ def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     """17 + 300 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
-    monkeypatch.setattr("selfspec.run.prepared._MIN_STATIC_ROOM", room)
+    monkeypatch.setattr("selfspec.run.backends._MIN_STATIC_ROOM", room)
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 
@@ -493,12 +493,12 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(
     spec, model = SelfSpec(**FIXED), new_model()
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.forward == ("eager" if fails_at else "graph")
-    assert len(spec.forwards._known) == 1
+    assert len(spec.models._runs) == 1
     gone = weakref.ref(model)
     del model, both
     gc.collect()
     assert gone() is None
-    assert len(spec.forwards._known) == 0
+    assert len(spec.models._runs) == 0
 
 
 @pytest.mark.slow
@@ -511,7 +511,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     stock = kv_of(both.stock.output)
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
-    kv = spec.forwards._known[model].runner._found.kv
+    kv = spec.models.run(model)._runner._found.kv
     assert kv.nbytes <= 1.1 * stock_bytes + bytes_of_tree
 
 
@@ -529,5 +529,5 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring
     assert curves["graph"].widths == (1, 2, 4, 8, 16, 32, 64)
     spec = SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    keys = [key["forward"] for key, _ in spec.forwards.costs._curves.values()]
+    keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]
     assert keys == ["graph"]

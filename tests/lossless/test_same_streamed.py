@@ -205,5 +205,5 @@ def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
     for each in (model, offloaded(tmp_path, "some layers on disk")):
         spec = SelfSpec()
         run(each, prompt(), custom_generate=spec, **GREEDY)
-        found.append({key["weights in"] for key, _ in spec.forwards.costs._curves.values()})
+        found.append({key["weights in"] for key, _ in spec.models.costs._curves.values()})
     assert found == [{"cpu"}, {"7 on cpu, 3 on disk"}]

@@ -11,8 +11,8 @@ from transformers import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
 
 from selfspec import SelfSpec
-from selfspec.plugin import rows as rows_module
-from selfspec.plugin.prompt import teach
+from selfspec import engine as engine_module
+from selfspec.learning import teach
 from tests.fakes import attached_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
@@ -53,7 +53,7 @@ def test_the_first_token_is_told_before_anything_is_learned(
         known_by_then.append(len(streamer.told))
         teach(*args)
 
-    monkeypatch.setattr(rows_module, "teach", noted)
+    monkeypatch.setattr(engine_module, "teach", noted)
     run(attached_model(), prompt(), streamer=streamer, assistant=SelfSpec(), **GREEDY)
     assert known_by_then == [2]  # The prompt and a token.
 

@@ -12,9 +12,9 @@ from transformers import DynamicCache
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV, kv_of, update_arguments, with_kv
 from selfspec.compat.states import columns_of, states_of
-from selfspec.run.backends import ChainBackend
-from selfspec.run.kept_states import KeptStates
+from selfspec.run.chains import ChainBackend, KeptStates
 from selfspec.run.probe import probe
+from selfspec.run.prompt import Prefilled
 from tests.fakes import FutureSource, new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -126,7 +126,8 @@ class Chain:
         with torch.no_grad():
             read = self.model(inputs["input_ids"], **arguments)
         kwargs = update_arguments(self.model, arguments, outputs=read)
-        self.backend = ChainBackend(self.model, self.cache, inputs["input_ids"], kwargs)
+        self.backend = ChainBackend(self.model)
+        self.backend.admit(Prefilled(inputs["input_ids"], kwargs, read.logits))
         self.at = 0
 
     @torch.no_grad()

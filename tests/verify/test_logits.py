@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selfspec.engine import top_k_of
+from selfspec.learning import top_k_of
 from selfspec.verify import logits as module
 from selfspec.verify.logits import as_read, likeliest, top_k
 

@@ -98,7 +98,7 @@ def memory_of_texts(
     """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
     if max_memory is None:
         return None
-    from selfspec.run.rows_backend import kv_bytes_per_token
+    from selfspec.run.backends import kv_bytes_per_token
 
     num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
     weights, set_aside = _weight_bytes(model), num_tokens * kv_bytes_per_token(model)

@@ -1,7 +1,7 @@
-"""`Sequence`: one row, from its prompt to its last token.
+"""`Row`: one text, from its prompt to its last token.
 
-It holds its text, what chooses its tokens and when it stops, what it drafts from, and what was
-counted for it. It knows neither the rows beside it nor how a forward is run.
+It holds its tokens, what chooses them and when it stops, what it drafts from, and what was counted
+for it. It knows neither the other rows of a batch nor how a forward is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
-__all__ = ["Sequence", "Stops", "Streamer", "output_of", "stream_to"]
+__all__ = ["Row", "Stops", "Streamer", "output_of", "stream_to"]
 
 _ROOM = 256  # New tokens for which the ids that processors read have room at first.
 
@@ -52,7 +52,7 @@ def _tell_nobody() -> None:
 
 
 @dataclass(eq=False, kw_only=True)
-class Sequence:
+class Row:
     """One row of a batch.
 
     `index` names it in records. What it commits is kept as plain numbers, and written to a tensor
@@ -166,7 +166,7 @@ class Sequence:
             cursor.observe(record)
 
 
-def output_of(rows: list[Sequence]) -> torch.Tensor:
+def output_of(rows: list[Row]) -> torch.Tensor:
     """(B, L): prompts and answers, rows that stopped early filled up with the pad token."""
     longest = max(row.num_new for row in rows)
     new = [[*row.new_ids, *[row.pad_token_id] * (longest - row.num_new)] for row in rows]
@@ -175,7 +175,7 @@ def output_of(rows: list[Sequence]) -> torch.Tensor:
     return torch.cat([prompts, answers], dim=1)
 
 
-def stream_to(streamer: Streamer, rows: list[Sequence]) -> None:
+def stream_to(streamer: Streamer, rows: list[Row]) -> None:
     """Lets a streamer get each column once every row has reached it, in order."""
     num_streamed = 0
 

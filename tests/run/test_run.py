@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from selfspec.run import prepared
-from selfspec.run.prepared import Forwards
+from selfspec.config import SpecConfig
+from selfspec.run import run
 from selfspec.run.probe import Ability
 from tests.fakes import tiny_model
 from tests.lossless.same import in_threads
@@ -17,7 +17,7 @@ from tests.lossless.same import in_threads
 
 def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that draws tokens during another one's trial would make the model seem to draw."""
-    forwards, model = Forwards(), tiny_model()
+    models, model = run.KnownModels(SpecConfig()), tiny_model()
     tried: list[Any] = []
 
     def slowly(asked: Any) -> Ability:
@@ -26,11 +26,11 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
             time.sleep(0)  # Lets the other threads go on.
         return Ability("plain", "it is only pretended to be tried", None)
 
-    monkeypatch.setattr(prepared, "probe", slowly)
+    monkeypatch.setattr(run, "probe", slowly)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        in_threads(lambda _index: forwards.ability(model), 8, 8)
+        in_threads(lambda _index: models.run(model).ability(), 8, 8)
     finally:
         sys.setswitchinterval(interval)
     assert tried == [model]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.sequence import Sequence, Stops, output_of, stream_to
+from selfspec.row import Row, Stops, output_of, stream_to
 from selfspec.verify.choosers import BatchChooser, Said
 from tests.oracles import padded
 from tests.scripted import unchanged
@@ -33,7 +33,7 @@ class Recorder:
 
 def rows_of(prompts: list[list[int]], recorder: Recorder | None = None, **rules):
     rules = {"max_length": FAR, "stops": ENDS} | rules
-    rows = [Sequence(prompt=torch.tensor([ids]), prompt_ids=ids, **rules) for ids in prompts]
+    rows = [Row(prompt=torch.tensor([ids]), prompt_ids=ids, **rules) for ids in prompts]
     if recorder is not None:
         stream_to(recorder, rows)
     return rows

@@ -5,22 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from selfspec import learning
 from selfspec.compat.generation import KV, kv_of
-from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.memory import Memory
-from selfspec.engine import top_k_of
-from selfspec.plugin import prompt as prompt_module
-from selfspec.plugin.prompt import PromptReader, teach
+from selfspec.learning import teach, top_k_of
 from selfspec.records import TopK
-from selfspec.run.prompt import Prompt
+from selfspec.run import prompt as prompt_module
+from selfspec.run.prompt import Prefilled, PromptReader
 from tests.fakes import VOCAB, prompt, tiny_model
 
 K = 4
@@ -58,8 +56,7 @@ def forward(model: PreTrainedModel, batch: dict[str, torch.Tensor], **kwargs) ->
 
 
 def reader_of(model: PreTrainedModel, *, listens: bool = True) -> PromptReader:
-    config = SpecConfig(learning="session" if listens else "frozen")
-    return PromptReader(SimpleNamespace(model=model, config=config))  # type: ignore[arg-type]
+    return PromptReader(model, torch.empty(1, 0), {}, None, learns=listens)
 
 
 def taught(
@@ -80,7 +77,7 @@ def heard(
 ) -> Listener:
     """What a prompt teaches that was read."""
     listener, mask = Listener(), torch.nn.functional.pad(batch["attention_mask"], (0, 1), value=1)
-    prompt = Prompt(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], reader.hidden)
+    prompt = Prefilled(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], reader.hidden)
     memory = Memory([listener], Calibration(), top_k=K)  # type: ignore[list-item]
     with torch.no_grad():
         teach(memory, prompt, model.get_output_embeddings(), model.config.vocab_size)
@@ -171,7 +168,7 @@ def test_another_threads_forward_passes_by():
 def test_chunks_teach_the_same_and_bound_what_is_held(name, chunk, most, monkeypatch):
     model, batch = tiny_model(name), prompt()
     whole, _ = taught(model, batch)
-    monkeypatch.setattr(prompt_module, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(learning, "_CHUNK_ELEMENTS", chunk)
     sizes: list[int] = []  # The number of logits in each of the head's outputs.
     head = model.get_output_embeddings()
     handle = head.register_forward_hook(lambda _m, _a, output: sizes.append(output.numel()))

@@ -1,0 +1,60 @@
+"""What sources are shown of the model: its likeliest next tokens after the tokens of a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfspec.draft.memory import Memory
+from selfspec.records import TopK
+from selfspec.run.prompt import Prefilled
+from selfspec.verify.logits import top_k
+
+__all__ = ["last_pairs", "tables", "teach", "top_k_of"]
+
+_CHUNK_ELEMENTS = 1 << 22  # At most this many logits are held at a time.
+
+
+def top_k_of(logits: torch.Tensor, k: int) -> TopK:
+    """The K likeliest next tokens by `logits` (..., V), with their probabilities."""
+    ids, probabilities = top_k(logits, k)
+    return tables(ids.cpu(), probabilities.cpu())
+
+
+def tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
+    """Likeliest tokens that were fetched from the device."""
+    known = np.fmax(probabilities.numpy(), 0)  # Stock goes on where the model says NaN.
+    return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))
+
+
+def teach(memory: Memory, prompt: Prefilled, head: Any, num_readable: int) -> None:
+    """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
+
+    Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row
+    occur several times, only the last occurrence is shown, since the sources would keep no other.
+    """
+    hidden, visible, ids = prompt.hidden, prompt.visible, prompt.input_ids
+    length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
+    if hidden is None or length == 0:
+        return
+    # A model such as Cohere or Granite scales what its head puts out.
+    raw = head(hidden[:, -1:])[:, 0].float()
+    scale = float((raw * prompt.logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
+    pairs = last_pairs(ids.cpu(), None if visible is None else visible.cpu(), length)
+    hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])
+    # Where each pair came last, without those that end in padding.
+    last = {(above, token): i for i, (above, token) in enumerate(pairs.tolist()) if token >= 0}
+    indices = torch.tensor(sorted(last.values()), dtype=torch.long, device="cpu")
+    for part in torch.split(indices, max(_CHUNK_ELEMENTS // prompt.logits.shape[-1], 1)):
+        logits = head(hidden[part.to(hidden.device)])[:, :num_readable] * scale
+        memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
+
+
+def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
+    """(B * length, 2): the last two tokens at each of the last columns; -1 means none."""
+    ids = torch.nn.functional.pad(input_ids.long(), (1, 0), value=-1)
+    if visible is not None:
+        ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
+    return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
