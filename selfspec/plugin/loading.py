@@ -37,7 +37,7 @@ def load(
     With `max_memory`, embeddings, norms, the output head and as many decoder layers as the budget
     allows are resident. The other layers are *streamed*: read from the model's safetensors files
     ahead of the forward, by a thread, round and round. A streamed model can't be moved, cast,
-    saved, copied or trained.
+    saved, copied or trained, and its weights can't be written.
 
     Args:
         name: A folder, or the id of a model on the Hub.

@@ -23,6 +23,7 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
+from tests.lossless.test_same_entrances import PEFT_NOTE
 from tests.streamed import load_tightly, saved_model
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -129,6 +130,35 @@ def test_layers_in_memory_are_packed_in_place(kind: str, tmp_path: Path) -> None
     assert all(layer.weight.isnan().all() for layer in resident)
     assert streamed.lm_head.weight.isfinite().all()
     assert_same_ids(run(streamed, prompt(2), **GREEDY).ids, both[0])
+
+
+def set_data(weight: Any) -> None:
+    weight.data = torch.ones(weight.shape)
+
+
+@pytest.mark.parametrize("write", [set_data, torch.Tensor.zero_, lambda weight: weight.data])
+def test_what_would_be_lost_is_refused(write: Any, tmp_path: Path) -> None:
+    """In streamed layers, and in those that are packed."""
+    saved_model(tmp_path)
+    streamed = load(str(tmp_path), max_memory="80%", max_length=1)
+    stock = run(streamed, prompt(), **GREEDY).ids
+    run(streamed, prompt(), assistant=SelfSpec(), **GREEDY)
+    layers = [layer.mlp.up_proj.weight for layer in streamed.model.layers]
+    assert len(set(map(type, layers))) == 2
+    for weight in layers:
+        with pytest.raises(UnsupportedError, match="weights of a streamed model can't be written"):
+            write(weight)
+    assert_same_ids(run(streamed, prompt(), **GREEDY).ids, stock)
+
+
+@pytest.mark.filterwarnings(PEFT_NOTE)
+def test_no_adapter_is_merged_into_streamed_weights(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    saved_model(tmp_path)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"])
+    wrapped = peft.get_peft_model(load_tightly(tmp_path), config)
+    with pytest.raises(UnsupportedError, match="nor adapters be merged into them"):
+        wrapped.merge_adapter()
 
 
 def test_trials_run_the_first_layers_alone(tmp_path: Path, monkeypatch) -> None:

@@ -25,6 +25,7 @@ from selfspec.compat.kernels import (
     reordered_product,
 )
 from selfspec.compat.modules import is_compiled, num_writes
+from selfspec.run.weights import refuse_write, set_data
 
 __all__ = [
     "Copy",
@@ -269,8 +270,8 @@ class PackedWeight(nn.Parameter):
 
     It has the shape, dtype and device of the weight, and linear layers compute from the packed
     form. Code that wants the values for anything else gets them back: it finds an ordinary
-    parameter with the same values. A weight that is `kept` is never given back, and such code reads
-    NaN.
+    parameter with the same values. A weight that is `kept` is never given back: such code reads
+    NaN, and can't write.
     """
 
     packed: Copy | None
@@ -293,6 +294,8 @@ class PackedWeight(nn.Parameter):
                 return copy(x, bias) if x.dim() > 1 else copy(x[None], bias)[0]
         if func not in _OF_NO_VALUES:
             for weight in _packed_in(args, kwargs):
+                if weight.kept:
+                    refuse_write(func)
                 weight.give_back()
         return _PARAMETER.__torch_function__(func, types, args, kwargs or {})
 
@@ -312,14 +315,13 @@ class PackedWeight(nn.Parameter):
             with torch.inference_mode(False), torch.no_grad():
                 weight = self.packed.unpacked()
             # Other threads may compute from it: it has its values before it stops being packed.
-            _PARAMETER.__torch_function__(_SET_DATA, (), (self, weight), {})
+            set_data(self, weight)
             self.packed = None
             self.__class__ = _PARAMETER
 
 
 _giving_back = threading.Lock()
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
-_SET_DATA = vars(torch.Tensor.__base__)["data"].__set__
 
 # What tells nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"

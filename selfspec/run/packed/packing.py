@@ -183,6 +183,8 @@ class Packing:
         self.slots: WeakKeyDictionary[nn.Linear, Slot] = WeakKeyDictionary()
         self.trials: dict[Kind, Trial] = {}
         self.reason: str | None = None  # why nothing is packed
+        # Whether all layers that get faster are packed, and some do. Other threads read it.
+        self.is_packed = False
         self.is_settled = False  # Is there nothing left to do in the calls at hand?
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
@@ -229,6 +231,7 @@ class Packing:
             nothing = "it has no plain linear layers that torch can pack"
             self.reason = None if self._kinds or self._is_in_place() else nothing
             self.is_settled = self._has_all()
+            self._note_packed()
 
     @property
     def num_bytes(self) -> int:
@@ -236,11 +239,8 @@ class Packing:
         held = [(module, slot.held) for module, slot in list(self.slots.items())]
         return sum(module.weight.nbytes for module, each in held if each and each.copy)
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether all layers that get faster are packed, and some do."""
-        is_any = self._is_in_place() or self.num_bytes > 0
-        return is_any and self._has_all()
+    def _note_packed(self) -> None:
+        self.is_packed = (self._is_in_place() or self.num_bytes > 0) and self._has_all()
 
     def _has_all(self) -> bool:
         """Is all that gets faster packed, as far as trials can tell?"""
@@ -264,12 +264,14 @@ class Packing:
                 self._try_all()
                 if self._saved() >= self._price():
                     self._pack_all(whatever_memory=False)
+                self._note_packed()
 
     def pack(self, *, whatever_memory: bool = False) -> str | None:
         """Packs all layers that get faster now; returns why none is, or None."""
         with self._lock:
             self._try_all()
             self._pack_all(whatever_memory=whatever_memory)
+            self._note_packed()
         return self.reason
 
     def _knows_all(self) -> bool:

@@ -21,6 +21,7 @@ from selfspec.compat.modules import MOVES, hooks_on
 from selfspec.errors import UnsupportedError
 from selfspec.run.streamed.buffers import Buffers
 from selfspec.run.streamed.reader import Reader
+from selfspec.run.weights import FileWeight, set_data
 
 __all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
 
@@ -51,6 +52,8 @@ class Stream:
         self._layers = layers
         self._views = [buffers.views(index) for index in range(len(layers))]
         self._blanks = [[weight.data for weight in layer] for layer in layers]
+        for weight in (weight for layer in layers for weight in layer):
+            weight.__class__ = FileWeight
         self.lock = threading.RLock()
         self.reader = Reader(buffers, len(layers))
         weakref.finalize(self, self.reader.close)
@@ -69,7 +72,7 @@ class Stream:
 
     def _point(self, index: int, tensors: Sequence[torch.Tensor]) -> None:
         for weight, tensor in zip(self._layers[index], tensors, strict=True):
-            weight.data = tensor
+            set_data(weight, tensor)
 
 
 @dataclass(frozen=True)

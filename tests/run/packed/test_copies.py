@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from selfspec.errors import UnsupportedError
 from selfspec.run.packed import copies
 from selfspec.run.packed.copies import PackedWeight, pack_all, packed_linear, ways_for
 from tests.fakes import packs_here
@@ -138,12 +139,19 @@ def test_a_packed_weight_is_given_back_bit_by_bit(name, dtype):
     assert torch.equal(module(x), linear(x, weight))
 
 
+def set_data(weight: nn.Parameter, values: torch.Tensor) -> None:
+    weight.data = values
+
+
 @needs_packs
-def test_a_packed_weight_that_is_kept_reads_as_nan():
+def test_a_packed_weight_that_is_kept_reads_as_nan_and_is_not_written():
     weight = torch.randn(24, 16)
     (copy,) = pack_all("same", [weight])
     assert copy is not None
     packed = PackedWeight.of(weight, copy, kept=True)
     assert packed.isnan().all()
+    for write in (lambda: set_data(packed, weight), packed.zero_, lambda: packed.__imul__(2)):
+        with pytest.raises(UnsupportedError, match="weights of a streamed model can't be written"):
+            write()
     assert type(packed) is PackedWeight
     assert torch.equal(linear(weight, packed, None), copy(weight, None))

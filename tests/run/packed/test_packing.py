@@ -55,6 +55,15 @@ def held(packing: Packing) -> list[Any]:
     return [slot.held for slot in packing.slots.values()]
 
 
+def test_another_thread_may_ask_while_layers_are_looked_at(model, monkeypatch):
+    packing, asked = packed(model), []
+    monkeypatch.setattr(module, "Slot", lambda: asked.append(packing.is_packed) or Slot())
+    model.append(nn.Linear(24, 16).requires_grad_(False))
+    packing.renew(model)
+    assert set(asked) == {True}
+    assert not packing.is_packed
+
+
 def as_training_does(weight: torch.Tensor) -> None:
     weight.mul_(1.5)
 
