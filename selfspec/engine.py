@@ -167,7 +167,7 @@ class Decoder:
             row.observe(record)
 
     def _tell(self, records: list[StepRecord]) -> None:
-        for listener in self.listeners:
+        for listener in tuple(self.listeners):  # One may be added or taken out meanwhile.
             for record in records:
                 listener(record)
 

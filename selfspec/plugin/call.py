@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -51,7 +51,7 @@ class Call:
     predictions: list[Prediction | None]  # One for each row.
     budget: Budget | None = None  # A user's own; None: what the knob says.
     num_beside: int = 0  # The most nodes that a shape hangs beside a tree.
-    listeners: tuple[Any, ...] = ()
+    listeners: Collection[Any] = ()  # They may come and go during the call.
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
@@ -59,7 +59,9 @@ class Call:
     index: int = 0  # Names its first row in records.
     # Of a prompt that waits: why it shares forwards with no other, and how it is decoded then.
     alone_reason: str | None = None
-    decode_alone: Callable[[Callable[[list[int]], bool]], list[int] | None] | None = None
+    decode_alone: (
+        Callable[[Callable[[list[int]], bool]], tuple[list[int], GenerationStats] | None] | None
+    ) = None
 
     @property
     def max_length(self) -> int:

@@ -55,12 +55,14 @@ class Rows:
     def add(self, call: Call, prompt: Prompt) -> list[StepRecord]:
         """Lets the rows of a call join behind a prompt that was read; returns the first tokens.
 
-        They are committed before anything is learned, so that a streamer gets them soon.
+        They are committed before anything is learned, so that a streamer gets them soon. Of a model
+        with another vocabulary than what was learned, nothing is committed.
         """
+        memory = self._memory(prompt.logits.shape[-1])
         device = device_for(prompt.logits.device, overlap=call.config.overlap)
         rows = call.rows(prompt)
         first = first_tokens(rows, prompt.logits, device)
-        memory = self._learned(call, prompt)
+        memory = self._learned(call, prompt, memory)
         if self._shared is not None:
             self._shared.add_row(prompt.cache, prompt.next_positions, call.need)
             self._shared.kind = self.prepared.kind  # Weights may be packed before a prompt is read.
@@ -80,10 +82,10 @@ class Rows:
         decoder.add(rows, first)
         return first.records
 
-    def _learned(self, call: Call, prompt: Prompt) -> Memory:
+    def _learned(self, call: Call, prompt: Prompt, memory: Memory) -> Memory:
         """What one call works on, by the learning scope, with what the prompt teaches."""
         start = perf_counter()
-        memory = self._memory(prompt.logits.shape[-1]).for_request(call.config.learning)
+        memory = memory.for_request(call.config.learning)
         if memory.learns:
             head = call.model.get_output_embeddings()
             teach(memory, prompt, head, num_readable(call.model))

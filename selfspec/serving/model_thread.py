@@ -61,7 +61,7 @@ class ModelThread:
         # Who hears of the text with an index: each hands news over to its event loop.
         self._clients: dict[int, Callable[[News | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.session = self._new_session()
+        self.session: Session  # There is one from `start` on.
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
 
@@ -134,8 +134,7 @@ class ModelThread:
 
     def _run(self) -> None:
         try:
-            self.session.open()
-            self.call([0], 0, {"max_new_tokens": 1})  # Refuses a memory in which nothing fits.
+            self.session = self._new_session()
         except BaseException as error:
             self._is_open.set_exception(error)
             return
@@ -171,7 +170,6 @@ class ModelThread:
             self._tell(alone, told)
             return
         self.session = self._new_session()
-        self.session.open()
         for index in list(self._clients):
             self._tell(index, told)
 
@@ -192,7 +190,8 @@ class ModelThread:
         return index in self._clients
 
     def _new_session(self) -> Session:
-        return Session(
+        """A session that is open, so that clients' threads may prepare calls for it."""
+        session = Session(
             self.model,
             self.tokenizer,
             self.spec,
@@ -202,3 +201,5 @@ class ModelThread:
             pace=ReadingPace(),
             hear=self._hear,
         )
+        session.open()
+        return session
