@@ -19,8 +19,7 @@ import torch
 
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.prompt_call import Answer, Hear, call_for
-from selfspec.batch.schedule import ArrivalOrder, Scheduler
-from selfspec.batch.waiting import Waiting
+from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.config import SpecConfig

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from selfspec import GenerationStats, SelfSpec, UnsupportedError
 from selfspec.batch.pace import ReadingPace
+from selfspec.batch.schedule import Waiting
 from selfspec.batch.session import Session
-from selfspec.batch.waiting import Waiting
 from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
 
 SETTINGS: tuple[dict[str, Any], ...] = (

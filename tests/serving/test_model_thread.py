@@ -21,8 +21,8 @@ from tests.fakes import tiny_model, tiny_tokenizer
 async def last(thread: ModelThread, **arguments: Any) -> Any:
     """The answer to a prompt, of which it hears before."""
     heard: list[Any] = []
-    async for _number, news in thread.news([thread.call([5, 6, 7], 0, arguments)]):
-        heard.append(news)
+    async for _number, event in thread.events([thread.call([5, 6, 7], 0, arguments)]):
+        heard.append(event)
     *parts, answer = heard
     assert [each for part in parts for each in part] == answer.ids
     return answer
@@ -30,7 +30,7 @@ async def last(thread: ModelThread, **arguments: Any) -> Any:
 
 def endless(thread: ModelThread) -> Any:
     arguments = {"max_new_tokens": 5000, "do_sample": False}
-    return thread.news([thread.call([5, 6, 7], 0, arguments)])
+    return thread.events([thread.call([5, 6, 7], 0, arguments)])
 
 
 def thread_of(name: str, **options: Any) -> ModelThread:
