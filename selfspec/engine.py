@@ -274,7 +274,7 @@ class Engine:
             row.observe(record)
 
     def _tell(self, records: list[StepRecord]) -> None:
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
             for record in records:
                 listener(record)
 

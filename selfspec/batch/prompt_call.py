@@ -111,23 +111,29 @@ def _decode_alone(
     seed: int | None,
     arguments: dict[str, Any],
     hear: Callable[[list[int]], bool],
-) -> list[int] | None:
-    """Decodes the prompt with a `generate()` of its own; returns the new tokens.
+) -> tuple[list[int], GenerationStats] | None:
+    """Decodes the prompt with a `generate()` of its own; returns the new tokens and what it took.
 
     `hear` gets each of them at once. If it says that nobody reads them, there is no answer.
     """
     told = _Told(hear)
+
+    @wraps(spec.open_call)
+    def decoded(*args: Any, **kwargs: Any) -> tuple[Any, GenerationStats]:
+        call = spec.open_call(*args, **kwargs)
+        return spec.decode(call), call.stats
+
     with own_seed(seed, [model.device]):
         try:
-            output = model.generate(
+            output, stats = model.generate(
                 **_inputs(ids, model),
-                custom_generate=loop_of(spec, model, {**arguments, "streamer": told}),
+                custom_generate=loop_of(decoded, model, {**arguments, "streamer": told}),
                 streamer=told,
                 **arguments,
             )
         except _NobodyReads:
             return None
-    return list(output[0, len(ids) :].tolist())
+    return output[0, len(ids) :].tolist(), stats
 
 
 class _NobodyReads(Exception):

@@ -1,12 +1,19 @@
-"""Which of the waiting prompts may start now: the contract, and two orders.
+"""Prompts that wait, and which of them may start now: the contract of a scheduler, and two orders.
 
-Knows lengths in tokens; nothing of models.
+Schedulers know lengths in tokens, and nothing of models.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from selfspec.plugin.call import Call
+
+_MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
 
 class Scheduler(Protocol):
@@ -17,8 +24,7 @@ class Scheduler(Protocol):
 
         `waiting` and `running` are how many tokens each prompt may take with its answer and the
         widest draft. Rows that run together all take as much memory as the longest. `room` is how
-        many tokens are free beside those that run. What does not fit is left waiting, whatever is
-        said here.
+        many tokens are free now. A prompt that does not fit is left waiting, even if it is chosen.
         """
         ...
 
@@ -39,8 +45,8 @@ class ShortestFirst:
     """The shortest prompts, as many as fit, so that rows of similar lengths run together.
 
     Rows that run together all take as much memory as the longest. So more of them fit than in order
-    of arrival, and answers are there earlier on average. As long as shorter prompts arrive, a long
-    one waits.
+    of arrival, and answers are complete earlier on average. A long prompt waits as long as shorter
+    ones arrive.
     """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
@@ -64,3 +70,55 @@ def _that_fit(
         if (len(running) + number + 1) * longest > total:
             return list(order[:number])
     return list(order)
+
+
+class Waiting:
+    """Calls that wait, in the order of their turns. Calls that are decoded alone come last.
+
+    With `short_first` a short prompt may overtake a long one, but every call gets its turn. The
+    turn of a call is its length plus the length of all calls that had started when it came. So a
+    call of 1,000 tokens is overtaken only by calls that come before 1,000 more tokens of work are
+    started.
+    """
+
+    def __init__(self, *, short_first: bool = False) -> None:
+        self._short_first = short_first
+        self._line: list[tuple[tuple[bool, int, int], Call]] = []  # (turn, call); turns differ.
+        self._num_arrived = 0
+        self._work_started = 0  # In tokens.
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def add(self, call: Call) -> None:
+        """Lets one more call wait."""
+        self._num_arrived += 1
+        if self._short_first:
+            turn = (False, self._work_started + call.need, self._num_arrived)
+        else:
+            turn = (call.alone_reason is not None, 0, self._num_arrived)
+        insort(self._line, (turn, call))
+
+    def start(self, call: Call) -> None:
+        """Removes a call whose prompt is read now."""
+        self._work_started += call.need
+        self.leave(call.index)
+
+    def leave(self, index: int) -> bool:
+        """Removes the call of this index; False if it does not wait."""
+        for place, (_turn, call) in enumerate(self._line):
+            if call.index == index:
+                del self._line[place]
+                return True
+        return False
+
+    @property
+    def next_alone(self) -> Call | None:
+        """The first call, if it has to be decoded alone."""
+        first = self._line[0][1] if self._line else None
+        return first if first is not None and first.alone_reason is not None else None
+
+    def sharing(self) -> list[Call]:
+        """The first calls that may share forwards, up to the first that has to be alone."""
+        shown = (call for _turn, call in islice(self._line, _MOST_SHOWN))
+        return list(takewhile(lambda call: call.alone_reason is None, shown))

@@ -18,8 +18,7 @@ import torch
 
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.prompt_call import Answer, Hear, call_for
-from selfspec.batch.schedule import ArrivalOrder, Scheduler
-from selfspec.batch.waiting import Waiting
+from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
@@ -114,12 +113,16 @@ class Session:
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
 
-        Afterwards `call` may be called by other threads.
+        Refuses a memory in which nothing fits. Afterwards `call` may be called by other threads.
         """
         if self._spec.ability(self._model).mode == "tree":
             self._ready()
             if self._max_bytes is not None:
-                self._limits[False] = self._found_limits(self._max_bytes, is_alone=False)
+                self._limits = {
+                    is_alone: self._found_limits(self._max_bytes, is_alone=is_alone)
+                    for is_alone in (False, True)
+                }
+        self.call(0, [0], 0, {"max_new_tokens": 1})
 
     def submit(
         self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
@@ -271,9 +274,9 @@ class Session:
         self.alone_reasons[str(call.alone_reason)] += 1
         self.index_alone = index = call.index
         assert call.decode_alone is not None
-        ids = call.decode_alone(lambda ids: self._hear is None or self._hear(index, ids))
+        found = call.decode_alone(lambda ids: self._hear is None or self._hear(index, ids))
         self.index_alone = None
-        return [] if ids is None else [Answer.to(call, ids, self._spec.stats, self._tokenizer)]
+        return [] if found is None else [Answer.to(call, *found, self._tokenizer)]
 
     def _check_fits(self, call: Call, max_bytes: int) -> None:
         """Refuses a prompt that would not fit into the memory if it were the only one."""

@@ -38,8 +38,8 @@ from selfspec.errors import BuildError, CliError
 from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_text
 from selfspec.plugin.spec import SelfSpec
-from selfspec.serving.batch_file import BatchFiles, outcomes
-from selfspec.serving.prompt_files import Limits
+from selfspec.serving.batch_file import BatchFiles, results
+from selfspec.serving.prompt_files import Encoder
 
 # A model that is decoded plainly would teach nothing, so it is refused. The budget is fixed because
 # a cache should not depend on how fast the machine is.
@@ -187,21 +187,15 @@ class _Build:
             if len(progress.left) == total:
                 # What unfinished answers of an earlier run, perhaps to other prompts, taught.
                 (files.answers.parent / f"{_MEMORY}{SUFFIX}").unlink(missing_ok=True)
-            found = outcomes(
-                files.open_lines(progress),
-                Session(model, self.tokenizer, spec, max_rows=self.recipe.batch),
-                self.tokenizer,
-                Limits(vocab_size(model), max_positions(model)),
-                model_name="",
-                seed=0,
-                default={},
-                length_option="max_new_tokens",
-            )
+            session = Session(model, self.tokenizer, spec, max_rows=self.recipe.batch)
+            encoder = Encoder(self.tokenizer, vocab_size(model), max_positions(model))
+            lines = files.open_lines(progress)
+            found = results(lines, session, encoder, model_name="", seed=0)
 
             def written() -> Iterator[tuple[int, int]]:
-                for outcome in found:
-                    files.write(outcome)
-                    yield 1, outcome.num_tokens
+                for result in found:
+                    files.write(result)
+                    yield 1, result.num_tokens
 
             try:
                 self._show("answering", total, written(), done=total - len(progress.left))

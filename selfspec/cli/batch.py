@@ -17,8 +17,8 @@ from selfspec.cli.shared.messages import say
 from selfspec.cli.shared.options import Knobs, Model, WriteOptions
 from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
 from selfspec.config import SpecConfig
-from selfspec.serving.batch_file import BatchFiles, Outcome, Progress, outcomes
-from selfspec.serving.prompt_files import Limits
+from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
+from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec.cli.shared.writer import Writer
@@ -57,7 +57,7 @@ def batch(
         if progress.left:
             try:
                 with loaded(asked, num_texts=max_rows) as writer:
-                    found = _outcomes(writer, files.open_lines(progress), config, max_rows)
+                    found = _results(writer, files.open_lines(progress), config, max_rows)
                     num_bad += _written(files, progress, found)
             except KeyboardInterrupt:
                 say("Stopped. The same command goes on from here.")
@@ -67,10 +67,10 @@ def batch(
     return 1 if num_bad else 0
 
 
-def _outcomes(
+def _results(
     writer: Writer, lines: Iterator[PromptLine], config: SpecConfig, max_rows: int
-) -> Iterator[Outcome]:
-    """What comes of each line."""
+) -> Iterator[LineResult]:
+    """The result of each line."""
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
 
@@ -83,19 +83,17 @@ def _outcomes(
         max_memory=memory_of_texts(model, writer.start.draft_model, asked.max_memory, max_rows),
         scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
     )
-    return outcomes(
-        lines,
-        session,
+    encoder = Encoder(
         writer.tokenizer,
-        Limits(vocab_size(model), writer.loaded.max_positions),
-        model_name=writer.loaded.name,
-        seed=writer.seed,
+        vocab_size(model),
+        writer.loaded.max_positions,
         default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
         length_option="--max-new-tokens",
     )
+    return results(lines, session, encoder, model_name=writer.loaded.name, seed=writer.seed)
 
 
-def _written(files: BatchFiles, progress: Progress, found: Iterator[Outcome]) -> int:
+def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:
     """Writes down what is found, beside a bar; returns how many lines have no answer."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
@@ -103,9 +101,9 @@ def _written(files: BatchFiles, progress: Progress, found: Iterator[Outcome]) ->
     with rich.Progress("Answers", *columns, about, console=Console(stderr=True)) as bar:
         num_known = progress.total - len(progress.left)
         task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
-        for outcome in found:
-            files.write(outcome)
-            num_bad += outcome.answer is None
-            num_tokens += outcome.num_tokens
+        for result in found:
+            files.write(result)
+            num_bad += result.answer is None
+            num_tokens += result.num_tokens
             bar.update(task, advance=1, tokens=num_tokens)
     return num_bad

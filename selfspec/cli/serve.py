@@ -19,7 +19,7 @@ from selfspec.cli.shared.options import DraftOptions, Knobs, Model
 from selfspec.cli.shared.writer import checked, memory_of_texts, opened
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.serving.prompt_files import Limits
+from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
@@ -126,8 +126,8 @@ def serve(
     asked = replace(asked, model=model)
     config = checked(asked, knobs.config())
     listening.check()
-    if any(find_spec(each) is None for each in ("fastapi", "prometheus_client", "uvicorn")):
-        raise CliError("serving needs more packages: pip install fastapi prometheus-client uvicorn")
+    if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
+        raise CliError("serving needs more packages: pip install fastapi uvicorn")
     with working(f"Loading {asked.title}"):
         # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
         with ThreadPoolExecutor(1) as thread:
@@ -142,10 +142,11 @@ def serve(
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
+    model = answering.model
     app = application(
         answering,
         name=name,
-        limits=Limits(vocab_size(answering.model), max_positions(answering.model)),
+        encoder=Encoder(answering.tokenizer, vocab_size(model), max_positions(model)),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,

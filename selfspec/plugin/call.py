@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -56,7 +56,9 @@ class Call:
     index: int = 0  # Names its first row in records.
     # Of a prompt that waits: why it shares forwards with no other, and how it is decoded then.
     alone_reason: str | None = None
-    decode_alone: Callable[[Callable[[list[int]], bool]], list[int] | None] | None = None
+    decode_alone: (
+        Callable[[Callable[[list[int]], bool]], tuple[list[int], GenerationStats] | None] | None
+    ) = None
 
     @property
     def max_length(self) -> int:

@@ -111,7 +111,7 @@ class SelfSpec(Persistent):
         self._vocab_size = 0
         self.models = KnownModels(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-        self._listeners: tuple[Callable[[StepRecord], None], ...] = ()
+        self._listeners: list[Callable[[StepRecord], None]] = []
         self._lock = threading.Lock()
         self._untried = untried_reason(transformers.__version__)
         if remember is not None:
@@ -174,7 +174,10 @@ class SelfSpec(Persistent):
             )
         own = {"prediction": prediction, "draft_model": draft_model}
         told = {"streamer": streamer, "synced_gpus": synced_gpus}
-        call = self.open_call(model, input_ids, **own, **told, **arguments)
+        return self.decode(self.open_call(model, input_ids, **own, **told, **arguments))
+
+    def decode(self, call: Call) -> Any:
+        """Decodes a call that was opened, with drafts or plainly; returns what stock would."""
         try:
             reason = call.plain_reason
             result = self._drafted(call) if reason is None else call.decode_plainly(reason)
@@ -276,18 +279,16 @@ class SelfSpec(Persistent):
 
     @contextmanager
     def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
-        """Calls `listener` with the `StepRecord` of every row and step of the calls inside.
+        """Inside, calls `listener` with the `StepRecord` of every row in every step.
 
         The first record of a row has a tree of one node: the token that the prompt's forward
         yields.
         """
-        with self._lock:
-            self._listeners = (*self._listeners, listener)
+        self._listeners.append(listener)
         try:
             yield
         finally:
-            with self._lock:
-                self._listeners = tuple(x for x in self._listeners if x is not listener)
+            self._listeners.remove(listener)
 
     def ability(self, model: Any) -> Ability:
         """What `model` can verify as it stands now; tried on first use."""

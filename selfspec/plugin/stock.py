@@ -129,6 +129,9 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     """Fills a `SelfSpec`'s LUTs from the scores of a stock call, and changes none of them.
 
+    It records nothing under ``learning="frozen"``, nor under ``"request"``, where a call leaves
+    nothing to later ones.
+
     Works in any stock `generate()`, greedy or sampling, with one row or many. It sees the scores
     as the processors before it in the list leave them::
 
@@ -141,8 +144,8 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
         self._spec = spec
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        memory = self._spec.memory(scores.shape[-1])
-        if input_ids.shape[1]:
+        if self._spec.config.learning == "session" and input_ids.shape[1]:
+            memory = self._spec.memory(scores.shape[-1])
             pairs = last_pairs(input_ids.cpu(), None, 1)
             memory.observe_pairs(pairs.numpy(), top_k_of(scores, memory.top_k))
         return scores

@@ -36,15 +36,18 @@ def grouped_attention() -> Iterator[None]:
     """Inside, in this thread, sdpa attention joins heads that share keys. Use it for one forward.
 
     Nothing is changed if other code has replaced stock's attention, or while torch compiles.
+    Stock's attention is back in its place when no thread is inside any more.
     """
-    if torch.compiler.is_compiling() or not _is_ours():
+    if torch.compiler.is_compiling():
         yield
         return
+    _replacement.enter()
     outside, _this_thread.forward = _this_thread.forward, _Forward()
     try:
         yield
     finally:
         _this_thread.forward = outside
+        _replacement.leave()
 
 
 class _Asked(NamedTuple):
@@ -171,15 +174,34 @@ def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
     return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
-_this_thread = _ThisThread()
+class _Replacement:
+    """Our attention in place of stock's, as long as a forward of any thread needs it.
 
-
-def _is_ours() -> bool:
-    """Puts our attention in place of stock's, for good; False if other code has replaced that.
-
-    By `register`, so that one that is registered later replaces ours, too.
+    Attention that other code registers is left alone, whether it came before or meanwhile.
     """
-    functions = attention_functions()
-    if functions[_NAME] is sdpa_attention_forward:
-        functions.register(_NAME, _attend)
-    return functions[_NAME] is _attend
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_forwards = 0
+
+    def enter(self) -> None:
+        """Puts ours in place of stock's."""
+        with self._lock:
+            self._num_forwards += 1
+            self._exchange(sdpa_attention_forward, _attend)
+
+    def leave(self) -> None:
+        """Puts stock's back after the last forward."""
+        with self._lock:
+            self._num_forwards -= 1
+            if not self._num_forwards:
+                self._exchange(_attend, sdpa_attention_forward)
+
+    def _exchange(self, present: Any, wanted: Any) -> None:
+        functions = attention_functions()
+        if functions[_NAME] is present:
+            functions.register(_NAME, wanted)
+
+
+_this_thread = _ThisThread()
+_replacement = _Replacement()

@@ -21,7 +21,7 @@ from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Limits
+from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import DONE, Form, error_body, event, usage_of
 from selfspec.serving.schema import Chat, Completion, RequestError, checked, json_object
 
@@ -60,7 +60,7 @@ def application(
     model: ModelThread,
     *,
     name: str,
-    limits: Limits,
+    encoder: Encoder,
     hosts: Iterable[str] = (),
     origins: Sequence[str] = (),
     api_key: str | None = None,
@@ -80,7 +80,7 @@ def application(
             model.join(_PATIENCE)
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    routes = _Routes(model, name, limits)
+    routes = _Routes(model, name, encoder)
     app.add_api_route("/health", routes.health)  # Whoever looks after the server asks for it.
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
     guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
@@ -102,13 +102,13 @@ def application(
 
 
 class _Routes:
-    def __init__(self, model: ModelThread, name: str, limits: Limits) -> None:
+    def __init__(self, model: ModelThread, name: str, encoder: Encoder) -> None:
         self._model = model
         self._name = name
-        self._limits = limits
+        self._encoder = encoder
         self._meters = Meters(model)
         self._turn = asyncio.Lock()
-        self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (limits.max_positions or 0))
+        self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
 
     async def chat(self, request: Request) -> Response:
         return await self._counted(request, Chat)
@@ -139,7 +139,7 @@ class _Routes:
             response = await self._answer(request, kind)
         except RequestError as error:
             response = await _told(request, error)
-        self._meters.requests.labels(request.url.path, str(response.status_code)).inc()
+        self._meters.requests[request.url.path, response.status_code] += 1
         return response
 
     async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
@@ -153,7 +153,7 @@ class _Routes:
         asked = checked(kind, json_object(data, "the body"))
         self._check_model(asked.model)
         exchange = Exchange(self._model, asked)
-        await exchange.prepare(self._limits, self._turn)
+        await exchange.prepare(self._encoder, self._turn)
         form = Form(self._name, is_chat=kind is Chat)
         if asked.stream:
             headers = {"cache-control": "no-cache"}
@@ -161,7 +161,7 @@ class _Routes:
             return StreamingResponse(events, headers=headers, media_type="text/event-stream")
         choices = await _while_there(request, exchange.whole())
         if choices is None:
-            self._meters.cancelled.inc()
+            self._meters.counts["requests_cancelled_total"] += 1
             return Response(status_code=_GONE)
         return JSONResponse(form.whole(choices, self._usage(exchange, arrived)))
 
@@ -176,15 +176,17 @@ class _Routes:
         except RequestError as error:
             yield event(error_body(error))
         except (asyncio.CancelledError, GeneratorExit):
-            self._meters.cancelled.inc()
+            self._meters.counts["requests_cancelled_total"] += 1
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
         """How many tokens a request took that was answered; counts them."""
         usage = usage_of(exchange.num_prompt_tokens, exchange.answers)
-        self._meters.first.observe((exchange.first_at or arrived) - arrived)
-        self._meters.read.inc(usage["prompt_tokens"])
-        self._meters.written.inc(usage["completion_tokens"])
+        counts = self._meters.counts
+        counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived
+        counts["time_to_first_token_seconds_count"] += 1
+        counts["prompt_tokens_total"] += usage["prompt_tokens"]
+        counts["new_tokens_total"] += usage["completion_tokens"]
         return usage
 
     def _check_model(self, name: str | None) -> None:

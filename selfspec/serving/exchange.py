@@ -10,31 +10,31 @@ from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.words import Words
+from selfspec.batch.text_stream import TextStream
 from selfspec.errors import SelfSpecError, one_line
 from selfspec.plugin.call import Call
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Limits
+from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Request, RequestError
 
 
-class TextStream:
+class AnswerText:
     """The text of one answer as it may be sent: whole characters, and nothing of a stop string."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._words = Words(tokenizer)
+        self._stream = TextStream(tokenizer)
         self._stops = stops
         self._held = ""  # What a stop string may begin with.
         self.is_stopped = False
 
     def add(self, ids: Sequence[int]) -> str:
         """Takes the next tokens; returns what may be sent now."""
-        return self._pass(self._words.add(*ids))
+        return self._pass(self._stream.add(*ids))
 
     def end(self) -> str:
         """What is left, when no token comes any more."""
-        return self._pass(self._words.rest()) + self._held
+        return self._pass(self._stream.rest()) + self._held
 
     def _pass(self, text: str) -> str:
         if self.is_stopped:
@@ -61,7 +61,7 @@ class Exchange:
         self._model = model
         self._calls: list[Call] = []
 
-    async def prepare(self, limits: Limits, turn: asyncio.Lock) -> None:
+    async def prepare(self, encoder: Encoder, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.
 
         Tokens are counted and calls prepared for one request after the other. That takes a thread
@@ -70,7 +70,7 @@ class Exchange:
         """
         async with turn:
             with ThreadPoolExecutor(1) as pool:
-                await asyncio.get_running_loop().run_in_executor(pool, self._prepare, limits)
+                await asyncio.get_running_loop().run_in_executor(pool, self._prepare, encoder)
         self._model.check_open(self.num_choices)
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -78,15 +78,15 @@ class Exchange:
         for choice in range(self.num_choices):
             yield Piece(choice, "")
         stops = self.request.stop or ()
-        texts = [TextStream(self._model.tokenizer, stops) for _ in self._calls]
-        async for choice, news in self._model.news(self._calls):
+        texts = [AnswerText(self._model.tokenizer, stops) for _ in self._calls]
+        async for choice, event in self._model.events(self._calls):
             self.first_at = self.first_at or perf_counter()
             text = texts[choice]
-            if isinstance(news, Answer):
-                self.answers.append(news)
+            if isinstance(event, Answer):
+                self.answers.append(event)
                 rest = text.end()
-                yield Piece(choice, rest, "stop" if text.is_stopped else news.finish_reason)
-            elif fresh := text.add(news):
+                yield Piece(choice, rest, "stop" if text.is_stopped else event.finish_reason)
+            elif fresh := text.add(event):
                 yield Piece(choice, fresh)
 
     async def whole(self) -> list[Piece]:
@@ -96,12 +96,12 @@ class Exchange:
             texts[choice] = Piece(choice, texts[choice].text + text, reason)
         return texts
 
-    def _prepare(self, limits: Limits) -> None:
+    def _prepare(self, encoder: Encoder) -> None:
         request, model = self.request, self._model
         seed = secrets.randbits(62) if request.seed is None else request.seed
         try:
             for prompt in request.prompts:
-                ids, arguments = limits.call(prompt, request, model.tokenizer)
+                ids, arguments = encoder.arguments_for(prompt, request)
                 self.num_prompt_tokens += len(ids)
                 for number in range(request.n):
                     self._calls.append(model.call(ids, seed + number, arguments))

@@ -1,43 +1,39 @@
-"""What the server counts, for Prometheus and for whoever looks at its statistics."""
+"""What the server counts, for Prometheus and for its own statistics."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from selfspec.serving.model_thread import ModelThread
 
-_SECONDS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
-_GAUGES = {
-    "num_waiting": ("texts_waiting", "Texts that wait for a row."),
-    "num_running": ("texts_running", "Texts that are being written."),
-    "kv_bytes": ("kv_bytes", "What the keys and values of all rows take."),
-    "kv_bytes_limit": ("kv_bytes_limit", "What they may take."),
-    "tokens_per_step": ("tokens_per_step", "Tokens of a text in a step."),
-}
-
 
 class Meters:
-    """Counters of requests and tokens. Everything else is looked up when somebody asks."""
+    """Counts of requests and tokens. The other numbers are read when somebody asks for them."""
 
     def __init__(self, model: ModelThread) -> None:
         self._model = model
-        self._registry = CollectorRegistry()
-        own: Any = {"namespace": "selfspec", "registry": self._registry}
-        self.requests = Counter("requests", "Requests that ended.", ["route", "status"], **own)
-        self.cancelled = Counter("requests_cancelled", "Requests whose client had gone.", **own)
-        about = "From a request to its first token."
-        self.first = Histogram("time_to_first_token_seconds", about, buckets=_SECONDS, **own)
-        self.read = Counter("prompt_tokens", "Tokens of answered prompts.", **own)
-        self.written = Counter("new_tokens", "Tokens of answers.", **own)
-        for key, (name, about) in _GAUGES.items():
-            Gauge(name, about, **own).set_function(lambda key=key: self.numbers()[key] or 0)
+        self.requests: Counter[tuple[str, int]] = Counter()  # By route and status.
+        self.counts: dict[str, float] = {
+            "requests_cancelled_total": 0,
+            "prompt_tokens_total": 0,
+            "new_tokens_total": 0,
+            "time_to_first_token_seconds_sum": 0,
+            "time_to_first_token_seconds_count": 0,
+        }
 
-    def as_text(self) -> bytes:
-        return bytes(generate_latest(self._registry))
+    def as_text(self) -> str:
+        """All numbers in Prometheus' text format."""
+        numbers: dict[str, Any] = {
+            f'requests_total{{route="{route}",status="{status}"}}': count
+            for (route, status), count in self.requests.items()
+        }
+        numbers |= {**self.counts, **self.numbers()}
+        del numbers["alone_reasons"]
+        return "".join(f"selfspec_{name} {value or 0}\n" for name, value in numbers.items())
 
     def numbers(self) -> dict[str, Any]:
+        """What goes on now."""
         model = self._model
         return {
             "num_waiting": model.num_waiting,

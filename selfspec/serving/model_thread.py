@@ -26,7 +26,7 @@ from selfspec.serving.schema import RequestError
 
 _log = logging.getLogger("selfspec")
 
-News = list[int] | Answer  # New tokens of a text, or all that came of it.
+Event = list[int] | Answer  # New tokens of a text, or its complete answer.
 
 
 def _stopping() -> RequestError:
@@ -59,9 +59,9 @@ class ModelThread:
         self._max_texts = max_rows + max_waiting
         self._indices = count()
         # Who hears of the text with an index: each hands news over to its event loop.
-        self._clients: dict[int, Callable[[News | RequestError], None]] = {}
+        self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.session = self._new_session()
+        self.session: Session  # There is one from `start` on.
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
 
@@ -86,16 +86,16 @@ class ModelThread:
         """The call of a prompt; may be called in any thread that ends soon."""
         return self.session.call(next(self._indices), ids, seed, arguments)
 
-    async def news(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, News]]:
-        """The news of each call by its number here, until all have their answers.
+    async def events(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, Event]]:
+        """The events of each call, with its number here, until all have their answers.
 
         Raises why there is no answer. When nobody reads on, the texts are forgotten within a step.
         """
-        queue: asyncio.Queue[tuple[int, News | RequestError]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, Event | RequestError]] = asyncio.Queue()
         soon = asyncio.get_running_loop().call_soon_threadsafe
 
-        def tell(number: int, news: News | RequestError) -> None:
-            soon(queue.put_nowait, (number, news))
+        def tell(number: int, event: Event | RequestError) -> None:
+            soon(queue.put_nowait, (number, event))
 
         self.check_open(len(calls))
         try:
@@ -104,11 +104,11 @@ class ModelThread:
                 self._inbox.put(partial(self._add, call))
             num_left = len(calls)
             while num_left:
-                number, news = await queue.get()
-                if isinstance(news, RequestError):
-                    raise news
-                num_left -= isinstance(news, Answer)
-                yield number, news
+                number, event = await queue.get()
+                if isinstance(event, RequestError):
+                    raise event
+                num_left -= isinstance(event, Answer)
+                yield number, event
         finally:
             for call in calls:
                 self._forget(call.index)
@@ -134,8 +134,7 @@ class ModelThread:
 
     def _run(self) -> None:
         try:
-            self.session.open()
-            self.call([0], 0, {"max_new_tokens": 1})  # Refuses a memory in which nothing fits.
+            self.session = self._new_session()
         except BaseException as error:
             self._is_open.set_exception(error)
             return
@@ -171,16 +170,15 @@ class ModelThread:
             self._tell(alone, told)
             return
         self.session = self._new_session()
-        self.session.open()
         for index in list(self._clients):
             self._tell(index, told)
 
-    def _tell(self, index: int, news: News | RequestError) -> None:
-        """Hands news over; those that are no tokens are the last ones."""
+    def _tell(self, index: int, event: Event | RequestError) -> None:
+        """Hands an event over. One that is not tokens is the last."""
         clients = self._clients
-        tell = clients.get(index) if isinstance(news, list) else clients.pop(index, None)
+        tell = clients.get(index) if isinstance(event, list) else clients.pop(index, None)
         if tell is not None:
-            tell(news)
+            tell(event)
 
     def _add(self, call: Call) -> None:
         self.session.add(call)
@@ -192,7 +190,8 @@ class ModelThread:
         return index in self._clients
 
     def _new_session(self) -> Session:
-        return Session(
+        """A session that is open, so that clients' threads may prepare calls for it."""
+        session = Session(
             self.model,
             self.tokenizer,
             self.spec,
@@ -202,3 +201,5 @@ class ModelThread:
             pace=ReadingPace(),
             hear=self._hear,
         )
+        session.open()
+        return session

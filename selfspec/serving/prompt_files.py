@@ -1,11 +1,12 @@
-"""Prompts as users give them: files with one a line, the dialect of every command that takes such
-a file, and how a prompt becomes a call of `generate()`."""
+"""Prompts as users give them: the lines of a prompt file, and how a prompt becomes the tokens and
+arguments of a `generate()` call.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,40 +139,35 @@ def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the model allows."""
+class Encoder:
+    """Turns prompts and settings into tokens and arguments, within what the model allows.
 
+    What the settings leave out is as in `default`, arguments of `generate()`. `length_option` is
+    how the user names the length that these have.
+    """
+
+    tokenizer: Any
     vocab_size: int
     max_positions: int | None
+    default: Mapping[str, Any] = field(default_factory=dict)
+    length_option: str = "max_tokens"
 
-    def call(
-        self,
-        prompt: Any,
-        settings: Settings,
-        tokenizer: Any,
-        *,
-        default: Mapping[str, Any] | None = None,
-        length_option: str = "max_tokens",
-    ) -> tuple[list[int], dict[str, Any]]:
-        """The tokens of a prompt and the arguments of its call; refuses what can't be.
-
-        What the settings leave out is as in `default`, whose length `length_option` names.
-        """
-        ids = self._encoded(prompt, tokenizer)
-        own = settings.arguments()
+    def arguments_for(self, prompt: Any, settings: Settings) -> tuple[list[int], dict[str, Any]]:
+        """The tokens of a prompt and the arguments of its `generate()` call."""
+        ids, own = self._encoded(prompt), settings.arguments()
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
-        arguments = {**(default or {}), **own}
+        arguments = {**self.default, **own}
         wanted = arguments.get("max_new_tokens")
-        setting = next(iter(settings.lengths), length_option)
+        setting = next(iter(settings.lengths), self.length_option)
         return ids, {**arguments, "max_new_tokens": self._length(len(ids), wanted, setting)}
 
-    def _encoded(self, prompt: Any, tokenizer: Any) -> list[int]:
+    def _encoded(self, prompt: Any) -> list[int]:
         from selfspec.batch.prompts import encoded  # It brings torch along.
 
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = "messages" if is_chat else "prompt"
         try:
-            ids = encoded(prompt, tokenizer)
+            ids = encoded(prompt, self.tokenizer)
         except Exception as error:  # A template may raise whatever it likes.
             why = one_line(error)[:300]
             raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error

@@ -151,7 +151,7 @@ class Message(_Fields):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-class Prediction(_Fields):
+class PredictedContent(_Fields):
     type: Literal["content"]
     content: Content
 
@@ -211,7 +211,7 @@ class Request(Settings):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    prediction: Prediction | None = None
+    prediction: PredictedContent | None = None
 
     @property
     def prompts(self) -> list[Any]:

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec import SelfSpec, UnsupportedError
+from selfspec import GenerationStats, SelfSpec, UnsupportedError
 from selfspec.batch.pace import ReadingPace
+from selfspec.batch.schedule import Waiting
 from selfspec.batch.session import Session
-from selfspec.batch.waiting import Waiting
 from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
 
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -222,3 +222,41 @@ def test_memory_bounds_what_is_alone_too() -> None:
     session = Session(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
     with pytest.raises(UnsupportedError, match="must fit"):
         session.submit(0, [5, 6], 0, {"max_new_tokens": 1000})
+
+
+def test_listeners_hear_while_they_listen() -> None:
+    """Also if they came after the first prompt, and not after their `with` has ended."""
+    spec = wild()
+    session = Session(tiny_model(), tiny_tokenizer(), spec)
+    heard: dict[str, set[int]] = {"first": set(), "second": set()}
+    for index, name in enumerate(heard):
+        with spec.listening(lambda record, name=name: heard[name].add(record.row)):
+            session.submit(index, [5, 6, 7], 0, {"max_new_tokens": 40})
+            session.step()
+    assert heard == {"first": {0}, "second": {0, 1}}
+    session.submit(2, [5, 6, 7], 0, {"max_new_tokens": 40})
+    session.work()
+    assert heard == {"first": {0}, "second": {0, 1}}
+
+
+def test_what_is_alone_has_the_statistics_of_its_own_call() -> None:
+    class Shared(SelfSpec):
+        """Another thread's call ends right after each of ours."""
+
+        def finish(self, *args: Any, **options: Any) -> None:
+            super().finish(*args, **options)
+            self.stats = GenerationStats()
+
+    session = Session(tiny_model("bloom"), tiny_tokenizer(), Shared())
+    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4})
+    (answer,) = session.work()
+    assert answer.stats.num_new_tokens == 4
+
+
+def test_an_open_session_looks_nothing_up_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are prepared in other threads, where no forward may run."""
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_memory="1MB")
+    session.open()
+    monkeypatch.setattr(session, "_found_limits", None)
+    for options in ({}, {"max_time": 1000.0}):
+        assert session.call(0, [5, 6, 7], 0, {"max_new_tokens": 4, **options})

@@ -111,7 +111,7 @@ class TestOwnAnswers:
         """Starts a build that is stopped after some answers; returns the file of answers."""
 
         def stop(after: int):
-            real = module.outcomes
+            real = module.results
 
             def stopping(*args, **more):
                 for number, outcome in enumerate(real(*args, **more)):
@@ -121,7 +121,7 @@ class TestOwnAnswers:
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch:
-                patch.setattr(module, "outcomes", stopping)
+                patch.setattr(module, "results", stopping)
                 with pytest.raises(KeyboardInterrupt):
                     build(tmp_path / "cache", data=str(prompts), **OWN)
             assert not (tmp_path / "cache.safetensors").exists()

@@ -153,5 +153,5 @@ def test_what_an_operator_should_know(
 
 
 def test_without_the_extra_the_command_names_it(fails, monkeypatch, chat_folder: str) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert "prometheus-client" in fails("serve", chat_folder, "--port", free_port())
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "uvicorn" in fails("serve", chat_folder, "--port", free_port())

@@ -120,3 +120,10 @@ def test_recorder_in_stock_generate(call: Call) -> None:
     spoken = np.array(sorted(table))
     assert (lut.rows.probabilities[spoken].sum(-1) <= 1.01).all()
     assert (np.diff(lut.rows.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
+
+
+@pytest.mark.parametrize("learning", ["request", "frozen"])
+def test_recorder_leaves_what_is_learned_to_the_learning_scope(learning: str) -> None:
+    spec = SelfSpec(learning=learning)
+    run(tiny_model(), prompt(), logits_processor=[LutRecorder(spec)], **GREEDY)
+    assert (lut_of(spec, VOCAB).rows.token_ids == -1).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -227,3 +228,25 @@ def test_drafts_are_verified_so(asked):
     assert torch.equal(found, expected)
     assert asked
     assert {key.shape[1] for _, key, _ in asked} == {2}
+
+
+def test_outside_of_forwards_stocks_attention_has_its_place():
+    def place() -> Any:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    inside, outside = threading.Event(), threading.Event()
+
+    def other_forward() -> None:
+        with grouped_attention():
+            inside.set()
+            assert outside.wait(60)
+
+    thread = threading.Thread(target=other_forward)
+    with grouped_attention():
+        assert place() is not sdpa_attention_forward
+        thread.start()
+        assert inside.wait(60)
+    assert place() is not sdpa_attention_forward  # The other thread is still inside.
+    outside.set()
+    thread.join()
+    assert place() is sdpa_attention_forward

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from selfspec import SelfSpec
 from selfspec.serving.app import application
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Limits
+from selfspec.serving.prompt_files import Encoder
 
 NAME = "tiny"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -35,8 +35,8 @@ class Served:
         self.spec = SelfSpec(max_nodes=6, budget="fixed")
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
         self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
-        limits = Limits(self.model.config.vocab_size, max_positions)
-        self.app = application(self.thread, name=NAME, limits=limits, **(gate or {}))
+        encoder = Encoder(self.tokenizer, self.model.config.vocab_size, max_positions)
+        self.app = application(self.thread, name=NAME, encoder=encoder, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
 
     def post(self, path: str, body: Any, kind: str = "application/json") -> Any:

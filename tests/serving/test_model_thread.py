@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from selfspec import SelfSpec, UnsupportedError
+from selfspec.batch.session import Session
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import RequestError
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -18,8 +21,8 @@ from tests.fakes import tiny_model, tiny_tokenizer
 async def last(thread: ModelThread, **arguments: Any) -> Any:
     """The answer to a prompt, of which it hears before."""
     heard: list[Any] = []
-    async for _number, news in thread.news([thread.call([5, 6, 7], 0, arguments)]):
-        heard.append(news)
+    async for _number, event in thread.events([thread.call([5, 6, 7], 0, arguments)]):
+        heard.append(event)
     *parts, answer = heard
     assert [each for part in parts for each in part] == answer.ids
     return answer
@@ -27,12 +30,16 @@ async def last(thread: ModelThread, **arguments: Any) -> Any:
 
 def endless(thread: ModelThread) -> Any:
     arguments = {"max_new_tokens": 5000, "do_sample": False}
-    return thread.news([thread.call([5, 6, 7], 0, arguments)])
+    return thread.events([thread.call([5, 6, 7], 0, arguments)])
 
 
-def play(name: str, work: Callable[[ModelThread], Awaitable[None]]) -> ModelThread:
-    """Lets clients talk to a new thread of a model."""
-    thread = ModelThread(tiny_model(name), tiny_tokenizer(), SelfSpec(), max_rows=2, max_waiting=3)
+def thread_of(name: str, **options: Any) -> ModelThread:
+    options = {"max_rows": 2, "max_waiting": 3, **options}
+    return ModelThread(tiny_model(name), tiny_tokenizer(), SelfSpec(), **options)
+
+
+def play(thread: ModelThread, work: Callable[[ModelThread], Awaitable[None]]) -> ModelThread:
+    """Lets clients talk to the thread of a model."""
     thread.start()
     try:
         asyncio.run(asyncio.wait_for(work(thread), 60))
@@ -58,7 +65,7 @@ def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
         with pytest.raises(RequestError, match="being stopped"):
             thread.check_open()
 
-    thread = play(name, work)
+    thread = play(thread_of(name), work)
     assert bool(thread.session.alone_reasons) == (name == "bloom")
     assert thread.num_waiting == 0
 
@@ -78,7 +85,7 @@ def test_what_fails_alone_takes_no_others_along() -> None:
         assert "no such luck" in str(error)
         assert (await last(thread, max_new_tokens=3)).ids
 
-    thread = play("llama", work)
+    thread = play(thread_of("llama"), work)
     assert list(thread.session.alone_reasons) == ["a logits processor may look at other rows"]
 
 
@@ -97,5 +104,31 @@ def test_when_nothing_can_be_answered_any_more_everybody_is_told(
             await last(thread, max_new_tokens=3)
         assert thread.is_stopping
 
-    play("llama", work)
+    play(thread_of("llama"), work)
     assert "no request is answered any more" in caplog.text
+
+
+def test_no_session_is_seen_before_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is opened after a failure, a client's thread prepares a call."""
+    found_in, open_session = [], Session.open
+
+    def found_limits(self: Session, max_bytes: int, *, is_alone: bool) -> tuple[int, int]:
+        found_in.append(threading.current_thread().name)
+        return 1000, 1000
+
+    def opened_meanwhile(self: Session) -> None:
+        with ThreadPoolExecutor(1) as clients:
+            assert clients.submit(thread.call, [5], 0, {"max_new_tokens": 4}).result()
+        open_session(self)
+
+    async def work(thread: ModelThread) -> None:
+        monkeypatch.setattr(thread.session, "step", lambda: [][1])
+        monkeypatch.setattr(Session, "open", opened_meanwhile)
+        with pytest.raises(RequestError):
+            await last(thread, max_new_tokens=3)
+        assert (await last(thread, max_new_tokens=3)).ids
+
+    monkeypatch.setattr(Session, "_found_limits", found_limits)
+    thread = thread_of("llama", max_memory=1_000_000)
+    play(thread, work)
+    assert set(found_in) == {"selfspec model"}

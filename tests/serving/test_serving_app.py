@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.serving.exchange import TextStream
+from selfspec.serving.exchange import AnswerText
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.tiny import make_tokenizer
 
@@ -81,7 +81,7 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3),
 )
 def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str]) -> None:
-    stream, sent = TextStream(TOKENIZER, stops), ""
+    stream, sent = AnswerText(TOKENIZER, stops), ""
     for token_id in TOKENIZER(text)["input_ids"]:
         if stream.is_stopped:
             break
@@ -127,8 +127,8 @@ def test_statistics_and_metrics(served: Served) -> None:
     assert stats["server"]["num_running"] == stats["server"]["num_waiting"] == 0
     text = served.client.get("/metrics").text
     assert 'selfspec_requests_total{route="/v1/completions",status="200"}' in text
-    known = "requests_cancelled_total 0.0,texts_waiting 0.0,texts_running 0.0,new_tokens_total "
-    more = "prompt_tokens_total ,tokens_per_step ,time_to_first_token_seconds_count ,kv_bytes 0.0"
+    known = "requests_cancelled_total 0,num_waiting 0,num_running 0,new_tokens_total "
+    more = "prompt_tokens_total ,tokens_per_step ,time_to_first_token_seconds_count ,kv_bytes 0"
     for name in f"{known},{more}".split(","):
         assert f"\nselfspec_{name}" in text, name
 

@@ -53,10 +53,10 @@ def chat(
     asked = replace(asked, model=model)
     config = checked(asked, knobs.config())
     with loaded(asked, chats=True) as writer:
-        Chat(writer, config, system=system, show_drafts=show_drafts).run(_reader())
+        ChatLoop(writer, config, system=system, show_drafts=show_drafts).run(_reader())
 
 
-class Chat:
+class ChatLoop:
     """Answers questions until the user leaves."""
 
     def __init__(

@@ -24,11 +24,11 @@ class LiveText:
         prompt_ids: Sequence[int],
         show: Callable[[str, str], object],
     ) -> None:
-        from selfspec.batch.words import Words
+        from selfspec.batch.text_stream import TextStream
 
         self._prompt_came = False
         self.text = ""
-        self._words = Words(tokenizer, prompt_ids)
+        self._stream = TextStream(tokenizer, prompt_ids)
         self._show = show
         self._waiting: list[int] = []
         self._has_records = False
@@ -52,11 +52,11 @@ class LiveText:
     def end(self) -> None:
         """Shows the tokens and characters that were held back."""
         self._emit([OWN] * len(self._waiting))
-        self._say(self._words.rest(), OWN)
+        self._say(self._stream.rest(), OWN)
 
     def _emit(self, token_origins: list[str]) -> None:
         for token_id, origin in zip(self._waiting, token_origins, strict=True):
-            self._say(self._words.add(token_id), origin)
+            self._say(self._stream.add(token_id), origin)
         self._waiting.clear()
 
     def _say(self, piece: str, origin: str) -> None:

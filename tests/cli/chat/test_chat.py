@@ -11,7 +11,7 @@ from prompt_toolkit.output import DummyOutput
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
-from selfspec.cli.chat.chat_command import Chat, _reader
+from selfspec.cli.chat.chat_command import ChatLoop, _reader
 from selfspec.cli.chat.conversation import Conversation
 from selfspec.cli.shared.model_loading import Loaded
 from selfspec.cli.shared.options import WriteOptions
@@ -158,7 +158,8 @@ def test_commands(chat, stock_answers):
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):
     monkeypatch.setattr(writer.model, "generate", Mock(side_effect=KeyboardInterrupt))
-    Chat(writer, SpecConfig()).run(Mock(side_effect=[KeyboardInterrupt, QUESTIONS[0], EOFError]))
+    typed = Mock(side_effect=[KeyboardInterrupt, QUESTIONS[0], EOFError])
+    ChatLoop(writer, SpecConfig()).run(typed)
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
     assert "(stopped; the conversation goes on from here)" in out

@@ -1,36 +1,36 @@
-"""Turns tokens, one at a time, into text that never has to be taken back."""
+"""Turns tokens, one at a time, into text that is final."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Words"]
+__all__ = ["TextStream"]
 
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
-_SEED = 8  # Tokens of the prompt in front, since some decoders strip the space of a first word.
+_CONTEXT = 8  # Tokens of the prompt to begin with: some decoders strip the space of a first word.
 
 
-class Words:
-    """Decodes token by token; holds back the bytes of a character until the last one is there.
+class TextStream:
+    """Decodes token by token, and holds back a character until all of its bytes have come.
 
     What `add` and `rest` return is together the decoded text, without special tokens.
     """
 
     def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids = list(prompt_ids[-_SEED:])
+        self._ids = list(prompt_ids[-_CONTEXT:])
         self._start = 0  # Decoding starts here; ids up to `_end` are only context.
         self._end = len(self._ids)
 
     def add(self, *token_ids: int) -> str:
-        """The text that these tokens complete, often none; decodes a few tokens twice."""
+        """The text that these tokens complete, often none. Decodes a few tokens twice."""
         self._ids += token_ids
         text = self._fresh_text()
         return "" if text.endswith(_BROKEN) else self._take(text)
 
     def rest(self) -> str:
-        """The text that was held back, for when no more tokens will come."""
+        """The text that was held back; call it after the last token."""
         return self._take(self._fresh_text())
 
     def _fresh_text(self) -> str:

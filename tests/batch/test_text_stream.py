@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from selfspec.batch.words import Words
+from selfspec.batch.text_stream import TextStream
 from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
 
 
 def pieces(tokenizer, ids, prompt_ids=()):
-    words = Words(tokenizer, prompt_ids)
-    return [*(words.add(i) for i in ids), words.rest()]
+    stream = TextStream(tokenizer, prompt_ids)
+    return [*(stream.add(i) for i in ids), stream.rest()]
 
 
 # no text that spells a special token: that would be encoded as one, which is not shown
