@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE | {"sequence"},
     "cache": {"config", "draft", "errors", "machine"},
     "engines": {"cache", "config", "draft", "errors", "records"},
-    "papers": _RUN | _DRAFT | {"cache"},
+    "papers": (_RUN - _COMPAT) | _DRAFT,
     "plugin": _ENGINE | {"engine", "sequence", "cache", "papers"},
     "batch": {*_ENGINE, "engine", "sequence", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},

@@ -14,12 +14,11 @@ from typing import Any
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.switch import SwitchSource
 from selfspec.draft.calibration import Uncounted
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.shape import Shape
 from selfspec.papers import method_of
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.edgellm import Fallback
-from selfspec.papers.ghidorah import best_tree
+from selfspec.papers.ghidorah import FittedTree, best_tree
 from selfspec.papers.self_draft import Branches, ContextCache
 
 FIXED_NODES = 81  # Token Recycling's, the root among them.
@@ -54,7 +53,7 @@ def _maker(name: str, arguments: Callable[[Resources], dict[str, Any]]) -> Maker
 
 
 def _as_in(paper: str, **own: Any) -> Callable[[Resources], dict[str, Any]]:
-    return lambda given: method_of(paper, given.contents, **{**own, **given.options})
+    return lambda given: method_of(paper, **{**own, **given.options})
 
 
 def _edgellm(given: Resources) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def _edgellm(given: Resources) -> dict[str, Any]:
     order, rule = options.pop("order", "pacer"), options.pop("rule", "as written")
     # One node more: the root is none of the paper's.
     nodes = given.config.max_nodes + 1
-    found = method_of("edgellm", None, draft_model=given.assistant, max_nodes=nodes)
+    found = method_of("edgellm", draft_model=given.assistant, max_nodes=nodes)
     if order != "pacer":
         found["shape"] = Chain() if order == "chain" else None
     if rule == "none":
@@ -75,7 +74,7 @@ def _edgellm(given: Resources) -> dict[str, Any]:
 
 def _suffix_branches(given: Resources) -> dict[str, Any]:
     own = {"sources": ("context", "corpus"), "calibration": Uncounted()}
-    return method_of("self-draft", None, **own, **given.options)
+    return method_of("self-draft", **own, **given.options)
 
 
 def _with_branches(given: Resources) -> dict[str, Any]:
@@ -95,7 +94,7 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "self-draft": _as_in("self-draft"),
     "suffix-branches": _suffix_branches,
     "edgellm": _edgellm,
-    "ghidorah": _as_in("ghidorah"),
+    "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,
     "selfspec-intervals": _keeping_shapes,
     "switch": lambda given: {

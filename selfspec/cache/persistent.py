@@ -92,7 +92,6 @@ class Persistent:
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,
-            fitted=loaded.fitted,
             about=loaded.about if about is None else about,
         )
 

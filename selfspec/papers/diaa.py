@@ -178,9 +178,7 @@ def recorded(evidence: Evidence) -> float:
     return evidence.probability_bin / FINE
 
 
-def method(
-    _contents: object = None, *, top_k: int = 8, merges: str = "newest", **options: Any
-) -> dict[str, Any]:
+def method(*, top_k: int = 8, merges: str = "newest", **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec`."""
     own = {n: options.pop(n) for n in ("delta", "alpha", "tau", "interval") if n in options}
     return {

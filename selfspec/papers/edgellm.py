@@ -169,9 +169,7 @@ class DraftCursor(Cursor):
         self._behind = {}
 
 
-def method(
-    _contents: object = None, *, draft_model: Any = None, max_nodes: int = 33, **options: Any
-) -> dict[str, Any]:
+def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec`."""
     if draft_model is None:
         raise ConfigError(

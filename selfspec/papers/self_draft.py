@@ -169,7 +169,6 @@ def freshest_first(evidence: Evidence) -> float:
 
 
 def method(
-    _contents: object = None,
     *,
     num_branches: int = 6,
     length: int = 6,

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
-from selfspec.cache import load_cache
 from selfspec.cache.persistent import Persistent, check_sources, new_memory
 from selfspec.cache.remember import Remembered
 from selfspec.compat.generation import belongs_to_caller, kv_of
@@ -132,19 +131,18 @@ class SelfSpec(Persistent):
 
         Args:
             paper: "diaa", "self-draft", "edgellm" or "ghidorah".
-            cache: What the method knows before the first call: DIAA's warm-up, Self-Draft's corpus,
-                Ghidorah's tree.
+            cache: What the method knows before the first call: DIAA's warm-up, Self-Draft's corpus.
             tokenizer: The model's tokenizer; a cache of another one is refused.
             options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
-                `SelfSpec` takes besides. EdgeLLM needs `draft_model`.
+                `SelfSpec` takes besides. EdgeLLM needs `draft_model`, and Ghidorah `tree`, a file
+                of ``python -m eval fit``.
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
-        contents = None if cache is None else load_cache(cache, tokenizer=tokenizer)
-        given = method_of(paper, contents, **options)
-        if contents is None:
+        given = method_of(paper, **options)
+        if cache is None:
             return cls(tokenizer=tokenizer, **given)
-        return cls.from_contents(contents, **given)
+        return cls.from_pretrained(cache, tokenizer=tokenizer, **given)
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"

@@ -112,6 +112,4 @@ def _print_contents(name: object, contents: CacheContents) -> None:
         )
     if contents.calibration:
         parts.append(f"{len(contents.calibration):,} rates")
-    if contents.fitted is not None:
-        parts.append(f"a tree of {contents.fitted.width} nodes")
     print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))

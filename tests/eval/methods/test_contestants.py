@@ -14,8 +14,8 @@ from eval.methods.switch import SwitchSource
 from eval.methods.timing import timed
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.config import SOURCE_NAMES
+from selfspec.papers.ghidorah import FittedTree
 from selfspec.records import TopK
-from tests.caches import contents
 from tests.fakes import new_model, prompt, tiny_model
 from tests.recorder import use_recorders
 from tests.tiny import make_tokenizer
@@ -88,7 +88,7 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
     asked = {**ASKED, "temperature": temperature}
     given = Resources(
         config=SpecConfig(max_nodes=24),
-        contents=contents(tables={}, corpus=None, calibration=None) if name == "ghidorah" else None,
+        tree=FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1)) if name == "ghidorah" else None,
         assistant=new_model(num_hidden_layers=1),
     )
     method = new_method(name, given)
