@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from selfspec.draft.shape import Place, Shape
+from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 
 __all__ = ["FittedTree", "Ranks", "Rates", "best_tree", "method"]
@@ -73,6 +74,10 @@ class FittedTree(Shape):
     def places(self) -> Sequence[Place]:
         """The parent and the rank of each."""
         return tuple(zip(self.parents, self.ranks, strict=True))
+
+    def grow(self, grower: TreeGrower) -> None:
+        """The newest candidates, in the same places."""
+        grower.fill(self.places())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a JSON file."""

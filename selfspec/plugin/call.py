@@ -50,7 +50,6 @@ class Call:
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
     budget: Budget | None = None  # A user's own; None: what the knob says.
-    num_beside: int = 0  # The most nodes that a shape hangs beside a tree.
     listeners: tuple[Any, ...] = ()
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
@@ -126,7 +125,7 @@ class Call:
     @property
     def width(self) -> int:
         """The most queries of a row in one forward."""
-        return self.config.max_nodes + self.num_beside
+        return self.config.max_nodes
 
     @property
     def need(self) -> int:

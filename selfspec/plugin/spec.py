@@ -224,7 +224,6 @@ class SelfSpec(Persistent):
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
             budget=self._budget,
-            num_beside=self._shape.num_beside,
             listeners=self._listeners,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
         )

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec import SelfSpec, attach, generate_many
+from selfspec import SelfSpec, generate_many
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.shape import Shape
 from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
@@ -113,22 +112,6 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec(shape="wide")
     with pytest.raises(ConfigError, match="extra_sources must be a list of Sources"):
         SelfSpec(extra_sources=ContextCache())  # type: ignore[arg-type]
-
-
-class Hanging(Shape):
-    """Hangs more than it says."""
-
-    num_beside = 1
-
-    def hang(self, tree: Any, max_depth: int, room: int) -> None:
-        tree.add(0, 1, 0.0)
-        tree.add(0, 2, 0.0)
-
-
-def test_a_shape_that_hangs_too_much_is_named() -> None:
-    spec = SelfSpec(budget="fixed", sources=(), shape=Hanging())
-    with pytest.raises(ConfigError, match=r"Hanging.hang\(\) must add at most 1 nodes"):
-        attach(new_model()).generate(**prompt(), assistant=spec, max_new_tokens=8)
 
 
 def test_whole_batches_run_to_their_ends() -> None:
