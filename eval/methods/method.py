@@ -42,9 +42,7 @@ class Resources:
 
     def new_spec(self, config: SpecConfig, **more: Any) -> SelfSpec:
         """Cold, or with what the cache holds; takes all else that a `SelfSpec` does by name."""
-        if self.contents is None:
-            return SelfSpec(config, **more)
-        return SelfSpec.from_contents(self.contents, config=config, **more)
+        return SelfSpec(config, contents=self.contents, **more)
 
 
 @dataclass

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     def counted(which: str, **shape: Any) -> Accuracies:
         knobs = {"budget": "fixed", "max_nodes": MOST_NODES, "strict": True}
-        spec = SelfSpec.from_contents(contents, **knobs, **shape)
+        spec = SelfSpec(contents=contents, **knobs, **shape)
         accuracies = _counted(model, prompts, spec, options.max_new_tokens)
         rate = spec.total_stats.tokens_per_step
         print(f"\n{rate:.2f} tokens a step with trees {which}; right, in per cent:")

@@ -56,13 +56,9 @@ def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheConte
         text, arrays = _read(path, with_tables=True)
         contents = _contents(text, arrays)
     except (OSError, ValueError, SafetensorError) as error:
-        old = str(path).removesuffix(SUFFIX)
-        fix = "delete it, or build or fetch it anew"
-        if isinstance(error, FileNotFoundError):
-            fix = "make one with 'selfspec cache build'"
-            if os.path.isdir(old):
-                fix = f"{old!r} is a folder, as version 0.2 made them; build it anew with "
-                fix += f"'selfspec cache build MODEL {old}'"
+        is_missing = isinstance(error, FileNotFoundError)
+        fix = "make" if is_missing else "delete it, and make"
+        fix += " one with 'selfspec cache build'"
         raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
     if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
         raise CacheError(
