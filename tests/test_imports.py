@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "plugin": _ENGINE | {"engine", "sequence", "cache", "papers"},
     "batch": {*_ENGINE, "engine", "sequence", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
-    "building": {*_ENGINE, "batch", "engine", "plugin", "cache", "serving"},
+    "building": {*_ENGINE, "engine", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }

@@ -17,11 +17,11 @@ from eval.methods.registry import METHODS, new_method
 from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked
 from selfspec import SpecConfig
-from selfspec.building.limits import max_positions
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.run.costs import kept_curve
+from selfspec.run.model import max_positions
 from selfspec.run.profile import profile
 from selfspec.stats import GenerationStats
 

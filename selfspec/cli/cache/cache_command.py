@@ -10,7 +10,7 @@ from cyclopts import App
 from rich.console import Console
 
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.shared.messages import say, working
+from selfspec.cli.shared.messages import working
 from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import checked
@@ -38,9 +38,7 @@ def build(
     asked: ModelOptions = ModelOptions(),
     options: RecipeOptions = RecipeOptions(),
 ) -> None:
-    """Build a cache from texts, or from the model's own answers to them.
-
-    If a build of own answers was interrupted, the same command goes on with the next answer.
+    """Build a cache from texts, among them the answers of 'selfspec batch'.
 
     Args:
         output: The cache to make.
@@ -67,20 +65,15 @@ def build(
         console.print(f"Loading {loading.title} ...", highlight=False)
         return load_model(loading)
 
-    try:
-        contents = build_cache(
-            wanted,
-            output,
-            tokenizer,
-            loaded_model,
-            console=console,
-            model_name=loading.model,
-            overwrite=overwrite,
-        )
-    except KeyboardInterrupt:
-        if wanted.generates:
-            say("Interrupted. The same command goes on with the next answer.")
-        raise
+    contents = build_cache(
+        wanted,
+        output,
+        tokenizer,
+        loaded_model,
+        console=console,
+        model_name=loading.model,
+        overwrite=overwrite,
+    )
     _print_contents(output, contents)
     if left_out := contents.about.get("left_out"):
         print(f"left out (empty, too long, or refused by the template): {left_out:,}")

@@ -44,31 +44,21 @@ class TestBuild:
         assert about["name"] == "n"
         assert (about["recipe"]["build"], about["recipe"]["min_count"]) == ("ngrams", 4)
 
-    def test_own_answers_by_name_and_after_ctrl_c(self, run, command, tmp_path, monkeypatch):
-        """The same command goes on; another one does not take the answers for its own."""
-        (tmp_path / "prompts.txt").write_text("the quick\n\ndef read\n")
-        own = ("--recipe", "own-answers", "--max-new-tokens", "5", "--no-chat-template")
-        command = (*command, "--data", tmp_path / "prompts.txt", "--form", "line", *own)
-
-        def interrupted(*_, **_more):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr("selfspec.building.build.GramCounter", interrupted)
-            result = run(*command)
-        assert result.exit_code == 130
-        assert "The same command goes on" in result.stderr
-        assert not (tmp_path / "cache.safetensors").exists()
-        assert run(*command, "--temperature", "0.5").exit_code == 2
-        assert "left out" in run(*command).stdout
-        assert load_cache(tmp_path / "cache").about["answers"] == 2
+    def test_own_answers_by_name(self, run, command, tmp_path):
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "def read"}\n')
+        answers = tmp_path / "answers.jsonl"
+        asked = ("batch", command[2], tmp_path / "prompts.jsonl", answers, "--max-new-tokens", "5")
+        assert run(*asked).exit_code == 0
+        own = ("--recipe", "own-answers", "--data", answers)
+        assert run(*command, *own).exit_code == 0
+        assert load_cache(tmp_path / "cache").about["documents"] == 2
 
     @pytest.mark.parametrize(
         ("args", "said"),
         [
             (("--data", "./nowhere"), "--data"),
             (("--data", "{texts}", "--max-documents", "0"), "--max-documents"),
-            (("--data", "{texts}", "--recipe", "own-answers"), "--no-chat-template"),
+            (("--data", "{texts}", "--messages", "x"), "--no-chat-template"),
             (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "'x'"),
         ],
     )
