@@ -102,9 +102,7 @@ class TestTexts:
 def test_the_answers_of_a_batch_by_their_ids(tmp_path, build, tokenizer, loads_datasets):
     ids = [tokenizer(f"say {number} and {number}")["input_ids"] for number in range(4)]
     path = tmp_path / "answers.jsonl"
-    path.write_text(
-        "".join(json.dumps({"line": n, "ids": each}) + "\n" for n, each in enumerate(ids))
-    )
+    path.write_text("".join(json.dumps({"text": "a", "ids": each}) + "\n" for each in ids))
     keys = {**read_recipe("own-answers"), "data": str(path), "min_count": 1}
     contents = build(tmp_path / "cache", **keys)
     assert_tables(contents.corpus, expected_arrays(ids, 4, [1] * 4))
