@@ -130,7 +130,7 @@ class TestRows:
             (3, {}, "document 0: column 'text'"),
             ("x", {"messages": "text"}, "(got 'x')"),
             (["x"], {"messages": "text"}, "role and content"),
-            ([{"role": "user", "content": 3}], {"messages": "text"}, "(got 3)"),
+            ([{"role": "user", "content": 3}], {"messages": "text"}, "'content': 3"),
         ],
     )
     def test_rows_that_are_wrong(self, tmp_path, row, keys, said):
