@@ -85,11 +85,6 @@ def _command(name: str) -> Command:
 
 def _study(options: argparse.Namespace) -> int:
     study = named_study(options.name)
-    if study.needs_cache and options.cache is None:
-        raise EvalError(
-            "this study must have --cache CACHE (got none); 'python -m eval fit --width 64' makes "
-            "one"
-        )
     options.study = options.name
     options.variants = variants_of(study, options.caches)
     options.methods = tuple(options.variants)

@@ -45,7 +45,7 @@ lower than with the model: compare them with each other only. The last line is o
 """
 _FIT = """\
 Answers questions twice, counts how often the candidate at each depth and rank was right, and puts
-the tree with the most tokens a second on this machine into a new cache, for method ghidorah.
+the tree with the most tokens a second on this machine into a file, for method ghidorah.
 """
 
 
@@ -131,7 +131,7 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
     add_model(parser, dtype="float32", device="cpu")
     add_questions(parser, "the first N prompts")
     add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="CACHE", help="a new cache for the tree")
+    add("--out", type=Path, required=True, metavar="FILE", help="a new file for the tree")
     add("--cache", metavar="CACHE", help="start with what this cache or Hub id holds")
     add("--width", type=int, metavar="N", help="keep this number of nodes; default: the fastest")
     add_length(parser, 128)
@@ -188,6 +188,7 @@ def add_run_options(command: Any, limit: str = "ask N questions, spread over the
     group = command.add_argument_group("what drafters know, and how they draft")
     add = group.add_argument
     add("--cache", metavar="CACHE", help="prebuilt state: start with this cache or Hub id")
+    add("--tree", metavar="FILE", help="of 'fit': the tree of method 'ghidorah'")
     add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
     add_drafting(group)
     command.set_defaults(in_order=False)

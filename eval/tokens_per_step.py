@@ -4,8 +4,8 @@
 
 One `SelfSpec` is kept over all questions and knows nothing at the first one, or what the cache
 of `--cache` does. With `--remember`, it knows what earlier runs with that file learned. The
-figure is all tokens over all steps, with the mean number of queries in brackets, those of branches
-among them; the last line is one JSON object. Trees take all the nodes that they may, unless --knob
+figure is all tokens over all steps, with the mean number of nodes in brackets; the last line is one
+JSON object. Trees take all the nodes that they may, unless --knob
 names another budget: it is widths that are compared.
 """
 
@@ -48,12 +48,12 @@ def run(options: argparse.Namespace) -> int:
         new = partial(SelfSpec.from_pretrained, options.cache) if options.cache else SelfSpec
         by_task = measure(model, prompts, options, new(max_nodes=max_nodes, **knobs))
         cells = (
-            f"{task} {stats.tokens_per_step:.2f} ({stats.queries_per_step:.0f})"
+            f"{task} {stats.tokens_per_step:.2f} ({stats.nodes_per_step:.0f})"
             for task, stats in by_task.items()
         )
         print(f"{max_nodes:>3} nodes: {', '.join(cells)}", flush=True)
         rows[max_nodes] = {
-            task: [round(stats.tokens_per_step, 3), round(stats.queries_per_step, 1)]
+            task: [round(stats.tokens_per_step, 3), round(stats.nodes_per_step, 1)]
             for task, stats in by_task.items()
         }
     print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rows=rows)))

@@ -2,7 +2,7 @@
 
 python examples/own_answers_cache.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-`selfspec cache build` does this for many prompts, and counts phrases too.
+`selfspec batch` answers many prompts, and `selfspec cache build` also counts phrases.
 """
 
 from __future__ import annotations

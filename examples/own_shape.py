@@ -12,13 +12,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec import SelfSpec, attach
 from selfspec.draft.shape import Shape
+from selfspec.draft.tree import TreeGrower
 
 
 class Broom(Shape):
-    """Up to four first tokens, and one token behind each other one."""
+    """Up to four first tokens, and one token after each other one."""
 
     def __init__(self, num_first: int = 4) -> None:
         self.num_first = num_first
+
+    def grow(self, grower: TreeGrower) -> None:
+        grower.best_first(score=self.score)
 
     def score(self, chance: float, depth: int, rank: int) -> float | None:
         most = self.num_first if depth == 1 else 1

@@ -18,7 +18,6 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, Took
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources.draft_model import DraftModelCursor
-from selfspec.errors import ConfigError
 from selfspec.learning import tables, teach
 from selfspec.machine.device import CpuDevice, Device, Fetched, device_for
 from selfspec.records import DraftTree, StepRecord
@@ -234,7 +233,7 @@ class Engine:
         return budget
 
     def _draft(self, step: Step) -> list[DraftTree]:
-        """A tree for each row, with what its shape hangs beside it.
+        """A tree for each row.
 
         A tree is no deeper than the row's text may still grow. A row that only waits for the others
         gets the pads that are sure to come.
@@ -245,10 +244,6 @@ class Engine:
             noise = row.chooser.noise_ahead(row)
             trees.append(row.grower.grow(row.last_token, *limits, noise))
         step.fit(trees)
-        for row, tree in zip(self.rows, trees, strict=True):
-            if row.shape.num_beside and self.config.top_k > 1:  # Else the model takes chains only.
-                widest = self.backend.max_width(len(tree) + row.shape.num_beside)
-                _hang(row, tree, min(step.room_beside(len(tree)), widest - len(tree)))
         _add_pads(self.rows, trees)
         return trees
 
@@ -349,22 +344,6 @@ def _walked(group: list[tuple[Row, DraftTree]]) -> list[StepRecord]:
         StepRecord(row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:])
         for (row, tree), path, start in zip(group, paths, starts, strict=True)
     ]
-
-
-def _hang(row: Row, tree: DraftTree, room: int) -> None:
-    """Lets a row's shape add nodes beside its tree, where there are slots and positions for them.
-
-    What stands beyond the end of a text, or in one that has stopped, is not asked.
-    """
-    num_before = len(tree)
-    depth = 0 if row.is_done else row.max_depth
-    row.shape.hang(tree, depth, room)
-    deepest = max(tree.depths[num_before:], default=0)
-    if len(tree) - num_before > room or deepest > depth:
-        raise ConfigError(
-            f"{type(row.shape).__name__}.hang() must add at most {room} nodes, at most {depth} "
-            f"tokens deep (got {len(tree) - num_before}, {deepest} deep); mind room and max_depth"
-        )
 
 
 def _add_pads(rows: list[Row], trees: list[DraftTree]) -> None:

@@ -5,7 +5,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,9 +14,6 @@ from numpy.typing import NDArray
 
 # The name of a draft model among the sources.
 DRAFT_MODEL = "draft model"
-
-# An n-gram of two tokens or more; the first is its key.
-Gram = tuple[int, ...]
 
 
 class Evidence(NamedTuple):
@@ -174,8 +171,7 @@ class StepRecord:
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
-    before. `top` is None where nobody learns. `grams` are what branches yielded, which are the
-    last `num_branch_queries` nodes of the tree.
+    before. `top` is None where nobody learns.
     """
 
     row: int
@@ -183,8 +179,6 @@ class StepRecord:
     path: list[int]
     committed_ids: list[int]
     top: TopK | None = None
-    grams: Sequence[Gram] = ()
-    num_branch_queries: int = 0
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -152,7 +152,7 @@ class Row:
         if draft_model is not None:
             self.cursors.append(draft_model)
         calibration = memory.calibration
-        self.shape = memory.shape.open(ids, learns=memory.learns)
+        self.shape = memory.shape.for_row(ids, learns=memory.learns)
         self.grower = TreeGrower(
             self.cursors, config, calibration.probability, calibration.trust, self.shape
         )

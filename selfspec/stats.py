@@ -27,7 +27,6 @@ class GenerationStats:
         num_prompt_tokens_out: Those of them that the prompts' forwards yielded.
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
-        num_branch_queries: Tokens that branches asked beside the trees.
         num_read_again: Accepted tokens that were read a second time, since a running state can't
             take back the wrong drafts behind them.
         num_draft_forwards: Forwards of the draft model, those over the prompts among them.
@@ -53,7 +52,6 @@ class GenerationStats:
     num_prompt_tokens_out: int = 0
     num_steps: int = 0
     num_nodes: int = 0
-    num_branch_queries: int = 0
     num_read_again: int = 0
     num_draft_forwards: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
@@ -85,11 +83,6 @@ class GenerationStats:
         return self.num_nodes / max(self.num_steps, 1)
 
     @property
-    def queries_per_step(self) -> float:
-        """Mean width of a row's part of a forward: its nodes and what branches ask beside them."""
-        return (self.num_nodes + self.num_branch_queries) / max(self.num_steps, 1)
-
-    @property
     def overhead(self) -> float:
         """Share of the decoding time that is not the forward."""
         decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
@@ -115,8 +108,7 @@ class GenerationStats:
     def count_step(self, record: StepRecord) -> None:
         """Adds one verified tree of one row."""
         self.num_steps += 1
-        self.num_nodes += len(record.tree) - record.num_branch_queries
-        self.num_branch_queries += record.num_branch_queries
+        self.num_nodes += len(record.tree)
         self.num_new_tokens += len(record.committed_ids)
         self.accepted_lengths[record.num_accepted] += 1
         _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
@@ -155,7 +147,7 @@ class GenerationStats:
         """All fields and what follows from them, of kinds that JSON knows."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
-        shares = ("tokens_per_step", "nodes_per_step", "queries_per_step", "overhead", "speed_up")
+        shares = ("tokens_per_step", "nodes_per_step", "overhead", "speed_up")
         return plain | {name: getattr(self, name) for name in shares}
 
     def __str__(self) -> str:
@@ -165,8 +157,6 @@ class GenerationStats:
         ]
         if self.step_seconds:
             lines.append(f"  {self._verdict}")
-        if self.num_branch_queries:
-            lines.append(f"  with branches {self.queries_per_step:.1f} queries a step")
         if self.num_draft_forwards:
             lines.append(f"  {self.num_draft_forwards} forwards of the draft model")
         if self.disabled_reason:

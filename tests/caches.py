@@ -10,7 +10,6 @@ import numpy as np
 
 from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.memory import Memory
 from selfspec.draft.sources import LutSource
 from selfspec.draft.sources.corpus import CorpusTables
@@ -68,7 +67,6 @@ def contents(**changes) -> CacheContents:
         "tables": {"lut": lut(), "lut2": lut2()},
         "corpus": count_grams(TEXT),
         "calibration": rates(),
-        "fitted": FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1)),
         "about": {"corpus": "digits of π", "licence": "none", "tokens": len(TEXT)},
     }
     return CacheContents(**{**fields, **changes})
@@ -81,7 +79,6 @@ def plain(held: CacheContents) -> tuple:
         {source: _plain(arrays) for source, arrays in held.tables.items()},
         None if held.corpus is None else _plain(held.corpus.arrays()),
         held.calibration,
-        held.fitted,
         dict(held.about),
     )
 

@@ -42,11 +42,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE | {"learning", "row"},
     "cache": {"config", "draft", "errors", "machine"},
     "engines": {"cache", "config", "draft", "errors", "records"},
-    "papers": _RUN | _DRAFT | {"cache"},
+    "papers": (_RUN - _COMPAT) | _DRAFT,
     "plugin": _ENGINE | {"engine", "learning", "row", "cache", "papers"},
     "batch": {*_ENGINE, "engine", "row", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
-    "building": {*_ENGINE, "batch", "engine", "learning", "plugin", "cache", "serving"},
+    "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }

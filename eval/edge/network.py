@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from eval.edge.equations import Model, Stations, Task, bandwidth_shares
 from eval.errors import EvalError
-from selfspec.papers.edge_network import Model, Stations, Task, bandwidth_shares
 
 _68M, _1B = Model("68M", 2, 768, 3072), Model("1.1B", 22, 2048, 5632)
 _7B, _13B = Model("7B", 32, 4096, 11_008), Model("13B", 40, 5120, 13_824)

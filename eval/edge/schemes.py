@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from eval.edge.equations import Plan, Task, best_batches, seconds_of
 from eval.edge.network import Network, User, shares_of_band, upload_seconds
-from selfspec.papers.edge_network import Plan, Task, best_batches, seconds_of
 
 PLANNED, UNIFORM = "planned", "uniform bandwidth"
 DESCRIPTIONS = {

@@ -30,20 +30,19 @@ class MethodError(EvalError):
 class Resources:
     """What makers choose from.
 
-    `contents` are those of a cache to start with, `options` those that only the method knows, and
-    `assistant` is the small model of assisted decoding.
+    `contents` are those of a cache to start with, `options` those that only the method knows,
+    `assistant` is the small model of assisted decoding, and `tree` the file of a fitted tree.
     """
 
     config: SpecConfig = field(default_factory=SpecConfig)
     contents: CacheContents | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     assistant: Any = None
+    tree: Any = None
 
     def new_spec(self, config: SpecConfig, **more: Any) -> SelfSpec:
         """Cold, or with what the cache holds; takes all else that a `SelfSpec` does by name."""
-        if self.contents is None:
-            return SelfSpec(config, **more)
-        return SelfSpec.from_contents(self.contents, config=config, **more)
+        return SelfSpec(config, contents=self.contents, **more)
 
 
 @dataclass

@@ -28,7 +28,7 @@ DESCRIPTIONS = {
     "self-draft": "SelfSpec.as_in('self-draft'): branches of random tokens, n-grams and a corpus",
     "suffix-branches": "Self-Draft with our context: suffix matching beside n-grams",
     "edgellm": "SelfSpec.as_in('edgellm'): branch pacer and threshold, with --assistant-model",
-    "ghidorah": "SelfSpec.as_in('ghidorah'): our drafts in the tree that --cache holds",
+    "ghidorah": "SelfSpec.as_in('ghidorah'): our drafts in the tree of --tree",
     "selfspec-branches": "selfspec with Self-Draft's branches beside its trees",
     "selfspec-intervals": "selfspec with trees that keep their shape for some steps",
     "switch": "after SAM decoding: the longest match where it is long enough, else a LUT tree",

@@ -8,18 +8,18 @@ may: none of them knows what a forward costs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.switch import SwitchSource
 from selfspec.draft.calibration import Uncounted
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.shape import Shape
+from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.edgellm import Fallback
-from selfspec.papers.ghidorah import best_tree
+from selfspec.papers.ghidorah import FittedTree, best_tree
 from selfspec.papers.self_draft import Branches, ContextCache
 
 FIXED_NODES = 81  # Token Recycling's, the root among them.
@@ -32,9 +32,9 @@ _RANK_RATES = (0.323, 0.075, 0.049, 0.031, 0.017, 0.019, 0.032, 0.007)
 class Chain(Shape):
     """No branches."""
 
-    def score(self, chance: float, depth: int, rank: int) -> float | None:
-        """Only the likeliest token."""
-        return None if rank else chance
+    def grow(self, grower: TreeGrower) -> None:
+        """Only the likeliest tokens."""
+        grower.best_first(score=lambda chance, _depth, rank: None if rank else chance)
 
 
 @cache
@@ -54,7 +54,7 @@ def _maker(name: str, arguments: Callable[[Resources], dict[str, Any]]) -> Maker
 
 
 def _as_in(paper: str, **own: Any) -> Callable[[Resources], dict[str, Any]]:
-    return lambda given: method_of(paper, given.contents, **{**own, **given.options})
+    return lambda given: method_of(paper, **{**own, **given.options})
 
 
 def _edgellm(given: Resources) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _edgellm(given: Resources) -> dict[str, Any]:
     order, rule = options.pop("order", "pacer"), options.pop("rule", "as written")
     # One node more: the root is none of the paper's.
     nodes = given.config.max_nodes + 1
-    found = method_of("edgellm", None, draft_model=given.assistant, max_nodes=nodes)
+    found = method_of("edgellm", draft_model=given.assistant, max_nodes=nodes)
     if order != "pacer":
         found["shape"] = Chain() if order == "chain" else None
     if rule == "none":
@@ -73,13 +73,14 @@ def _edgellm(given: Resources) -> dict[str, Any]:
     return {**found, "budget": Fallback(**options, as_written=rule == "as written")}
 
 
-def _suffix_branches(given: Resources) -> dict[str, Any]:
-    own = {"sources": ("context", "corpus"), "calibration": Uncounted()}
-    return method_of("self-draft", None, **own, **given.options)
+def _self_draft(given: Resources, **own: Any) -> dict[str, Any]:
+    return method_of("self-draft", max_nodes=given.config.max_nodes, **own, **given.options)
 
 
 def _with_branches(given: Resources) -> dict[str, Any]:
-    return {"extra_sources": [ContextCache()], "shape": Branches(**given.options, fills=False)}
+    branches = Branches(**given.options, fills=False)
+    max_nodes = given.config.max_nodes + branches.num_nodes
+    return {"extra_sources": [ContextCache()], "shape": branches, "max_nodes": max_nodes}
 
 
 def _keeping_shapes(given: Resources) -> dict[str, Any]:
@@ -92,10 +93,10 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "diaa": _as_in("diaa"),
     "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},
-    "self-draft": _as_in("self-draft"),
-    "suffix-branches": _suffix_branches,
+    "self-draft": _self_draft,
+    "suffix-branches": partial(_self_draft, sources=("context", "corpus"), calibration=Uncounted()),
     "edgellm": _edgellm,
-    "ghidorah": _as_in("ghidorah"),
+    "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,
     "selfspec-intervals": _keeping_shapes,
     "switch": lambda given: {

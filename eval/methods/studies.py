@@ -38,7 +38,6 @@ class Study(NamedTuple):
     after: str
     variants: Mapping[str, Variant]
     takes_caches: bool = False  # each makes one more variant
-    needs_cache: bool = False  # all variants start with one
 
 
 def named_study(name: str) -> Study:
@@ -213,13 +212,12 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "fitted": Study(
-        "one fitted shape, and trees that grow; pass --cache made by 'fit --width 64'",
+        "one fitted shape, and trees that grow; pass --tree made by 'fit --width 64'",
         "Ghidorah, table I",
         {
             "stock": _STOCK,
             **{f"fitted, {n} nodes": Variant("ghidorah", {"max_nodes": n}) for n in _WIDTHS},
             **{f"fixed, {n} nodes": _fixed(max_nodes=n) for n in _WIDTHS},
         },
-        needs_cache=True,
     ),
 }

@@ -4,14 +4,13 @@ The questions are answered twice. First trees grow as usual. What is counted the
 nodes that looked likely, since nobody looks for candidates behind the others. The best shape by
 these counts is filled in every step of the second round, and trees are fitted to its counts.
 
-The search and the counts are those of `selfspec.papers.ghidorah`.
+The search is that of `selfspec.papers.ghidorah`, the counts are in `accuracies`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -20,10 +19,10 @@ import torch
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.models.loading import load_asked, load_tokenizer
+from eval.papers.accuracies import Accuracies, best_width
 from selfspec import SelfSpec, SpecConfig, attach
-from selfspec.cache import CacheContents, check_target, load_cache, save_cache, tokenizer_info
-from selfspec.draft.fitted import FittedTree
-from selfspec.papers.ghidorah import Accuracies, best_tree, best_width
+from selfspec.cache import CacheContents, load_cache, tokenizer_info
+from selfspec.papers.ghidorah import FittedTree, best_tree
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
@@ -43,8 +42,9 @@ def shown(accuracies: Accuracies) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fits a tree, puts it into a cache, and prints what was counted and expected."""
-    check_target(options.out)
+    """Fits a tree, writes it to a file, and prints what was counted and expected."""
+    if options.out.exists():
+        raise EvalError(f"--out must not be there yet (got {str(options.out)!r}); name another")
     tokenizer = load_tokenizer(options.model)
     prompts = [ids for _, ids in load_questions(options, tokenizer)]
     contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     def counted(which: str, **shape: Any) -> Accuracies:
         knobs = {"budget": "fixed", "max_nodes": MOST_NODES, "strict": True}
-        spec = SelfSpec.from_contents(contents, **knobs, **shape)
+        spec = SelfSpec(contents=contents, **knobs, **shape)
         accuracies = _counted(model, prompts, spec, options.max_new_tokens)
         rate = spec.total_stats.tokens_per_step
         print(f"\n{rate:.2f} tokens a step with trees {which}; right, in per cent:")
@@ -77,11 +77,10 @@ def run(options: argparse.Namespace) -> int:
         cells = f"{tokens:22.2f} {1000 * seconds[each]:7.1f}"
         kept = "  kept" * (each == width)
         print(f"{each:5}  {cells} {tokens / seconds[each]:16.1f}{kept}")
-    kept_tree = FittedTree(
-        *(values[: width - 1] for values in (tree.parents, tree.ranks, tree.chances))
+    FittedTree(*(values[: width - 1] for values in (tree.parents, tree.ranks, tree.chances))).save(
+        options.out
     )
-    save_cache(options.out, replace(contents, fitted=kept_tree))
-    print(f"\n{options.out} holds the tree: --methods ghidorah --cache {options.out}")
+    print(f"\n{options.out} holds the tree: --methods ghidorah --tree {options.out}")
     return 0
 
 
@@ -105,7 +104,7 @@ def _counted(
 def _measured_seconds(
     model: Any, prompts: Sequence[torch.Tensor], max_new_tokens: int, widest: int
 ) -> list[float]:
-    """What a forward of each width costs behind a text as long as these are in their middle."""
+    """What a forward of each width costs after a text as long as these are in their middle."""
     from selfspec.run.profile import profile
 
     length = int(median(ids.shape[1] for ids in prompts)) + max_new_tokens // 2

@@ -120,7 +120,7 @@ def _tables(figures: Summary) -> list[Table]:
     tables = [
         methods_table(figures),
         tasks_table(figures, "Speed-up by task", "speed_up"),
-        tasks_table(figures, "Tokens per step by task (queries)", "tokens_per_step"),
+        tasks_table(figures, "Tokens per step by task (nodes)", "tokens_per_step"),
         steps_table(figures),
         stages_table(figures),
         curve_table(figures),

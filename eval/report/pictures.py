@@ -147,7 +147,7 @@ def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
     points: dict[str, list[tuple[float, float, bool]]] = {}
     for name, parts in summary["methods"].items():
         for task, figures in parts.items():
-            width = 1.0 if name == STOCK else figures["queries_per_step"]
+            width = 1.0 if name == STOCK else figures["nodes_per_step"]
             if width is not None and figures["tokens_per_step"] is not None:
                 point = width, figures["tokens_per_step"], task == OVERALL
                 points.setdefault(name, []).append(point)
@@ -165,7 +165,7 @@ def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
         "A large dot is a method over all questions, a small one a task. Stock's own drafters "
         "don't say how wide their forwards are."
     )
-    x = "queries per step (nodes, and what branches ask)"
+    x = "nodes per step"
     title = "Tokens per step against the width of a step"
     return drawn(title, draw, x=x, y="tokens per step", note=note)
 

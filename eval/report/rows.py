@@ -13,7 +13,7 @@ answer   one method's answer to one question in one turn:
            num_prompt_tokens, num_new_tokens
            seconds, prefill_seconds            of the whole call; to the end of the first forward
            num_steps                           forwards behind the prompt's
-           num_nodes, num_branch_queries       verified nodes, roots included; what branches asked
+           num_nodes                           verified nodes, roots included
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
            table_bytes                         what its LUTs take
@@ -48,7 +48,7 @@ HISTOGRAMS = ("accepted_lengths", "widths")
 COUNTS = (*HISTOGRAMS, "drafted_by_source", "accepted_by_source", "stage_seconds")
 NUMBERS = (
     *("num_prompt_tokens", "num_new_tokens", "seconds", "prefill_seconds", "num_steps"),
-    *("num_nodes", "num_branch_queries", "table_bytes", "packed_bytes", "gap_ulps"),
+    *("num_nodes", "table_bytes", "packed_bytes", "gap_ulps"),
 )
 _TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at")
 _ABOUT = ("run", "method", "task", "questions", "turn", "order", "round", "error")

@@ -92,7 +92,6 @@ def _rates(given: pd.DataFrame) -> Figures:
         "num_new_tokens": int(tokens),
         "tokens_per_step": _ratio(decoded.sum(), steps),
         "nodes_per_step": _ratio(nodes, steps),
-        "queries_per_step": _ratio(nodes + given.num_branch_queries.sum(), steps),
         "goodput": _ratio(tokens, given.seconds.sum()),
         "ms_per_token": _ratio(1000 * given.seconds.sum(), tokens),
         "prefill_ms": _ratio(1000 * given.prefill_seconds.sum(), len(given)),

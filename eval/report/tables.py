@@ -50,7 +50,7 @@ def methods_table(summary: Summary) -> Table:
     note = (
         "Speed-up: stock's seconds over the method's, prompts and all, of all questions together, "
         "with the interval in which 95 % of resamplings put it. Tokens per step: in brackets the "
-        "queries of a step, nodes and branches. Same text: answers equal to stock's, near-ties and "
+        "nodes of a step. Same text: answers equal to stock's, near-ties and "
         "different ones behind them."
     )
     if (reported := REPORTED.get(summary["settings"].get("study"))) is not None:
@@ -189,11 +189,11 @@ def _value(figures: Mapping[str, Any], figure: str) -> float | None:
 
 
 def _cell(figures: Mapping[str, Any], figure: str) -> str:
-    """Tokens per step come with the queries that a step asked for them."""
+    """Tokens per step come with the nodes that were verified for them."""
     value = _value(figures, figure)
     if value is None:
         return NONE
     if figure == "speed_up":
         return f"{value:.2f}x"
-    queries = figures["queries_per_step"]
-    return f"{value:.2f}" if queries is None else f"{value:.2f} ({queries:.0f})"
+    nodes = figures["nodes_per_step"]
+    return f"{value:.2f}" if nodes is None else f"{value:.2f} ({nodes:.0f})"

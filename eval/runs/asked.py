@@ -16,7 +16,7 @@ from eval.runs.environment import short_name
 
 # What does not decide what is measured, or is said in other words.
 _UNSAID = {"output", "questions", "threads", "slice"}
-_NAMED = ("bench", "assistant_model", "cache")
+_NAMED = ("bench", "assistant_model", "cache", "tree")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class Asked:
     rounds: int = 1
     prompt_format: str = "auto"
     cache: str | None = None
+    tree: str | None = None
     warm_up: int = 0
     max_prompt_tokens: int | None = None
     slice: Slice = field(default_factory=Slice)

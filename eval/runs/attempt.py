@@ -57,7 +57,7 @@ class _Watch:
         self.num_forwards += 1
 
     def count_step(self, record: StepRecord) -> None:
-        self.widths[len(record.tree) - record.num_branch_queries] += 1
+        self.widths[len(record.tree)] += 1
 
 
 @contextmanager
@@ -94,7 +94,6 @@ def _numbers(
         **values,
         "num_steps": stats.num_steps,
         "num_nodes": stats.num_nodes,
-        "num_branch_queries": stats.num_branch_queries,
         "accepted_lengths": dict(stats.accepted_lengths),
         "widths": dict(+widths),
         "drafted_by_source": dict(stats.drafted_by_source),

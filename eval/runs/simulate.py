@@ -115,7 +115,7 @@ def simulated(
 ) -> dict[str, GenerationStats]:
     """Statistics by task, and `overall`, of one `SelfSpec` kept over all texts."""
     contents = None if cache is None else load_cache(cache)
-    spec = SelfSpec(config) if contents is None else SelfSpec.from_contents(contents, config=config)
+    spec = SelfSpec(config, contents=contents)
     num_ids = max(vocab_size(texts), 0 if contents is None else contents.count_ids())
     by_task: dict[str, GenerationStats] = {}
     for text in texts:

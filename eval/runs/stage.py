@@ -17,11 +17,11 @@ from eval.methods.registry import METHODS, new_method
 from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked
 from selfspec import SpecConfig
-from selfspec.building.limits import max_positions
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
 from selfspec.run.costs import kept_curve
+from selfspec.run.model import max_positions
 from selfspec.run.profile import profile
 from selfspec.stats import GenerationStats
 
@@ -66,6 +66,8 @@ def check_methods(asked: Asked) -> None:
         method, knobs, *_ = asked.variant(name)
         if method not in METHODS:
             raise EvalError(unknown_name("method", method, METHODS))
+        if method == "ghidorah" and asked.tree is None:
+            raise EvalError("method 'ghidorah' must have --tree FILE (got none); 'fit' makes one")
         SpecConfig.of(**{**asked.knobs, **knobs})
     if "assisted" in asked.methods and asked.assistant_model is None:
         raise EvalError("method 'assisted' must have --assistant-model (got none); name one")
@@ -93,6 +95,7 @@ def set_stage(asked: Asked) -> Stage:
             contents=contents[cache or asked.cache],
             options=options,
             assistant=assistant,
+            tree=asked.tree,
         )
         methods[name] = new_method(method, resources)
     return Stage(model, prompter, methods)

@@ -1,8 +1,7 @@
 """Counts which tokens follow which in documents, with numpy, and makes corpus tables of the counts.
 
 Documents come in chunks. The n-grams of a chunk are counted and merged with those before. If they
-need more memory than there may be, the rarest of the longest ones are dropped. Merging tables that
-were made earlier is the same: their counts are taken out of them, added up, and cut again.
+need more memory than there may be, the rarest of the longest ones are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.building.recipe import LEAST_BYTES
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 
@@ -25,7 +23,6 @@ _HEADER_BYTES = 8192  # The most that the header of a cache file may take.
 _MAX_COUNT = (1 << 32) - 1
 _HALF = 32  # The bits of a parent, and of a token, in a pair.
 _END = -1  # Behind each document.
-_NONE = np.zeros(0, np.int64)
 
 
 class Grams(NamedTuple):
@@ -164,12 +161,11 @@ def tables_of(
 ) -> CorpusTables:
     """The most frequent continuations of each prefix; ties by lower token.
 
-    Continuations that came less often than `min_count` are left out. Where the file would be larger
-    than `max_bytes`, the minimum is raised by one for the longest prefixes, then for those a token
-    shorter, and so on round and round, until it is not. The tables' `min_counts` say how far.
+    Continuations that came less often than `min_count` are left out. While the file would be larger
+    than `max_bytes` (at least `LEAST_BYTES` of `recipe`), the minimum is raised by one: for the
+    longest prefixes, then for those a token shorter, and so on, round and round. The tables'
+    `min_counts` hold the result.
     """
-    if max_bytes < LEAST_BYTES:
-        raise ValueError(f"the tables must be allowed {LEAST_BYTES:,} bytes (got {max_bytes:,})")
     levels = trie[1:]
     kept = [(level.counts >= min_count) & (_ranks(level) < max_continuations) for level in levels]
     min_counts = [min_count] * len(levels)
@@ -222,56 +218,3 @@ def _file_bytes(levels: Sequence[Grams], kept: Sequence[Array], token_bytes: int
 
 def _limited(counts: Array) -> Array:
     return np.minimum(counts, _MAX_COUNT).astype(np.uint32)
-
-
-def merge_tables(
-    tables: Sequence[CorpusTables],
-    *,
-    min_count: int = 1,
-    max_continuations: int = 8,
-    max_bytes: int = 64_000_000,
-) -> CorpusTables:
-    """One table with the sums of all counts; the order of the tables makes no difference.
-
-    What a table has pruned is missing from the sums.
-    """
-    lengths = sorted({part.max_prefix for part in tables})
-    if len(lengths) != 1:
-        raise ValueError(f"tables to merge must have the same max_prefix (got {lengths or 'none'})")
-    token_dtype = np.result_type(*(part.arrays()["token.1"] for part in tables))
-    trie = _merge([_trie_of(part) for part in tables])
-    return tables_of(trie, token_dtype, min_count, max_continuations, max_bytes)
-
-
-def _trie_of(tables: CorpusTables) -> Trie:
-    """The counts in tables. An n-gram is there as a prefix, with a total, or as a continuation of
-    a shorter one, with a count, or as both.
-    """
-    arrays, trie = tables.arrays(), []
-    parents = np.zeros(len(arrays["token.1"]), np.int64)  # Of the prefixes.
-    owners, next_tokens, next_counts = _NONE, _NONE, _NONE  # Of the continuations.
-    for length in range(1, tables.max_prefix + 2):
-        tokens, totals = (arrays.get(f"{name}.{length}", _NONE) for name in ("token", "total"))
-        grams, found = _add_up(
-            np.concatenate([parents, owners]),
-            np.concatenate([tokens, next_tokens]),
-            np.append(np.zeros(len(tokens)), next_counts),
-            np.append(totals, np.zeros(len(owners))),
-        )
-        trie.append(grams)
-        next_tokens, next_counts = (
-            arrays.get(f"{name}.{length}", _NONE) for name in ("next_token", "next_count")
-        )
-        owners, parents = (
-            _owners(found[: len(tokens)], arrays.get(f"{name}.{length}"))
-            for name in ("next", "child")
-        )
-    return trie
-
-
-def _owners(prefixes: Array, offsets: Array | None) -> Array:
-    """The prefix of each row, where `_offsets` are known; the longest ones have no children."""
-    if offsets is None:
-        return _NONE
-    wide = offsets.astype(np.int64)
-    return np.repeat(prefixes, wide[1:] - wide[:-1])

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from selfspec.building.limits import max_positions, vocab_size
 from selfspec.building.recipe import Recipe
-from selfspec.building.texts import TokenIds, encode
+from selfspec.building.texts import TokenIds
 from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.memory import Memory
 from selfspec.learning import top_k_of
+from selfspec.run.model import max_positions, vocab_size
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 _NEUTRAL = "Hello"
@@ -42,7 +42,7 @@ def teach(
         if ids is not None
         for start in range(0, len(ids), length)
     )
-    kv = _kv_behind(model, prefix)
+    kv = _kv_after(model, prefix)
     num_tokens = 0
     while not recipe.warmup_tokens or num_tokens < recipe.warmup_tokens:
         if not (batch := list(islice(windows, rows))):
@@ -65,14 +65,17 @@ def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:
     """
     if not recipe.reads_vocabulary:
         return []
-    asked = recipe.model_copy(update={"learn_from": "generations"})
-    (ids,) = encode([_NEUTRAL if recipe.chat_template else "\n"], asked, tokenizer)
-    return [] if ids is None else ids.tolist()
+    text = "\n"
+    if recipe.chat_template:
+        chat = [{"role": "user", "content": _NEUTRAL}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer(text, add_special_tokens=not recipe.chat_template)["input_ids"]
+    return ids
 
 
 @torch.inference_mode()
-def _kv_behind(model: Any, prefix: Sequence[int]) -> Any:
-    """The KV cache behind the prefix; None if there is no prefix."""
+def _kv_after(model: Any, prefix: Sequence[int]) -> Any:
+    """The KV cache after the prefix; None if there is no prefix."""
     if not prefix:
         return None
     ids = torch.tensor([list(prefix)], device=model.device)
@@ -81,17 +84,17 @@ def _kv_behind(model: Any, prefix: Sequence[int]) -> Any:
 
 @torch.inference_mode()
 def _logits(model: Any, windows: Sequence[TokenIds], num_before: int, kv: Any) -> torch.Tensor:
-    """(B, N, V): what the model says after each token of each window, by one forward."""
+    """The logits (B, N, V) after each token of each window, by one forward."""
     input_ids = torch.zeros(len(windows), max(map(len, windows)), dtype=torch.long, device="cpu")
     mask = torch.ones(len(windows), num_before + input_ids.shape[1], dtype=torch.long, device="cpu")
     for row, ids in enumerate(windows):
         input_ids[row, : len(ids)] = torch.from_numpy(ids)
         mask[row, num_before + len(ids) :] = 0
-    behind: dict[str, Any] = {"use_cache": False}
+    more: dict[str, Any] = {"use_cache": False}
     if kv is not None:
-        behind = {"use_cache": True, KV: copy.deepcopy(kv)}
-        behind[KV].batch_repeat_interleave(len(windows))
+        more = {"use_cache": True, KV: copy.deepcopy(kv)}
+        more[KV].batch_repeat_interleave(len(windows))
     logits: torch.Tensor = model(
-        input_ids=input_ids.to(model.device), attention_mask=mask.to(model.device), **behind
+        input_ids=input_ids.to(model.device), attention_mask=mask.to(model.device), **more
     ).logits
     return logits

@@ -27,7 +27,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# The keys that are options of `selfspec cache build`, too. The others stand in a file.
+# The keys that are options of `selfspec cache build`, too. The others are set in a file.
 OPTIONS = (
     "data",
     "data_files",
@@ -39,8 +39,6 @@ OPTIONS = (
     "max_documents",
     "build",
     "warmup_tokens",
-    "max_new_tokens",
-    "temperature",
 )
 LEAST_BYTES = 9_000  # What n-gram tables without a row take in a file.
 _VOCABULARY = "vocabulary"
@@ -87,7 +85,7 @@ class Recipe(BaseModel):
     form: Literal["document", "line", "paragraph"] = "document"
     """What a document is in plain text files: document, line or paragraph."""
     chat_template: bool = True
-    """Put prompts and conversations into the chat template."""
+    """Put conversations into the chat template."""
     licence: Text = "unknown"
     """Licence of the data, for the card."""
     max_documents: Count | None = None
@@ -95,8 +93,6 @@ class Recipe(BaseModel):
 
     build: Literal["both", "lut", "ngrams"] = "both"
     """lut, ngrams (from text without the model) or both."""
-    learn_from: Literal["generations", "text"] = "text"
-    """generations: the model's answers to the data. text: the data."""
     max_prefix: Annotated[int, Field(ge=1, le=8)] = 4
     """Longest prefix of an n-gram, 1 to 8. More: surer drafts."""
     min_count: Count = 2
@@ -111,23 +107,12 @@ class Recipe(BaseModel):
     window: Count = 256
     """Tokens read at once. More: more context."""
     batch: Count = 8
-    """Windows or prompts at once. More: faster, more memory."""
-    max_prompt_tokens: Count = 1024
-    """Leave out longer prompts."""
-    max_new_tokens: Count = 256
-    """The longest answer, in tokens."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """Of answers. 0: the likeliest ones."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """For sampling: same seed, same answers."""
+    """Windows read at once. More: faster, more memory."""
 
     @model_validator(mode="after")
     def _check_vocabulary(self) -> Recipe:
-        if self.reads_vocabulary and (self.build, self.learn_from) != ("lut", "text"):
-            raise ValueError(
-                "--data vocabulary must come with --build lut and learn_from = 'text' (got "
-                f"{self.build!r} and {self.learn_from!r})"
-            )
+        if self.reads_vocabulary and self.build != "lut":
+            raise ValueError(f"--data vocabulary must come with --build lut (got {self.build!r})")
         return self
 
     @classmethod
@@ -151,18 +136,13 @@ class Recipe(BaseModel):
         return self.build != "ngrams"
 
     @property
-    def generates(self) -> bool:
-        return self.learn_from == "generations"
-
-    @property
     def reads_vocabulary(self) -> bool:
         return self.data == _VOCABULARY
 
     @property
     def uses_template(self) -> bool:
-        """Prompts, conversations and tokens go through the template; texts to read do not."""
-        has_turns = self.messages is not None or self.generates or self.reads_vocabulary
-        return self.chat_template and has_turns
+        """Conversations and tokens go through the template; texts do not."""
+        return self.chat_template and (self.messages is not None or self.reads_vocabulary)
 
 
 def _message(error: ValidationError) -> str:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from selfspec.building.recipe import Recipe
 from selfspec.cache import tokenizer_info
 from selfspec.errors import BuildError, unknown_name
-from selfspec.serving.schema import json_object, text_of_parts
 
 TokenIds = NDArray[np.int64]
 Messages = list[dict[str, str]]
@@ -33,21 +32,17 @@ _BUILDERS = {
     ".jsonl": "json",
     ".ndjson": "json",
     ".parquet": "parquet",
-    ".tsv": "tsv",
 }
-_LINES = (".jsonl", ".ndjson")
 _PACKED = (".bz2", ".gz", ".xz", ".zst")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?", re.ASCII)
 _PIECE = 1 << 20  # Characters. Longer text is cut into several documents at ends of lines.
 _AT_ONCE = 16  # Documents that are tokenized together. The tokenizer uses all cores for that.
-_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names, as chat templates have them.
 
 
 def read_ids(recipe: Recipe, tokenizer: Any) -> Iterator[TokenIds | None]:
     """The token ids of each document; None if it is empty or if the template refuses it.
 
-    Where the model answers, these are its prompts. A model's own vocabulary is read as documents of
-    one token each, mostly the frequent ones first.
+    A model's own vocabulary is read as documents of one token each, mostly the frequent ones first.
     """
     if recipe.reads_vocabulary:
         size = tokenizer_info(tokenizer).vocab_size
@@ -110,15 +105,7 @@ def _rows(recipe: Recipe, builder: str | None, files: list[str]) -> Iterator[Map
     """The rows. Whatever their reader raises is reported as bad data."""
     number = 0
     try:
-        found: Any
-        if builder == "text":
-            found = ({recipe.column: text} for path in files for text in _plain(path, recipe.form))
-        elif recipe.generates and all(Path(each).suffix in _LINES for each in files):
-            # Prompts of several forms have no common columns, which `datasets` would ask for.
-            lines = (line for path in files for line in _plain(path, "line") if line.strip())
-            found = (json_object(line.encode(), "a line") for line in lines)
-        else:
-            found = _loaded(recipe, builder, files)
+        found: Any = _loaded(recipe, builder, files) if builder != "text" else _plain(recipe, files)
         for row in found:
             number += 1
             yield row
@@ -132,32 +119,38 @@ def _rows(recipe: Recipe, builder: str | None, files: list[str]) -> Iterator[Map
         ) from error
 
 
-def _plain(path: str, form: str) -> Iterator[str]:
-    """The documents of one text file, packed or not: all of it, its lines, or its paragraphs.
+def _plain(recipe: Recipe, files: list[str]) -> Iterator[Mapping[str, str]]:
+    """The documents of text files, packed or not: all of each, its lines, or its paragraphs.
 
     Bytes that are not UTF-8 become replacement characters. A file that is not text gives nothing,
     since a folder of sources may hold pictures too.
     """
     how: dict[str, Any] = {"compression": "infer", "encoding": "utf-8", "errors": "replace"}
-    with fsspec.open(path, "rt", **how) as stream:
-        if "\0" in stream.read(4096):
-            return
-        stream.seek(0)
-        lines: list[str] = []
-        size = 0
-        while line := stream.readline(_PIECE):
-            if form == "line":
-                yield line.rstrip("\n")
-                continue
-            is_between = form == "paragraph" and not line.strip()
-            if lines and (is_between or size > _PIECE):
-                yield "".join(lines)
-                lines, size = [], 0
-            if not is_between:
-                lines.append(line)
-                size += len(line)
-        if lines:
+    for path in files:
+        with fsspec.open(path, "rt", **how) as stream:
+            if "\0" not in stream.read(4096):
+                stream.seek(0)
+                for text in _split(stream, recipe.form):
+                    yield {recipe.column: text}
+
+
+def _split(stream: Any, form: str) -> Iterator[str]:
+    """The documents of one stream."""
+    lines: list[str] = []
+    size = 0
+    while line := stream.readline(_PIECE):
+        if form == "line":
+            yield line.rstrip("\n")
+            continue
+        is_between = form == "paragraph" and not line.strip()
+        if lines and (is_between or size > _PIECE):
             yield "".join(lines)
+            lines, size = [], 0
+        if not is_between:
+            lines.append(line)
+            size += len(line)
+    if lines:
+        yield "".join(lines)
 
 
 def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
@@ -168,76 +161,47 @@ def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
             "reading data sets needs the datasets package: pip install datasets"
         ) from error
     datasets.disable_progress_bars()
-    more: dict[str, Any] = {"sep": "\t"} if builder == "tsv" else {}
-    if builder is None:
-        more = {"name": recipe.config_name, "revision": recipe.revision}
+    of_hub = {"name": recipe.config_name, "revision": recipe.revision}
     return datasets.load_dataset(
-        recipe.data if builder is None else "csv" if builder == "tsv" else builder,
+        recipe.data if builder is None else builder,
         split=recipe.split,
         streaming=True,
         data_files=files or None,
-        **more,
+        **(of_hub if builder is None else {}),
     )
 
 
-def _columns(recipe: Recipe) -> tuple[str, ...]:
-    """Where documents are looked for. Prompts may be given as `selfspec batch` takes them."""
-    if recipe.generates:
-        return (recipe.column, recipe.messages or "messages", "turns")
-    return (recipe.messages or recipe.column,)
-
-
 def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
-    if recipe.generates and isinstance(row.get("body"), Mapping):
-        row = row["body"]  # OpenAI's batches have their requests there.
-    columns = [name for name in _columns(recipe) if name in row]
-    if not columns:
-        raise BuildError(f"document {number}: {unknown_name('column', _columns(recipe)[0], row)}")
-    name = next((name for name in columns if row[name]), None)
-    if name is None:
-        return None
+    """A text, token ids, or a conversation in the form of chat templates."""
+    name = recipe.messages or recipe.column
+    if name not in row:
+        raise BuildError(f"document {number}: {unknown_name('column', name, row)}")
     value = row[name]
-    if name == "turns" and isinstance(value, list) and isinstance(value[0], str):
-        return value[0]
-    if name == recipe.messages or name != recipe.column:
-        return _messages(value, name, number)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(each) is int for each in value):
-        return np.array(value, np.int64)
-    raise _wrong(number, f"column {name!r} must hold texts or lists of token ids", value)
+    if not value:
+        return None
+    if recipe.messages is not None:
+        if isinstance(value, list) and all(map(_is_message, value)):
+            return value
+        rule = "lists of messages, each with role and content as texts"
+    else:
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and all(type(each) is int for each in value):
+            return np.array(value, np.int64)
+        rule = "texts or lists of token ids"
+    raise BuildError(f"document {number}: column {name!r} must hold {rule} (got {value!r:.80})")
 
 
-def _messages(value: Any, name: str, number: int) -> Messages:
-    """A conversation, with the keys and roles of OpenAI or of ShareGPT."""
-    if isinstance(value, Mapping):  # This is a table given by columns, not by rows.
-        value = [dict(zip(value, each, strict=True)) for each in zip(*value.values(), strict=True)]
-    try:
-        found = [
-            (str(each.get("role") or each["from"]), each.get("content") or each.get("value") or "")
-            for each in value
-        ]
-    except (AttributeError, KeyError, TypeError) as error:
-        rule = f"column {name!r} must hold lists of messages, each with role and content"
-        raise _wrong(number, rule, value) from error
-    messages = []
-    for role, content in found:
-        try:
-            messages.append({"role": _ROLES.get(role, role), "content": text_of_parts(content)})
-        except ValueError as error:
-            raise _wrong(number, f"a message's content {error}", content) from error
-    return messages
-
-
-def _wrong(number: int, rule: str, got: Any) -> BuildError:
-    return BuildError(f"document {number}: {rule} (got {got!r:.80})")
+def _is_message(value: Any) -> bool:
+    keys = ("role", "content")
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in keys)
 
 
 # -- tokens ------------------------------------------------------------------------------------
 
 
 def encode(documents: Sequence[Document], recipe: Recipe, tokenizer: Any) -> list[TokenIds | None]:
-    """The ids of each document, or of the prompt in it; None where there is none."""
+    """The ids of each document; None where there is none."""
     found: list[Any] = [each if isinstance(each, np.ndarray) else () for each in documents]
     texts = [_text_of(each, recipe, tokenizer) for each in documents]
     indices = [index for index, text in enumerate(texts) if text]
@@ -257,25 +221,12 @@ def _text_of(document: Document, recipe: Recipe, tokenizer: Any) -> str | None:
     """The text to tokenize; None if there is none, or if the template refuses it."""
     from jinja2.exceptions import TemplateError
 
-    if isinstance(document, str) and recipe.uses_template:
-        document = [{"role": "user", "content": document}]
     if not isinstance(document, list):
         return document if isinstance(document, str) else None
-    messages = _before_the_answer(document) if recipe.generates else document
-    if not messages:
-        return None
     if not recipe.uses_template:
-        return "\n\n".join(message["content"] for message in messages)
+        return "\n\n".join(message["content"] for message in document)
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=recipe.generates
-        )
+        text: str = tokenizer.apply_chat_template(document, tokenize=False)
     except TemplateError:  # For example two turns of one speaker in a row.
         return None
     return text
-
-
-def _before_the_answer(messages: Messages) -> Messages:
-    roles = [message["role"] for message in messages]
-    end = roles.index("assistant") if "assistant" in roles else len(messages)
-    return messages[:end] if "user" in roles[:end] else []

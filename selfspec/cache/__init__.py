@@ -1,6 +1,6 @@
 """Caches: one safetensors file each, on disk or on the Hub, tied to a tokenizer.
 
-This room knows no model. It puts what a file holds into the memory of a `SelfSpec`, and back.
+This room knows no model. It puts what a file holds into what a `SelfSpec` knows, and back.
 """
 
 from selfspec.cache.contents import (

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError
 
@@ -42,7 +41,6 @@ class CacheContents:
     tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
-    fitted: FittedTree | None = None  # the tree that `python -m eval fit` has fitted
     answers: NDArray[np.int32] | None = None  # what an engine's rows wrote, each with -1 behind it
     about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
 

@@ -17,7 +17,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
-from selfspec.draft.fitted import FittedTree
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError, one_line
 from selfspec.machine.memory import free_memory
@@ -38,7 +37,6 @@ class _Card(BaseModel):
     tokenizer: TokenizerInfo
     about: dict[str, Any]
     calibration: list[tuple[list[tuple[str, int, int, int, int]], float, float]] | None
-    fitted: dict[str, Any] | None
 
 
 def file_of(name: str | os.PathLike[str]) -> Path:
@@ -58,13 +56,9 @@ def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheConte
         text, arrays = _read(path, with_tables=True)
         contents = _contents(text, arrays)
     except (OSError, ValueError, SafetensorError) as error:
-        old = str(path).removesuffix(SUFFIX)
-        fix = "delete it, or build or fetch it anew"
-        if isinstance(error, FileNotFoundError):
-            fix = "make one with 'selfspec cache build'"
-            if os.path.isdir(old):
-                fix = f"{old!r} is a folder, as version 0.2 made them; build it anew with "
-                fix += f"'selfspec cache build MODEL {old}'"
+        is_missing = isinstance(error, FileNotFoundError)
+        fix = "make" if is_missing else "delete it, and make"
+        fix += " one with 'selfspec cache build'"
         raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
     if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
         raise CacheError(
@@ -138,7 +132,6 @@ def as_bytes(contents: CacheContents) -> bytes:
         "tokenizer": vars(contents.tokenizer),
         "about": dict(contents.about),
         "calibration": contents.calibration,
-        "fitted": None if contents.fitted is None else contents.fitted.as_dict(),
     }
     try:
         text = json.dumps(card, allow_nan=False)
@@ -183,7 +176,6 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
         tables=tables,
         corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
         calibration=_checked_rates(card.calibration),
-        fitted=None if card.fitted is None else FittedTree.from_dict(card.fitted),
         answers=None if answers is None else _checked_answers(answers),
         about=card.about,
     )

@@ -27,8 +27,7 @@ def locate(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) 
     """The file on this machine; a Hub id that is no file here is fetched."""
     name = os.fspath(path_or_hub_id)
     path = file_of(name)
-    is_here = os.path.exists(path) or os.path.isdir(os.path.expanduser(name))
-    if is_here or not _HUB_ID.fullmatch(name):
+    if os.path.exists(path) or not _HUB_ID.fullmatch(name):
         if revision is not None:
             raise CacheError(
                 f"revision= must come with a Hub id such as 'owner/name' (got {name!r} with "

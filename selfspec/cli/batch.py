@@ -12,7 +12,6 @@ from cyclopts.types import PositiveInt
 from rich import progress as rich
 from rich.console import Console
 
-from selfspec.building.limits import vocab_size
 from selfspec.cli.shared.messages import say
 from selfspec.cli.shared.options import Knobs, Model, WriteOptions
 from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
@@ -73,6 +72,7 @@ def _results(
     """The result of each line."""
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
+    from selfspec.run.model import vocab_size
 
     model, asked = writer.model, writer.asked
     session = Session(

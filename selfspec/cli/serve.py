@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
-from selfspec.building.limits import max_positions, vocab_size
 from selfspec.cli.shared.messages import say, working
 from selfspec.cli.shared.options import DraftOptions, Knobs, Model
 from selfspec.cli.shared.writer import checked, memory_of_texts, opened
@@ -133,6 +132,7 @@ def serve(
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
+    from selfspec.run.model import max_positions, vocab_size
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 

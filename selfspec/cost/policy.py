@@ -5,7 +5,6 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,8 +27,6 @@ _SURPRISE = 2.0
 # A token that needs no step of its own saves about this share of a plain step: steps with drafts
 # take longer and yield several tokens.
 _SAVED = 0.5
-# Branches, which brought some 0.15 tokens a step on chat text, may make a forward this much longer.
-_HARDLY_LONGER = 1.02
 
 
 class Took(NamedTuple):
@@ -55,10 +52,6 @@ class Step:
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """Cuts the trees of a batch to the width that pays for all of them."""
-
-    def room_beside(self, num_nodes: int) -> int:
-        """How many nodes a shape may hang beside a tree of `num_nodes`."""
-        return sys.maxsize if self.max_nodes > 1 else 0
 
     def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
         """Learns what the step took, and what came of it."""
@@ -185,12 +178,6 @@ class MeasuredStep(Step):
         for tree in trees:
             if len(tree) > choice.width:
                 tree.cut(choice.width)
-
-    def room_beside(self, num_nodes: int) -> int:
-        """As many as make the forward hardly longer."""
-        curve = self._budget.curve
-        widest = curve.widest_within(curve.seconds(num_nodes) * _HARDLY_LONGER, self.max_nodes)
-        return max(widest - num_nodes, 0)
 
     def _worth(self, score: float) -> float:
         """The tokens that a node of a score brings, now and by what it teaches."""

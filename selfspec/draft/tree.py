@@ -32,8 +32,18 @@ States = dict[int, Any]
 # An unseen best child is guessed to have at least this share of its parent's score.
 _LEAST_HOPE = 0.5
 
-# A child that waits: its negative turn, age, parent, rank among its siblings from 0, and score.
+Score = Callable[[float, int, int], float | None]  # of a chance, a depth and a rank
+Priority = Callable[[float, int], float]  # of a score and a depth
+# A child that waits: its negative priority, age, parent, rank among its siblings from 0, and score.
 _Waiting = tuple[float, int, int, int, float]
+
+
+class _Search:
+    """A search for nodes, best first."""
+
+    def __init__(self, score: Score | None, priority: Priority | None) -> None:
+        self.score, self.priority = score, priority
+        self.waiting: list[_Waiting] = []
 
 
 def merge_candidates(
@@ -62,9 +72,10 @@ def merge_candidates(
 
 
 class TreeGrower:
-    """Grows one row's trees, step after step.
+    """Grows one row's trees, step after step, in the row's shape.
 
-    Where the row's shape names places, these are filled, and nothing is searched for.
+    A shape finds here the tree so far, its limits and the row's cursors, and may call `best_first`,
+    `fill` and `add`.
     """
 
     def __init__(
@@ -75,16 +86,19 @@ class TreeGrower:
         trust: NoiseTrust | None = None,
         shape: Shape | None = None,
     ) -> None:
-        self._cursors = cursors
+        self.cursors = cursors
+        self.tree = DraftTree.of_root(0)
+        self.max_nodes = 1
+        self.max_depth = config.max_depth
         self._reading = {i: c for i, c in enumerate(cursors) if c.unnamed is not None}
         self._config = config
         self._probability = probability
         self._trust = trust
         self._noise: NoiseAhead | None = None
+        self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
-        self._max_depth = config.max_depth
 
     def grow(
         self,
@@ -96,105 +110,135 @@ class TreeGrower:
     ) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
 
-        `max_depth` is what this step allows, where that is less than the config does. `pays` is
-        asked before each node with the tree and its score, and ends the growth where it says no.
-        `noise` tells the noise that the children of nodes of some depth will be drawn with.
+        `max_depth` is the limit of this step, if it is below that of the config. `pays` is asked
+        before each node with the tree and its score, and ends the growth where it says no. `noise`
+        gives the noise that the children of nodes of some depth will be drawn with.
         """
-        tree = DraftTree.of_root(root_token)
-        self._states = {}
-        self._noise = noise
-        depth = self._config.max_depth
-        self._max_depth = depth if max_depth is None else min(depth, max_depth)
-        if not self._cursors or max_nodes == 1 or self._max_depth < 1:
-            return tree
-        if places := self._shape.places():
-            self._fill(tree, max_nodes, places)
-        else:
-            self._shape.keep(self._grow_best_first(tree, max_nodes, pays))
+        self.tree = tree = DraftTree.of_root(root_token)
+        self._states, self._pays, self._noise = {}, pays, noise
+        limit = self._config.max_depth
+        self.max_nodes = max_nodes
+        self.max_depth = limit if max_depth is None else min(limit, max_depth)
+        if self.cursors and max_nodes > 1 and self.max_depth >= 1:
+            self._shape.grow(self)
         return tree
 
-    def _grow_best_first(self, tree: DraftTree, max_nodes: int, pays: Pays | None) -> list[Place]:
-        places: list[Place] = []
-        waiting: list[_Waiting] = []
-        self._push(tree, waiting, 0, 0, self._look(tree, 0))
-        num_nodes = 1
-        while waiting and num_nodes < max_nodes:
-            _, _, parent, rank, score = heapq.heappop(waiting)
+    def best_first(
+        self,
+        *,
+        score: Score | None = None,
+        priority: Priority | None = None,
+        max_nodes: int | None = None,
+    ) -> list[Place]:
+        """Adds the child with the highest priority next; returns the places of all.
+
+        `score(chance, depth, rank)` is a node's score, or None to leave it out with the siblings
+        after it. `chance` is its parent's score times its own chance, `depth` is 1 below the root,
+        and `rank` is 0 for the likeliest sibling. A score is at most the chance, which is the
+        default. `priority(score, depth)` is the score by default.
+        """
+        search = _Search(score, priority)
+        max_nodes = self.max_nodes if max_nodes is None else min(max_nodes, self.max_nodes)
+        tree, places = self.tree, list[Place]()
+        num_nodes = len(tree)
+        if num_nodes < max_nodes:
+            self._push(search, 0, 0, self._look(0))
+        while search.waiting and num_nodes < max_nodes:
+            _, _, parent, rank, node_score = heapq.heappop(search.waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
-                self._push(tree, waiting, parent, 0, self._look(tree, parent))
+                self._push(search, parent, 0, self._look(parent))
                 continue
-            if pays is not None and not pays(tree, score):
+            if self._pays is not None and not self._pays(tree, node_score):
                 break
-            self._push(tree, waiting, parent, rank + 1, siblings)
-            node = tree.add(parent, siblings.tokens[rank], score, siblings.evidence[rank])
+            self._push(search, parent, rank + 1, siblings)
+            node = tree.add(parent, siblings.tokens[rank], node_score, siblings.evidence[rank])
             num_nodes += 1
             places.append((parent, rank))
-            if num_nodes < max_nodes and tree.depths[node] < self._max_depth:
-                self._promise(tree, node, waiting)
+            if num_nodes < max_nodes and tree.depths[node] < self.max_depth:
+                self._promise(search, node)
         return places
 
-    def _fill(self, tree: DraftTree, max_nodes: int, places: Sequence[Place]) -> None:
-        """Puts the newest candidates into places; where there are none, nodes are left out."""
+    def fill(self, places: Sequence[Place]) -> None:
+        """Puts the newest candidates into places, parents first, as far as there are such."""
+        tree = self.tree
         here = {0: 0}  # Maps each numbered place to its node in this tree.
-        for kept, (kept_parent, rank) in enumerate(places[: max_nodes - 1], start=1):
-            parent = here.get(kept_parent)
-            if parent is None or tree.depths[parent] >= self._max_depth:
+        for place, (above, rank) in enumerate(places[: self.max_nodes - 1], start=1):
+            parent = here.get(above)
+            if parent is None or not self._has_room(parent):
                 continue
-            if rank and self._config.top_k == 1:  # A model that takes chains only.
-                continue
-            siblings = tree.looked_at[parent] or self._look(tree, parent)
+            siblings = tree.looked_at[parent] or self._look(parent)
             if rank < len(siblings.tokens):
                 score = tree.scores[parent] * siblings.probabilities[rank]
+                if self._pays is not None and not self._pays(tree, score):
+                    break
                 evidence = siblings.evidence[rank]
-                here[kept] = tree.add(parent, siblings.tokens[rank], score, evidence)
+                here[place] = tree.add(parent, siblings.tokens[rank], score, evidence)
 
-    def _look(self, tree: DraftTree, node: int) -> Siblings:
-        states = self._states[node] = self._states_at(tree, node)
+    def add(self, parent: int, token: int) -> int | None:
+        """The child with a token. A new one has score 0: the model's answer there is learned.
+
+        None if there is no room for it, or if it does not pay.
+        """
+        tree = self.tree
+        if (there := tree.children[parent].get(token)) is not None:
+            return there
+        if not self._has_room(parent) or not (self._pays is None or self._pays(tree, 0.0)):
+            return None
+        return tree.add(parent, token, 0.0)
+
+    def _has_room(self, parent: int) -> bool:
+        """May a node get one more child? A model that takes chains only gets one for each."""
+        tree = self.tree
+        is_full = self._config.top_k == 1 and tree.children[parent]
+        return len(tree) < self.max_nodes and tree.depths[parent] < self.max_depth and not is_full
+
+    def _look(self, node: int) -> Siblings:
+        tree = self.tree
+        states = self._states[node] = self._states_at(node)
         for index, cursor in self._reading.items():
             if index in states:
                 cursor.read(states[index], tree.scores[node])
-        siblings = merge_candidates(self._cursors, states, self._probability)
+        siblings = merge_candidates(self.cursors, states, self._probability)
         noise_of = self._noise(tree.depths[node]) if self._noise else None
         if self._trust is not None and noise_of is not None:
             siblings = self._trust.weighed(siblings, noise_of)
         tree.looked_at[node] = siblings
         return siblings
 
-    def _states_at(self, tree: DraftTree, node: int) -> States:
-        """Where each cursor stands at a node; in the order of the sources."""
-        parent = tree.parents[node]
+    def _states_at(self, node: int) -> States:
+        """The state of each cursor at a node, in the order of the sources."""
+        parent = self.tree.parents[node]
         if parent < 0:
-            return {i: cursor.root() for i, cursor in enumerate(self._cursors)}
-        token = tree.tokens[node]
+            return {i: cursor.root() for i, cursor in enumerate(self.cursors)}
+        token = self.tree.tokens[node]
         states: States = {}
         for index, state in self._states[parent].items():
-            below = self._cursors[index].follow(state, token)
+            below = self.cursors[index].follow(state, token)
             if below is not None:
                 states[index] = below
         return states
 
-    def _promise(self, tree: DraftTree, node: int, waiting: list[_Waiting]) -> None:
+    def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
+        tree = self.tree
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
         hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
-        turn = self._shape.turn(score * hope, tree.depths[node] + 1)
-        heapq.heappush(waiting, (-turn, next(self._ages), node, 0, 0.0))
+        self._wait(search, node, 0, score * hope, 0.0)
 
-    def _push(
-        self,
-        tree: DraftTree,
-        waiting: list[_Waiting],
-        parent: int,
-        rank: int,
-        siblings: Siblings,
-    ) -> None:
+    def _push(self, search: _Search, parent: int, rank: int, siblings: Siblings) -> None:
         """Lets the next sibling wait. Later ones score no higher, so one at a time is enough."""
         # A model that takes chains only gets one child for each node.
         if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
-        depth = tree.depths[parent] + 1
-        score = self._shape.score(tree.scores[parent] * siblings.probabilities[rank], depth, rank)
+        chance = self.tree.scores[parent] * siblings.probabilities[rank]
+        depth = self.tree.depths[parent] + 1
+        score = chance if search.score is None else search.score(chance, depth, rank)
         if score is not None:
-            turn = self._shape.turn(score, depth)
-            heapq.heappush(waiting, (-turn, next(self._ages), parent, rank, score))
+            self._wait(search, parent, rank, score, score)
+
+    def _wait(self, search: _Search, parent: int, rank: int, expected: float, score: float) -> None:
+        priority = expected
+        if search.priority is not None:
+            priority = search.priority(expected, self.tree.depths[parent] + 1)
+        heapq.heappush(search.waiting, (-priority, next(self._ages), parent, rank, score))

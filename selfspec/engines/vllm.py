@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from selfspec.cache import Remembered, load_cache
 from selfspec.cache.contents import KEY_OF
-from selfspec.cache.persistent import new_memory
+from selfspec.cache.knowledge import Knowledge
 from selfspec.config import SpecConfig
 from selfspec.engines.answers import Answers
 from selfspec.engines.chains import LONGEST, NUM_LENGTHS, Chains, windows
@@ -211,13 +211,12 @@ class _Lasting:
             self._remembered = Remembered(remember, tokenizer, saves=saves)
         self._answers = Answers()
         self._vocab_size = model.get_vocab_size()
-        self._memory = new_memory(
+        self._memory = Knowledge(
             SpecConfig(sources=_SOURCES),
-            loaded,
-            self._remembered,
-            (self._answers,),
-            self._vocab_size,
-        )
+            loaded=loaded,
+            remembered=self._remembered,
+            extra_sources=(self._answers,),
+        ).memory(self._vocab_size)
         self._corpus = None if loaded is None else loaded.corpus
         self._ended = threading.Event()
         self._lock = threading.Lock()

@@ -37,7 +37,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from selfspec.cache import CacheContents
 from selfspec.errors import ConfigError, unknown_name
 
 __all__ = ["PAPERS", "method_of"]
@@ -46,10 +45,10 @@ __all__ = ["PAPERS", "method_of"]
 PAPERS = ("diaa", "self-draft", "edgellm", "ghidorah")
 
 
-def method_of(paper: str, contents: CacheContents | None, **options: Any) -> dict[str, Any]:
+def method_of(paper: str, **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec` that make a paper's method; `options` are its own and knobs."""
     if paper not in PAPERS:
         raise ConfigError(unknown_name("paper", str(paper), PAPERS))
     module = import_module(f"{__name__}.{paper.replace('-', '_')}")
-    arguments: dict[str, Any] = module.method(contents, **options)
+    arguments: dict[str, Any] = module.method(**options)
     return arguments

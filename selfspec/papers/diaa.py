@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from selfspec.draft.calibration import Uncounted
 from selfspec.draft.shape import Place, Shape
 from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
@@ -63,25 +64,22 @@ class DynamicTree(Shape):
         self._places: Sequence[Place] = ()
         self._num_uses = 0
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> DynamicTree:
+    def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> DynamicTree:
         """A copy, which keeps the shape of its own row."""
         return copy.copy(self)
+
+    def grow(self, grower: TreeGrower) -> None:
+        """A new shape, or for N - 1 steps the last one with new tokens."""
+        if self._places and self._num_uses < self.interval:
+            self._num_uses += 1
+            grower.fill(self._places)
+        else:
+            self._places, self._num_uses = grower.best_first(score=self.score), 1
 
     def score(self, chance: float, depth: int, rank: int) -> float | None:
         """Equation 2, one level after the other."""
         score: float = chance * self.alpha**rank * (1 if depth == 1 else self.delta)
         return score if depth == 1 or score >= self.tau else None
-
-    def places(self) -> Sequence[Place]:
-        """The last tree's for N - 1 steps."""
-        if self._num_uses >= self.interval:
-            return ()
-        self._num_uses += 1
-        return self._places
-
-    def keep(self, places: Sequence[Place]) -> None:
-        """A new shape."""
-        self._places, self._num_uses = places, 1
 
 
 class Tables(Source):
@@ -178,9 +176,7 @@ def recorded(evidence: Evidence) -> float:
     return evidence.probability_bin / FINE
 
 
-def method(
-    _contents: object = None, *, top_k: int = 8, merges: str = "newest", **options: Any
-) -> dict[str, Any]:
+def method(*, top_k: int = 8, merges: str = "newest", **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec`."""
     own = {n: options.pop(n) for n in ("delta", "alpha", "tau", "interval") if n in options}
     return {

@@ -35,6 +35,7 @@ from selfspec.cost import Budget, Step, Took
 from selfspec.draft.calibration import Uncounted
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
@@ -51,7 +52,11 @@ class Pacer(Shape):
     def __init__(self, max_nodes: int) -> None:
         self._max_nodes = max_nodes
 
-    def turn(self, score: float, depth: int) -> float:
+    def grow(self, grower: TreeGrower) -> None:
+        """The branch that lacks most goes on."""
+        grower.best_first(priority=self.lack)
+
+    def lack(self, score: float, depth: int) -> float:
         """What a branch of confidence `score` lacks of its M · C tokens."""
         return self._max_nodes * score - (depth - 1)
 
@@ -106,8 +111,8 @@ class _FallbackStep(Step):
         """By the branch that the accepted tokens are on."""
         for record in records:
             tree, leaf = record.tree, record.path[-1]
-            while drafts := [n for n in tree.children[leaf].values() if tree.scores[n]]:
-                leaf = min(drafts)  # The child that was added first is the likeliest.
+            while below := tree.children[leaf]:
+                leaf = min(below.values())  # The child that was added first is the likeliest.
             held = confidence(tree) if self._budget.as_written else tree.scores[leaf]
             self._budget.observe(tree.depths[leaf], len(record.path) - 1, held)
 
@@ -169,9 +174,7 @@ class DraftCursor(Cursor):
         self._behind = {}
 
 
-def method(
-    _contents: object = None, *, draft_model: Any = None, max_nodes: int = 33, **options: Any
-) -> dict[str, Any]:
+def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:
     """The arguments of `SelfSpec`."""
     if draft_model is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Self-Draft: branches of guesses that the model answers beside its own text.
+"""Self-Draft: branches of guesses that the model answers next to its own text.
 
 "Multi-Branch Self-Drafting for LLM Inference Acceleration" (AAAI 2025). N draft branches τ_i of at
 most L tokens ride along in each forward behind the text X, blind to one another:
@@ -24,7 +24,8 @@ What the text leaves open, and how it is read here:
 - How many random tokens begin a branch: three, drawn from the prompt, by dice of its own, so that
   sampling with a seed comes out as without them.
 - How many drafts C has: as many as fit `max_nodes`, the freshest first.
-- Candidates are rows of their own there and one tree here, which asks fewer queries for the same.
+- Candidates and branches are rows of their own there and one tree here, which asks fewer queries
+  for the same. The tree has `max_nodes` and the nodes of all branches.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Uncounted
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
-from selfspec.records import Candidate, DraftTree, Evidence, Gram, StepRecord
+from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Branches", "ContextCache", "freshest_first", "method"]
+
+# An n-gram of two tokens or more; the first is its key.
+Gram = tuple[int, ...]
 
 _NUM_RANDOM = 3
 _SEED = 0
@@ -52,9 +58,9 @@ _FRESHEST, _NEXT = 0.95, 0.7
 
 
 class Branches(Shape):
-    """A shape: N branches of L tokens hang beside the tree.
+    """A shape: N branches of L tokens in each tree, which take half of its nodes at most.
 
-    With `fills`, as in the paper, there is no tree until they are full.
+    With `fills`, as in the paper, nothing else is in the tree until they are full.
     """
 
     def __init__(
@@ -66,14 +72,14 @@ class Branches(Shape):
                 raise ConfigError(f"{name} must be a whole number >= 1 (got {value!r})")
         self._num_branches, self._length = num_branches, length
         self._gram_length, self._fills = min(gram_length, length), fills
-        self.num_beside = num_branches * length
+        self.num_nodes = num_branches * length
         self._random, self._padding = random.Random(_SEED), list[int]()
         self.tokens: list[list[int]] = []
         self._nodes: list[list[int]] = []  # Of each branch in the tree that is being verified.
-        self._num_before = 0  # The nodes of that tree without them.
+        self._caches: list[ContextCursor] = []  # Those of the row.
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
+    def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
         """The branches of one row; none where nothing may be learned."""
         own = copy.copy(self)
         own._random, own._padding = random.Random(_SEED), list(prompt_ids)
@@ -82,45 +88,51 @@ class Branches(Shape):
         own._num_filling = self._length if num_branches and self._fills else 0
         return own
 
-    def score(self, chance: float, depth: int, rank: int) -> float | None:
-        """Nothing while the branches fill."""
-        return chance if self._num_filling <= 0 else None
+    def grow(self, grower: TreeGrower) -> None:
+        """A tree once the branches are full, and chains below its root.
 
-    def hang(self, tree: DraftTree, max_depth: int, room: int) -> None:
-        """Adds chains below the root; a branch shares the nodes that begin as it does."""
-        self._num_before, self._nodes = len(tree), []
+        A branch shares the nodes that begin as it does.
+        """
+        self._caches = [each for each in grower.cursors if isinstance(each, ContextCursor)]
+        if self._num_filling <= 0:
+            own = min(self.num_nodes, grower.max_nodes // 2) if self.tokens else 0
+            grower.best_first(max_nodes=grower.max_nodes - own)
+        self._nodes = []
         for branch in self.tokens:
-            if len(tree) + len(branch) > self._num_before + room:
-                return
-            nodes = [0]
-            for token in branch[:max_depth]:
-                below = tree.children[nodes[-1]].get(token)
-                nodes.append(tree.add(nodes[-1], token, 0.0) if below is None else below)
-            self._nodes.append(nodes[1:])
+            if len(grower.tree) + len(branch) > grower.max_nodes:
+                break
+            nodes, node = list[int](), grower.add(0, branch[0])
+            while node is not None:
+                nodes.append(node)
+                rest = branch[len(nodes) :]
+                node = grower.add(node, rest[0]) if rest else None
+            self._nodes.append(nodes)
 
     def observe(self, record: StepRecord) -> None:
-        """Takes what the model said behind each branch as drafts; then all branches move on."""
+        """Takes the model's answers to each whole branch as drafts; then the branch moves on."""
         self._num_filling -= len(record.committed_ids)
-        if record.top is None or not self._nodes:
+        if record.top is None:
             return
-        said: list[int] = record.top.ids[:, 0].tolist()
-        grams: list[Gram] = []
+        likeliest: list[int] = record.top.ids[:, 0].tolist()
         for index, nodes in enumerate(self._nodes):
-            branch, answers = self.tokens[index][: len(nodes)], [said[node] for node in nodes]
-            grams += self._drafts(branch, answers)
-            self.tokens[index] = [*branch, *answers[-1:]][-self._length :]
-        record.grams = grams
-        record.num_branch_queries = len(record.tree) - self._num_before
+            branch = self.tokens[index]
+            # A budget may have cut nodes.
+            if len(nodes) == len(branch) and nodes[-1] < len(likeliest):
+                answers = [likeliest[node] for node in nodes]
+                for gram in self._drafts(branch, answers):
+                    for cache in self._caches:
+                        cache.keep(gram)
+                self.tokens[index] = [*branch, answers[-1]][-self._length :]
         self._nodes = []
 
     def _start(self) -> list[int]:
         return [self._random.choice(self._padding) for _ in range(min(_NUM_RANDOM, self._length))]
 
-    def _drafts(self, branch: list[int], said: list[int]) -> Iterator[Gram]:
+    def _drafts(self, branch: list[int], answers: list[int]) -> Iterator[Gram]:
         """The sub-sequences of G tokens of a full branch, each with its successor."""
         if len(branch) == self._length:
-            for end in range(self._gram_length, len(said) + 1):
-                yield (*branch[end - self._gram_length : end], said[end - 1])
+            for end in range(self._gram_length, len(answers) + 1):
+                yield (*branch[end - self._gram_length : end], answers[end - 1])
 
 
 class ContextCache(Source):
@@ -150,16 +162,18 @@ class ContextCursor(Cursor):
         return [draft[1:] for draft in state if draft[0] == token and draft[1:]] or None
 
     def observe(self, record: StepRecord) -> None:
-        """Takes the drafts of branches in; the stalest make room."""
         self._last_token = record.committed_ids[-1]
-        for key, *draft in record.grams:
-            queue = self._queues.setdefault(key, OrderedDict())
-            self._queues.move_to_end(key)
-            queue[tuple(draft)] = None
-            queue.move_to_end(tuple(draft))
-            if len(queue) > _MAX_DRAFTS:
-                queue.popitem(last=False)
-        while len(self._queues) > _MAX_KEYS:
+
+    def keep(self, gram: Gram) -> None:
+        """Takes a draft of a branch in; the stalest make room."""
+        key, *draft = gram
+        queue = self._queues.setdefault(key, OrderedDict())
+        self._queues.move_to_end(key)
+        queue[tuple(draft)] = None
+        queue.move_to_end(tuple(draft))
+        if len(queue) > _MAX_DRAFTS:
+            queue.popitem(last=False)
+        if len(self._queues) > _MAX_KEYS:
             self._queues.popitem(last=False)
 
 
@@ -169,18 +183,20 @@ def freshest_first(evidence: Evidence) -> float:
 
 
 def method(
-    _contents: object = None,
     *,
     num_branches: int = 6,
     length: int = 6,
     gram_length: int = 4,
+    max_nodes: int = 64,
     **options: Any,
 ) -> dict[str, Any]:
-    """The arguments of `SelfSpec`."""
+    """The arguments of `SelfSpec`; `max_nodes` are those of the tree without branches."""
+    branches = Branches(num_branches, length, gram_length)
     return {
         "sources": ("corpus",),
         "extra_sources": [ContextCache()],
-        "shape": Branches(num_branches, length, gram_length),
+        "shape": branches,
+        "max_nodes": SpecConfig.of(max_nodes=max_nodes).max_nodes + branches.num_nodes,
         "calibration": Uncounted(freshest_first),
         "budget": "fixed",
         **options,

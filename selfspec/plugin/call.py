@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -48,7 +48,6 @@ class Call:
     run: Run
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
-    num_beside: int = 0  # The most nodes that a shape hangs beside a tree.
     draft_model: DraftModel | None = None
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
@@ -132,7 +131,7 @@ class Call:
     @property
     def width(self) -> int:
         """The most queries of a row in one forward."""
-        return self.config.max_nodes + self.num_beside
+        return self.config.max_nodes
 
     @property
     def need(self) -> int:

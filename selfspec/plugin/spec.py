@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
-from selfspec.cache import load_cache
-from selfspec.cache.persistent import Persistent, check_sources, new_memory
-from selfspec.cache.remember import Remembered
+from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
+from selfspec.cache.knowledge import Knowledge
 from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
@@ -27,7 +26,7 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
+from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
@@ -46,7 +45,7 @@ _NOT_SAID: Any = object()  # Stands for an argument that transformers hands to n
 _STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
-class SelfSpec(Persistent):
+class SelfSpec:
     """Drafts for `generate()`; keeps what it learns from call to call.
 
     Use one for all models that share a tokenizer. Safe to use from several threads. It is the best
@@ -59,13 +58,14 @@ class SelfSpec(Persistent):
             saved once in five minutes of use and at the end. Several processes may share one.
             Nothing is saved with ``learning="request"`` or ``"frozen"``. None: nothing is kept.
         tokenizer: The model's tokenizer, which `remember` needs; a file of another one is refused.
-        extra_sources: Sources of your own, asked beside those that `config.sources` names. What
+        contents: What a cache holds; `from_pretrained` loads one by its name.
+        extra_sources: Sources of your own, asked after those that `config.sources` names. What
             their `copy` gives learns, so that `forget` drops it.
         budget: A `Budget` of your own, or the knob of that name.
         shape: A `Shape` of your own, which says which trees are drafted.
         calibration: How evidence becomes a chance, for sources that know it; None: it is counted.
-        draft_model: A small model of transformers with the same tokenizer, which drafts beside the
-            sources. ``generate(..., assistant_model=small)`` names one for a single call.
+        draft_model: A small model of transformers with the same tokenizer, which drafts too.
+            ``generate(..., assistant_model=small)`` names one for a single call.
 
     Attributes:
         config: The knobs, a frozen `SpecConfig`.
@@ -80,6 +80,7 @@ class SelfSpec(Persistent):
         *,
         remember: str | os.PathLike[str] | None = None,
         tokenizer: Any = None,
+        contents: CacheContents | None = None,
         extra_sources: Sequence[Source] = (),
         budget: Budget | str | None = None,
         shape: Shape | None = None,
@@ -89,7 +90,6 @@ class SelfSpec(Persistent):
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
             raise ConfigError(f"config must be a SpecConfig (got {config!r})")
-        check_sources(extra_sources)
         own_budget = budget if isinstance(budget, Budget) else None
         if budget is not None:
             knobs["budget"] = budget if own_budget is None else "fixed"
@@ -103,21 +103,49 @@ class SelfSpec(Persistent):
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
-        self._extra_sources = tuple(extra_sources)
         self._budget = own_budget
-        self._shape = Shape() if shape is None else shape
-        self._calibration = calibration
-        self._memory: Memory | None = None
-        self._vocab_size = 0
         self.models = KnownModels(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: list[Callable[[StepRecord], None]] = []
         self._lock = threading.Lock()
         self._untried = untried_reason(transformers.__version__)
+        self._remembered: Remembered | None = None
         if remember is not None:
+            owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
-            self._remembered = Remembered(remember, tokenizer, saves=saves)
+            self._remembered = Remembered(remember, owner, saves=saves)
             finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
+        self._knowledge = Knowledge(
+            self.config,
+            loaded=contents,
+            remembered=self._remembered,
+            extra_sources=extra_sources,
+            calibration=calibration,
+            shape=shape,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_hub_id: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        tokenizer: Any = None,
+        **options: Any,
+    ) -> SelfSpec:
+        """A `SelfSpec` that starts with what a cache holds.
+
+        Args:
+            path_or_hub_id: A file that `save_pretrained` or `selfspec cache build` wrote, with or
+                without its ending ``.safetensors``, or a repository on the Hub.
+            revision: Branch, tag or commit of the Hub repository.
+            tokenizer: The model's tokenizer; a cache of another one is refused. Without it, a
+                model is refused at its first call if its vocabulary lacks ids of the cache.
+            options: Knobs, and all else that `SelfSpec` takes. What a file of `remember` holds goes
+                on top of the cache.
+        """
+        contents = load_cache(path_or_hub_id, revision=revision, tokenizer=tokenizer)
+        return cls(contents=contents, **options)
 
     @classmethod
     def as_in(
@@ -132,19 +160,18 @@ class SelfSpec(Persistent):
 
         Args:
             paper: "diaa", "self-draft", "edgellm" or "ghidorah".
-            cache: What the method knows before the first call: DIAA's warm-up, Self-Draft's corpus,
-                Ghidorah's tree.
+            cache: What the method knows before the first call: DIAA's warm-up, Self-Draft's corpus.
             tokenizer: The model's tokenizer; a cache of another one is refused.
             options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
-                `SelfSpec` takes besides. EdgeLLM needs `draft_model`.
+                `SelfSpec` takes besides. EdgeLLM needs `draft_model`, and Ghidorah `tree`, a file
+                of ``python -m eval fit``.
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
-        contents = None if cache is None else load_cache(cache, tokenizer=tokenizer)
-        given = method_of(paper, contents, **options)
-        if contents is None:
+        given = method_of(paper, **options)
+        if cache is None:
             return cls(tokenizer=tokenizer, **given)
-        return cls.from_contents(contents, **given)
+        return cls.from_pretrained(cache, tokenizer=tokenizer, **given)
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -228,7 +255,6 @@ class SelfSpec(Persistent):
             run=self.models.run(model),
             stats=GenerationStats(num_calls=1),
             predictions=predictions,
-            num_beside=self._shape.num_beside,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
         )
 
@@ -252,18 +278,7 @@ class SelfSpec(Persistent):
 
     def memory(self, vocab_size: int) -> Memory:
         """What is learned for a vocabulary, made where it is not there yet."""
-        with self._lock:
-            if self._memory is None:
-                self._vocab_size = vocab_size
-                held = (self._loaded, self._remembered, self._extra_sources)
-                self._memory = new_memory(self.config, *held, vocab_size, self._calibration)
-                self._memory.shape = self._shape
-            if vocab_size != self._vocab_size:
-                raise VocabularyError(
-                    f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
-                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
-                )
-            return self._memory
+        return self._knowledge.memory(vocab_size)
 
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
@@ -271,11 +286,59 @@ class SelfSpec(Persistent):
         With `remember`, what was learned since the last save is never saved. The file stays as it
         is, and the next call opens it anew; to forget that too, delete the file first.
         """
-        with self._lock:
-            if self._remembered is not None:
-                self._remembered.drop()
-            self._memory = None
-            self._vocab_size = 0
+        self._knowledge.forget()
+
+    def contents(
+        self, *, tokenizer: Any = None, about: Mapping[str, Any] | None = None
+    ) -> CacheContents:
+        """What `save_pretrained` would write: everything that was loaded or learned."""
+        return self._knowledge.contents(tokenizer, about)
+
+    def save_pretrained(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokenizer: Any = None,
+        overwrite: bool = False,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes everything that was loaded or learned to a cache, whole or not at all.
+
+        Args:
+            path: A new file; ``.safetensors`` is added where it is missing.
+            tokenizer: The model's tokenizer, to which the cache will belong. Not needed after
+                `from_pretrained`, which knows it.
+            overwrite: Whether to replace an existing cache. Other files are never replaced.
+            about: Facts for the cache's card, such as corpus and licence, as JSON values.
+        """
+        save_cache(path, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
+
+    def save_memory(self) -> None:
+        """Saves what was learned to the file of `remember` now; what others saved there stays.
+
+        Nothing is written if nothing was learned since the last save. Raises `CacheError` if the
+        file can't be written or belongs to another tokenizer by now.
+        """
+        if self._remembered is None:
+            raise ConfigError(
+                "save_memory() needs a file (got remember=None); make the SelfSpec with "
+                "remember=FILE, or call save_pretrained()"
+            )
+        self._remembered.save()
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        tokenizer: Any = None,
+        about: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """Uploads the cache to a model repository, which is made if needed; returns its URL.
+
+        The options are `private`, `revision`, `token` and `commit_message`, as of the Hub's client.
+        """
+        return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
     @contextmanager
     def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:

@@ -12,7 +12,15 @@ from selfspec.compat.modules import execution_device
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.layout import Layout, Window
 
-__all__ = ["AttentionTypes", "device_of", "logits_of", "num_readable", "takes"]
+__all__ = [
+    "AttentionTypes",
+    "device_of",
+    "logits_of",
+    "max_positions",
+    "num_readable",
+    "takes",
+    "vocab_size",
+]
 
 
 class AttentionTypes(NamedTuple):
@@ -43,6 +51,17 @@ def num_readable(model: Any) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
     config = model.config.get_text_config(decoder=True)
     return int(getattr(model.get_input_embeddings(), "num_embeddings", config.vocab_size))
+
+
+def max_positions(model: Any) -> int | None:
+    """The number of positions that the model has; None if its config doesn't say."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None)
+
+
+def vocab_size(model: Any) -> int:
+    """The width of its logits, which may be padded beyond the tokenizer's vocabulary."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
 def takes(model: Any, argument: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,6 @@ def lines(tmp_path, texts) -> Path:
     """A paragraph a document; read with form="paragraph"."""
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(texts))
-    return path
-
-
-@pytest.fixture
-def prompts(tmp_path, loads_datasets) -> Path:
-    """Prompts and conversations in one file, and a row with neither."""
-    rows = [{"prompt": f"say {i}"} for i in range(4)]
-    rows[2] = {"messages": [{"from": "human", "value": "say 2"}, {"from": "gpt", "value": "two"}]}
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": ""}]))
     return path
 
 

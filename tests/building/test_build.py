@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from selfspec import SelfSpec
-from selfspec.building import build as module
 from selfspec.building.grams import GramCounter
-from selfspec.building.limits import vocab_size
 from selfspec.building.reading import teach
-from selfspec.building.recipe import Recipe
+from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cache import load_cache
-from selfspec.errors import BuildError, CacheError, CliError
+from selfspec.errors import BuildError, CacheError
 from selfspec.learning import top_k_of
+from selfspec.run.model import vocab_size
 from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}
-OWN = {"column": "prompt", "learn_from": "generations", "max_new_tokens": 6}
 
 
 class TestTexts:
@@ -91,7 +88,6 @@ class TestTexts:
         [
             ("", {}),
             ("", {"build": "lut"}),
-            ("", {"learn_from": "generations"}),
             ('{"ids": [1, 99999]}', {"column": "ids", "build": "ngrams"}),  # the tokenizer lacks it
         ],
     )
@@ -103,110 +99,12 @@ class TestTexts:
         assert list(tmp_path.iterdir()) == [path]
 
 
-class TestOwnAnswers:
-    """Stock's texts, on disk as they come, none twice, none mixed up."""
-
-    @pytest.fixture
-    def stopped(self, build, tmp_path, prompts, monkeypatch):
-        """Starts a build that is stopped after some answers; returns the file of answers."""
-
-        def stop(after: int):
-            real = module.results
-
-            def stopping(*args, **more):
-                for number, outcome in enumerate(real(*args, **more)):
-                    if number == after:
-                        break
-                    yield outcome
-                raise KeyboardInterrupt
-
-            with monkeypatch.context() as patch:
-                patch.setattr(module, "results", stopping)
-                with pytest.raises(KeyboardInterrupt):
-                    build(tmp_path / "cache", data=str(prompts), **OWN)
-            assert not (tmp_path / "cache.safetensors").exists()
-            return tmp_path / "cache.answers" / "answers.jsonl"
-
-        return stop
-
-    def test_answers_are_stocks_and_none_is_lost(self, tmp_path, build, prompts, model, tokenizer):
-        contents = build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)
-        about = contents.about
-        assert (about["prompts"], about["answers"], about["left_out"]) == (5, 4, 1)
-        assert about["model"]
-        assert contents.calibration
-        assert len(contents.tables["lut"]["tokens"])
-        documents = []
-        for number in range(4):
-            chat = [{"role": "user", "content": f"say {number}"}]
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-            mask = torch.ones_like(ids)
-            stock = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
-            documents.append(stock[0, ids.shape[1] - 4 :].tolist())
-        assert_tables(contents.corpus, expected_arrays(documents, 4, [1] * 4))
-        assert not (tmp_path / "cache.answers").exists()
-
-    @pytest.mark.parametrize(("after", "torn"), [(0, 0), (3, 5), (4, 0)])
-    def test_a_stopped_build_goes_on(self, tmp_path, build, prompts, stopped, after, torn):
-        whole = build(tmp_path / "whole", data=str(prompts), **OWN)
-        path = stopped(after)
-        if after:
-            data = path.read_bytes()
-            assert data.count(b"\n") == after
-            path.write_bytes(data[: len(data) - torn])
-        contents = build(tmp_path / "cache", data=str(prompts), **OWN)
-        assert_tables(contents.corpus, whole.corpus.arrays())
-        assert {**contents.about} == {**whole.about}
-        assert len(contents.tables["lut"]["tokens"])
-        assert contents.calibration
-
-    @pytest.mark.parametrize(
-        "keys", [{"temperature": 0.7}, {"max_documents": 2}, {"chat_template": False}]
-    )
-    def test_answers_are_never_mixed_with_those_of_other_settings(
-        self, tmp_path, build, prompts, stopped, keys
-    ):
-        path = stopped(3)
-        before = path.read_bytes()
-        with pytest.raises(BuildError, match="holds the answers of another build"):
-            build(tmp_path / "cache", data=str(prompts), **{**OWN, **keys})
-        assert path.read_bytes() == before
-        build(tmp_path / "cache", data=str(prompts), **OWN, min_count=1)  # Changes no answer.
-
-    def test_answers_that_were_only_begun_teach_nothing(self, tmp_path, build, prompts, stopped):
-        whole = build(tmp_path / "whole", data=str(prompts), **OWN)
-        path = stopped(0)
-        build(tmp_path / "other", data=str(prompts), **OWN, chat_template=False)
-        shutil.copy(tmp_path / "other.safetensors", path.with_name("memory.safetensors"))
-        found = build(tmp_path / "cache", data=str(prompts), **OWN).tables
-        assert np.array_equal(found["lut"]["tokens"], whole.tables["lut"]["tokens"])
-
-    def test_more_prompts_are_no_other_prompts_but_not_for_two_at_once(
-        self, tmp_path, build, prompts, stopped
-    ):
-        path = stopped(3)
-        rows = prompts.read_text().splitlines()
-        prompts.write_text("\n".join([*rows, rows[0]]) + "\n")
-        files = module.BatchFiles(path.with_name("prompts.jsonl"), path)
-        with files.locked(), pytest.raises(CliError, match="two runs at once"):
-            build(tmp_path / "cache", data=str(prompts), **OWN)
-        assert build(tmp_path / "cache", data=str(prompts), **OWN).about["answers"] == 5
-
-    def test_a_prompt_that_comes_twice_has_two_answers(
-        self, tmp_path, build, prompts, monkeypatch, loads_datasets
-    ):
-        kept = []
-        monkeypatch.setattr(module.shutil, "rmtree", kept.append)
-        prompts.write_text('{"prompt": "say a"}\n' * 2)
-        build(tmp_path / "cache", data=str(prompts), **OWN, temperature=2.0)
-        lines = (kept[0] / "answers.jsonl").read_text().splitlines()
-        one, other = (json.loads(line)["ids"] for line in lines)
-        assert one != other
-
-    def test_prompts_that_the_model_can_not_answer(self, tmp_path, build, prompts):
-        with pytest.raises(BuildError, match="--data"):
-            build(tmp_path / "cache", data=str(prompts), **OWN, max_prompt_tokens=1)
-        keys = {**OWN, "max_new_tokens": 512}
-        with pytest.raises(BuildError, match="--max-new-tokens"):
-            build(tmp_path / "cache", data=str(prompts), **keys)
+def test_the_answers_of_a_batch_by_their_ids(tmp_path, build, tokenizer, loads_datasets):
+    ids = [tokenizer(f"say {number} and {number}")["input_ids"] for number in range(4)]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps({"text": "a", "ids": each}) + "\n" for each in ids))
+    keys = {**read_recipe("own-answers"), "data": str(path), "min_count": 1}
+    contents = build(tmp_path / "cache", **keys)
+    assert_tables(contents.corpus, expected_arrays(ids, 4, [1] * 4))
+    assert len(contents.tables["lut"]["tokens"])
+    assert contents.about["documents"] == 4

@@ -1,4 +1,4 @@
-"""Counts equal brute force, whatever the chunks; merged tables are the sum of what each kept."""
+"""Counts equal brute force, whatever the chunks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.building import grams
-from selfspec.building.grams import GramCounter, merge_tables
-from selfspec.draft.sources import CorpusTables
+from selfspec.building.grams import GramCounter
 from tests.oracles import corpus_arrays, following, kept
 from tests.strategies import texts
 
 documents = st.lists(texts(max_size=40, alphabet=4), max_size=6)
-MAX_PREFIX = 3
 
 
 def assert_tables(tables, expected):
@@ -79,8 +77,7 @@ def test_memory_is_bounded_and_the_frequent_stay(monkeypatch):
     assert tables.continuations(4, prefixes[3], 1)[1][0] == (5, 200)
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_min_count_is_raised_only_as_far_as_it_must(merge):
+def test_min_count_is_raised_only_as_far_as_it_must():
     """Step by step, the longest prefixes first: the first that fits is taken."""
     corpus = [long_text(seed, 2000) for seed in range(2)]
     min_counts = [1, 1, 1, 1]
@@ -90,64 +87,13 @@ def test_min_count_is_raised_only_as_far_as_it_must(merge):
         while 8192 + sum(array.nbytes for array in arrays.values()) > max_bytes:
             min_counts[3 - sum(min_counts) % 4] += 1
             arrays = expected_arrays(corpus, 4, min_counts)
-        if merge:
-            halves = [counted([text]).tables(min_count=1) for text in corpus]
-            tables = merge_tables(halves, max_bytes=max_bytes)
-        else:
-            tables = counted(corpus).tables(min_count=1, max_bytes=max_bytes)
+        tables = counted(corpus).tables(min_count=1, max_bytes=max_bytes)
         assert tables.min_counts == tuple(min_counts)
         assert_tables(tables, arrays)
         seen.add(tables.min_counts)
     assert len(seen) == 3
 
 
-def tables_of(rows, token_dtype="uint16", max_prefix=MAX_PREFIX):
-    return CorpusTables.from_arrays(corpus_arrays(rows, max_prefix, token_dtype))
-
-
-def rows_of(documents, min_count=1, max_continuations=8):
-    return kept(following(documents, MAX_PREFIX), [min_count] * MAX_PREFIX, max_continuations)
-
-
-def summed(tables, min_count, max_continuations):
-    """The sum of all rows, without prefixes whose own beginning was lost."""
-    totals, counts = {}, {}
-    for rows in tables:
-        for prefix, (total, pairs) in rows.items():
-            totals[prefix] = totals.get(prefix, 0) + total
-            for token, count in pairs:
-                of_prefix = counts.setdefault(prefix, {})
-                of_prefix[token] = of_prefix.get(token, 0) + count
-    result = {}
-    best = kept(counts, [min_count] * MAX_PREFIX, max_continuations)
-    for prefix in sorted(best, key=len):
-        if len(prefix) == 1 or prefix[:-1] in result:
-            result[prefix] = (totals[prefix], best[prefix][1])
-    return result
-
-
-@given(
-    st.lists(st.lists(texts(max_size=20, alphabet=4), max_size=3), min_size=1, max_size=4),
-    st.tuples(*[st.integers(1, 3)] * 4),
-)
-def test_merged_tables_are_the_sum_of_what_they_kept(corpora, limits):
-    """In any order; each part may have been pruned before."""
-    before_count, before_best, min_count, max_continuations = limits
-    parts = [rows_of(documents, before_count, before_best) for documents in corpora]
-    limits = {"min_count": min_count, "max_continuations": max_continuations}
-    expected = corpus_arrays(summed(parts, min_count, max_continuations), MAX_PREFIX)
-    assert_tables(merge_tables([tables_of(rows) for rows in parts], **limits), expected)
-    assert_tables(merge_tables([tables_of(rows) for rows in parts[::-1]], **limits), expected)
-
-
-def test_tables_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match="max_prefix"):
-        merge_tables([tables_of({}), tables_of({}, max_prefix=2)])
-    with pytest.raises(ValueError, match="9,000 bytes"):
-        merge_tables([tables_of({})], max_bytes=1)
-    turned = corpus_arrays(rows_of([[1, 2], [2, 3]]), MAX_PREFIX)
-    turned["next.1"][1] = 7  # Where rows begin goes up and down, as in no table of ours.
-    with pytest.raises(ValueError, match="negative"):
-        merge_tables([CorpusTables.from_arrays(turned)])
+def test_ids_beyond_the_vocabulary_are_refused():
     with pytest.raises(ValueError, match=r"0 to 3 \(got -1\)"):
         counted([[0, -1, 1]])

@@ -13,7 +13,7 @@ from selfspec.errors import BuildError
         ({"min_count": 0}, "min_count"),
         ({"min_count": True}, "min_count"),
         ({"max_documents": "3"}, "--max-documents"),
-        ({"temperature": float("nan")}, "--temperature"),
+        ({"warmup_tokens": -1}, "--warmup-tokens"),
         ({"build": "ngram"}, "--build"),
         ({"data": "vocabulary"}, "--build lut"),
         ({"max_size": "64 apples"}, "max_size"),

@@ -29,12 +29,9 @@ def test_a_hub_id_is_fetched(hub):
     assert hub.call_args_list == asked
 
 
-def test_what_is_here_goes_before_the_hub(hub, tmp_path):
+def test_what_is_here_goes_before_the_hub(hub):
     save_cache("owner/name", contents(about={"n": 1}))
     assert load_cache("owner/name").about == {"n": 1}
-    (tmp_path / "owner" / "folder").mkdir()
-    with pytest.raises(CacheError, match="is a folder"):
-        load_cache("owner/folder")
     with pytest.raises(CacheError, match="revision= must come with a Hub id"):
         load_cache("owner/name", revision="v2")
     hub.assert_not_called()

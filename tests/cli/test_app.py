@@ -16,7 +16,7 @@ from selfspec.cli.shared.messages import show_log, working
 from selfspec.cli.shared.options import Knobs
 
 COMMANDS = [("demo",), ("check",), ("chat",), ("generate",), ("batch",), ("serve",)]
-CACHE_COMMANDS = [("cache", "build"), ("cache", "inspect"), ("cache", "merge")]
+CACHE_COMMANDS = [("cache", "build"), ("cache", "inspect")]
 # Runs a command where torch can't be imported, so that only what comes before it is on the screen.
 NO_TORCH = """
 import sys

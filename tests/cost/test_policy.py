@@ -87,23 +87,6 @@ def test_a_row_alone_stops_growing_where_nothing_wider_pays():
     assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(1).search() is None
 
 
-# -- branches beside the trees -----------------------------------------------------------------
-
-
-def test_branches_get_what_costs_next_to_nothing():
-    """16 queries cost no more than one, and a seventeenth costs a lot."""
-    step = MeasuredBudget(CostCurve({1: 1.0, 16: 1.0, 24: 9.0, 64: 20.0})).step(24)
-    assert [step.room_beside(width) for width in (1, 12, 16)] == [15, 4, 0]
-    assert FixedBudget().step(8).room_beside(8) > 1000
-
-
-def test_branches_rest_with_the_drafts():
-    """Until plain steps were timed, nothing is drafted."""
-    step = MeasuredBudget(CostCurve.unknown(0.0001)).step(8)
-    assert (step.max_nodes, step.room_beside(1)) == (1, 0)
-    assert FixedBudget().step(1).room_beside(1) == 0
-
-
 def test_what_was_decided_is_said_in_a_line():
     budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.5}))
 

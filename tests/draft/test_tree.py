@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
+from selfspec.cost import CostCurve, MeasuredBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
@@ -204,6 +205,17 @@ def test_growth_ends_where_the_next_node_does_not_pay():
     tree = grower(ScriptedCursor(chain)).grow(0, 9, None, pays)
     assert paths_of(tree) == [(1,), (1, 2)]
     assert asked == [0.5, 0.25, 0.125]
+
+
+def test_a_kept_shape_ends_where_the_next_node_does_not_pay():
+    """One row of a measured budget takes the width at which its tree ended."""
+    cursor = ScriptedCursor({0: [(1, 0.9), (2, 0.8)], 1: [(3, 0.9)]})
+    trees = grower(cursor, shape=DynamicTree(**EVEN, interval=5))
+    trees.grow(0, 4)
+    step = MeasuredBudget(CostCurve({1: 1.0, 4: 1.1})).step(4)
+    tree = trees.grow(0, 4, None, step.search())
+    step.fit([tree])
+    assert paths_of(tree) == [(1,), (1, 3), (2,)]
 
 
 def test_growth_reads_the_calibration_as_it_stands():

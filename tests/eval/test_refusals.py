@@ -24,7 +24,7 @@ REFUSED = [
     ("run", RUN + "--max-new-tokens 510", "must leave a question to measure (got none of 36)"),
     ("study", "part " + STUDY, "unknown study 'part'; did you mean 'parts'?"),
     ("study", "starts " + STUDY + "--caches a/x b/x", "a last name of their own (got two 'x')"),
-    ("study", "fitted " + STUDY, "this study must have --cache CACHE"),
+    ("study", "fitted " + STUDY, "must have --tree FILE"),
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--out no/where.html", "--out must be"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),

@@ -31,7 +31,7 @@ BRANCHES: dict[str, Any] = {"shape": Branches(4, 5), **FIXED}
 @pytest.mark.parametrize("name", few(BRANCHING))
 def test_architectures(name: str) -> None:
     both = run_both(tiny_model(name), prompt(3), partial(doubting, **BRANCHES), **SAMPLE)
-    assert both.stats.num_branch_queries > both.stats.num_steps
+    assert both.stats.nodes_per_step > 6
 
 
 @pytest.mark.slow
@@ -49,10 +49,9 @@ def test_architectures_and_prompts(name: str, seed: int, attention: str) -> None
 
 @pytest.mark.parametrize("name", NOT_BRANCHING)
 @pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
-def test_where_no_tree_fits_no_branch_rides(name: str) -> None:
+def test_where_no_tree_fits_branches_are_chains(name: str) -> None:
     spec = SelfSpec(**BRANCHES)
-    both = run_both(tiny_model(name), prompt(3), spec, drafts=False, **GREEDY)
-    assert both.stats.num_branch_queries == 0
+    run_both(tiny_model(name), prompt(3), spec, drafts=False, **GREEDY)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -88,6 +87,4 @@ def test_what_they_cost_is_what_the_stats_say() -> None:
     stats = spec.stats
     # the prompt's forward and, on first use, the probe's come first
     in_steps = widths[-stats.num_steps :]
-    assert sum(in_steps) == stats.num_nodes + stats.num_branch_queries
-    assert stats.queries_per_step == pytest.approx(sum(in_steps) / stats.num_steps)
-    assert "with branches" in str(stats)
+    assert sum(in_steps) == stats.num_nodes

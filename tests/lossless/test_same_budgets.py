@@ -11,8 +11,8 @@ import torch
 from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Engine
+from selfspec.papers.ghidorah import FittedTree
 from selfspec.plugin import spec as spec_module
-from tests.caches import contents
 from tests.fakes import WildSource, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
 from tests.test_engine_budget import CURVES
@@ -40,14 +40,15 @@ def test_whatever_a_forward_costs(curve: CostCurve, call: Call) -> None:
 def test_one_fitted_shape(call: Call) -> None:
     """Every step fills the same places, at most; what is not named is left out."""
     model, inputs = tiny_model("mistral"), call.inputs
+    tree = FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1))
     stock = run(model, inputs, **call.options)
-    spec = doubting(stock.ids, inputs, shape=contents().fitted)
+    spec = doubting(stock.ids, inputs, shape=tree)
     trees: list[list[int]] = []
     with spec.listening(lambda record: trees.append(record.tree.parents)):
         both = run_both(model, inputs, spec, **call.options)
     assert max(map(len, trees)) <= 4
     assert both.stats.num_steps < both.stats.num_new_tokens
-    chains = doubting(stock.ids, inputs, shape=contents().fitted, top_k=1)
+    chains = doubting(stock.ids, inputs, shape=tree, top_k=1)
     run_both(model, inputs, chains, **call.options)
     assert chains.stats.nodes_per_step <= 2
 

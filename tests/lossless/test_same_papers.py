@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec import SelfSpec, attach, generate_many
+from selfspec import SelfSpec, generate_many
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.shape import Shape
 from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
+from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import ContextCache
-from tests.caches import contents
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, SAMPLE, Call, few, run_both
 from tests.tiny import make_tokenizer
@@ -29,20 +28,18 @@ DRAFTS = {
 }
 
 
-def as_in(paper: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> SelfSpec:
+def as_in(paper: str, **options: Any) -> SelfSpec:
     """With the small model or the tree that it needs."""
     if paper == "edgellm":
         options["draft_model"] = new_model(num_hidden_layers=1)
     if paper == "ghidorah":
-        options["cache"] = "fitted"
-        held = contents(tables={}, corpus=None, calibration=None)
-        monkeypatch.setattr("selfspec.plugin.spec.load_cache", lambda *_args, **_more: held)
+        options["tree"] = FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1))
     return SelfSpec.as_in(paper, **options)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_paper_s_method_gives_stock_s_text(paper: str, call: Call, monkeypatch: Any) -> None:
-    model, spec = tiny_model("mistral"), as_in(paper, monkeypatch)
+def test_a_paper_s_method_gives_stock_s_text(paper: str, call: Call) -> None:
+    model, spec = tiny_model("mistral"), as_in(paper)
     for _ in range(2):
         both = run_both(model, call.inputs, spec, drafts=False, **call.options)
         assert both.stats.disabled_reason is None
@@ -53,15 +50,15 @@ def test_a_paper_s_method_gives_stock_s_text(paper: str, call: Call, monkeypatch
 @pytest.mark.parametrize("paper", PAPERS)
 @pytest.mark.parametrize("name", [*few(BRANCHING), *NOT_BRANCHING])
 @pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
-def test_on_other_architectures(name: str, paper: str, monkeypatch: Any) -> None:
-    spec = as_in(paper, monkeypatch, max_nodes=12)
+def test_on_other_architectures(name: str, paper: str) -> None:
+    spec = as_in(paper, max_nodes=12)
     run_both(tiny_model(name), prompt(2), spec, drafts=False, **SAMPLE)
 
 
 @pytest.mark.parametrize("learning", ["request", "frozen"])
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_learning_scope(paper: str, learning: str, monkeypatch: Any) -> None:
-    spec = as_in(paper, monkeypatch, learning=learning)
+def test_every_learning_scope(paper: str, learning: str) -> None:
+    spec = as_in(paper, learning=learning)
     steps = [
         run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY).stats.num_steps
         for _ in range(2)
@@ -97,8 +94,12 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec.as_in("dia")
     with pytest.raises(ConfigError, match=r"as_in\('edgellm'\) needs a small model"):
         SelfSpec.as_in("edgellm")
-    with pytest.raises(ConfigError, match=r"as_in\('ghidorah'\) needs a cache with a fitted tree"):
+    with pytest.raises(ConfigError, match=r"as_in\('ghidorah'\) needs a fitted tree"):
         SelfSpec.as_in("ghidorah")
+    with pytest.raises(ConfigError, match="tree must be a file that 'python -m eval fit' made"):
+        SelfSpec.as_in("ghidorah", tree="nowhere.json")
+    with pytest.raises(ConfigError, match="a fitted tree must have parents before children"):
+        FittedTree((1,), (0,), (0.5,))
     with pytest.raises(ConfigError, match="draft_model must be a causal language model"):
         SelfSpec.as_in("edgellm", draft_model="small")
     with pytest.raises(ConfigError, match=r"max_nodes must be a whole number \(got 'x'\)"):
@@ -111,22 +112,6 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec(shape="wide")
     with pytest.raises(ConfigError, match="extra_sources must be a list of Sources"):
         SelfSpec(extra_sources=ContextCache())  # type: ignore[arg-type]
-
-
-class Hanging(Shape):
-    """Hangs more than it says."""
-
-    num_beside = 1
-
-    def hang(self, tree: Any, max_depth: int, room: int) -> None:
-        tree.add(0, 1, 0.0)
-        tree.add(0, 2, 0.0)
-
-
-def test_a_shape_that_hangs_too_much_is_named() -> None:
-    spec = SelfSpec(budget="fixed", sources=(), shape=Hanging())
-    with pytest.raises(ConfigError, match=r"Hanging.hang\(\) must add at most 1 nodes"):
-        attach(new_model()).generate(**prompt(), assistant=spec, max_new_tokens=8)
 
 
 def test_whole_batches_run_to_their_ends() -> None:

@@ -52,9 +52,8 @@ def knowing_corpus(ids: torch.Tensor, inputs: dict[str, Any], **knobs: Any) -> S
     read = [token for text in texts_of(ids, inputs) for token in text]
     lies = [token if place % 3 else (token + 1) % VOCAB for place, token in enumerate(read)]
     owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
-    return SelfSpec.from_contents(
-        CacheContents(tokenizer=owner, corpus=count_grams([*read, *lies], 4)), **knobs
-    )
+    held = CacheContents(tokenizer=owner, corpus=count_grams([*read, *lies], 4))
+    return SelfSpec(contents=held, **knobs)
 
 
 class StubbornSource(WildSource):

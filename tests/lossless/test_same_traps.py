@@ -19,6 +19,7 @@ from peft import (
 
 from selfspec import SelfSpec, attach
 from selfspec.draft.shape import Shape
+from selfspec.draft.tree import TreeGrower
 from selfspec.papers.self_draft import Branches
 from selfspec.records import DraftTree, StepRecord
 from selfspec.run.backends import TreeBackend
@@ -94,28 +95,26 @@ def test_queries_that_are_scaled_by_blocks_of_columns(num_rows: int) -> None:
 
 
 class Telling(Shape):
-    """Hangs the answer itself beside the tree, behind wrong nodes, in slots that are too late."""
-
-    num_beside = 8
+    """Drafts the answer itself after wrong nodes, in slots that are too late."""
 
     def __init__(self, answer: list[int]) -> None:
         self.left = answer
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Shape:
+    def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Shape:
         return Telling(self.left)
 
-    def hang(self, tree: DraftTree, max_depth: int, room: int) -> None:
-        node, right = 0, self.left[: min(max_depth, max(room - 4, 0))]
-        for wrong in [token for token in range(8, 13) if token not in right][: min(room, 4)]:
-            tree.add(0, wrong, 0.0)
-        for token in right:
-            node = tree.add(node, token, 0.0)
+    def grow(self, grower: TreeGrower) -> None:
+        node: int | None = 0
+        for wrong in [token for token in range(8, 13) if token not in self.left][:4]:
+            grower.add(0, wrong)
+        for token in self.left:
+            node = None if node is None else grower.add(node, token)
 
     def observe(self, record: StepRecord) -> None:
         self.left = self.left[len(record.committed_ids) :]
 
 
-def test_what_hangs_beside_a_tree_crosses_no_block_either(monkeypatch: Any) -> None:
+def test_a_shape_of_ones_own_crosses_no_block_either(monkeypatch: Any) -> None:
     lay_out = TreeBackend.lay_out
 
     def checked(backend: TreeBackend, trees: Sequence[DraftTree]) -> Any:
@@ -126,7 +125,7 @@ def test_what_hangs_beside_a_tree_crosses_no_block_either(monkeypatch: Any) -> N
     model, inputs = new_model("llama4", floor_scale=11, attn_scale=20.0), prompt()
     ids = model.generate(**inputs, max_new_tokens=40, **GREEDY)
     shape = Telling(ids[0, inputs["input_ids"].shape[1] :].tolist())
-    spec = SelfSpec(max_nodes=4, budget="fixed", sources=(), shape=shape)
+    spec = SelfSpec(max_nodes=12, budget="fixed", shape=shape)
     both = run_both(model, inputs, spec, max_new_tokens=40, **GREEDY)
     assert both.stats.tokens_per_step > 1
 

@@ -13,6 +13,10 @@ from selfspec.records import DraftTree, StepRecord
 MAX_KEYS, MAX_DRAFTS = 3, 4
 
 
+def committed(token: int) -> StepRecord:
+    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[token])
+
+
 @mock.patch("selfspec.papers.self_draft._MAX_KEYS", MAX_KEYS)
 @mock.patch("selfspec.papers.self_draft._MAX_DRAFTS", MAX_DRAFTS)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=4), max_size=40))
@@ -21,15 +25,8 @@ def test_it_holds_the_freshest(grams: list[list[int]]) -> None:
     plain: dict[int, list[tuple[int, ...]]] = {}
     for gram in grams:
         key, draft = gram[0], tuple(gram[1:])
-        cursor.observe(
-            StepRecord(
-                row=0,
-                tree=DraftTree.of_root(0),
-                path=[0],
-                committed_ids=[key],
-                grams=[tuple(gram)],
-            )
-        )
+        cursor.keep(tuple(gram))
+        cursor.observe(committed(key))
         held = [draft, *(other for other in plain.pop(key, []) if other != draft)]
         plain[key] = held[:MAX_DRAFTS]  # Now the last of the dict: the freshest key.
         if len(plain) > MAX_KEYS:
@@ -39,9 +36,9 @@ def test_it_holds_the_freshest(grams: list[list[int]]) -> None:
 
 def test_a_draft_is_followed_to_its_end():
     cursor = ContextCache().open([1], learns=True)
-    tree = DraftTree.of_root(0)
-    grams = [(5, 6, 7), (5, 8, 9)]
-    cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[5], grams=grams))
+    cursor.keep((5, 6, 7))
+    cursor.keep((5, 8, 9))
+    cursor.observe(committed(5))
     root = cursor.root()
     assert [(token, kind.rank) for token, kind in cursor.expand(root)] == [(8, 1), (6, 2)]
     below = cursor.follow(root, 6)

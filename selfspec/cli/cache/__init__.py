@@ -1,1 +1,1 @@
-"""`selfspec cache`: builds, inspects and merges caches."""
+"""`selfspec cache`: builds and inspects caches."""

@@ -13,8 +13,6 @@ _KINDS = {
     "chat_template": bool,
     "data_files": tuple[str, ...],
     "max_documents": int,
-    "max_new_tokens": int,
-    "temperature": float,
     "warmup_tokens": int,
 }
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from selfspec.building.limits import max_positions
 from selfspec.cli.shared.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 
@@ -28,6 +27,8 @@ class Loaded:
     @property
     def max_positions(self) -> int | None:
         """The number of positions that the model has; None if its config doesn't say."""
+        from selfspec.run.model import max_positions
+
         return max_positions(self.model)
 
     def __str__(self) -> str:

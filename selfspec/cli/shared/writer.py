@@ -37,9 +37,7 @@ class Start(NamedTuple):
         from selfspec import SelfSpec
 
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
-        if self.cache is None:
-            return SelfSpec(config, tokenizer=tokenizer, **options)
-        return SelfSpec.from_contents(self.cache, config=config, **options)
+        return SelfSpec(config, tokenizer=tokenizer, contents=self.cache, **options)
 
 
 def checked(asked: ModelOptions, config: T) -> T:

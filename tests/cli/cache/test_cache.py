@@ -1,14 +1,12 @@
-"""`selfspec cache build, inspect, merge`, and `--cache` of the commands that write text."""
+"""`selfspec cache build`, `inspect`, and `--cache` of the commands that write text."""
 
 import os
-from pathlib import Path
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from selfspec.cache import load_cache, save_cache, tokenizer_info
-from tests.caches import VOCAB_SIZE, FakeTokenizer, contents, count_grams, lut, rates
+from tests.caches import contents, count_grams
 from tests.tiny import LINES
 
 PROMPT = "def read(self, size"
@@ -46,31 +44,21 @@ class TestBuild:
         assert about["name"] == "n"
         assert (about["recipe"]["build"], about["recipe"]["min_count"]) == ("ngrams", 4)
 
-    def test_own_answers_by_name_and_after_ctrl_c(self, run, command, tmp_path, monkeypatch):
-        """The same command goes on; another one does not take the answers for its own."""
-        (tmp_path / "prompts.txt").write_text("the quick\n\ndef read\n")
-        own = ("--recipe", "own-answers", "--max-new-tokens", "5", "--no-chat-template")
-        command = (*command, "--data", tmp_path / "prompts.txt", "--form", "line", *own)
-
-        def interrupted(*_, **_more):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr("selfspec.building.build.GramCounter", interrupted)
-            result = run(*command)
-        assert result.exit_code == 130
-        assert "The same command goes on" in result.stderr
-        assert not (tmp_path / "cache.safetensors").exists()
-        assert run(*command, "--temperature", "0.5").exit_code == 2
-        assert "left out" in run(*command).stdout
-        assert load_cache(tmp_path / "cache").about["answers"] == 2
+    def test_own_answers_by_name(self, run, command, tmp_path):
+        (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "def read"}\n')
+        answers = tmp_path / "answers.jsonl"
+        asked = ("batch", command[2], tmp_path / "prompts.jsonl", answers, "--max-new-tokens", "5")
+        assert run(*asked).exit_code == 0
+        own = ("--recipe", "own-answers", "--data", answers)
+        assert run(*command, *own).exit_code == 0
+        assert load_cache(tmp_path / "cache").about["documents"] == 2
 
     @pytest.mark.parametrize(
         ("args", "said"),
         [
             (("--data", "./nowhere"), "--data"),
             (("--data", "{texts}", "--max-documents", "0"), "--max-documents"),
-            (("--data", "{texts}", "--recipe", "own-answers"), "--no-chat-template"),
+            (("--data", "{texts}", "--messages", "x"), "--no-chat-template"),
             (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "'x'"),
         ],
     )
@@ -95,51 +83,6 @@ def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder,
     save_cache(tmp_path / "red", contents(about={"corpus": "\x1b[31mred"}))
     assert "\x1b" not in run("cache", "inspect", tmp_path / "red").stdout
     assert "nowhere" in fails("cache", "inspect", tmp_path / "nowhere")
-
-
-class TestMerge:
-    def test_counts_add_up_and_later_rows_win(self, run, folder, tmp_path):
-        said = np.array([3, 1, -1], np.int32)  # Whole texts, which nobody merges.
-        corpus = count_grams([3, 1, 5] * 4)
-        other = contents(tables={"lut": lut([0, 3], 6)}, corpus=corpus, answers=said)
-        save_cache(tmp_path / "other", other)
-        result = run("cache", "merge", tmp_path / "out", folder, tmp_path / "other")
-        assert result.exit_code == 0
-        out = load_cache(tmp_path / "out")
-        ids = out.tables["lut"]["ids"].tolist()
-        rows = dict(zip(out.tables["lut"]["tokens"], ids, strict=True))
-        assert rows[3] == lut([0, 3], 6)["ids"][1].tolist()
-        assert rows[1] == [*lut()["ids"][0].tolist(), -1, -1]
-        assert list(rows) == [0, 1, 3, 9]
-        assert out.tables["lut2"]["pairs"].tolist() == [[1, 4], [3, 1]]
-        assert (out.calibration, out.answers) == (rates(), None)
-        assert out.about == {"merged_from": [contents().about, other.about]}
-        prefixes = out.corpus.step(out.corpus.step((), 3), 1)
-        assert out.corpus.continuations(2, prefixes[1], 9) == (7, [(5, 4), (4, 3)])
-
-    @pytest.mark.parametrize(
-        ("other", "said"),
-        [
-            (contents(corpus=count_grams(LINES[0].encode(), 3)), "max_prefix"),
-            (contents(tokenizer=tokenizer_info(FakeTokenizer(VOCAB_SIZE - 1))), "tokenizer"),
-            (contents(tables={"lut": lut([1, 2**31 - 1])}), "2147483648 tokens"),
-        ],
-    )
-    def test_caches_that_do_not_match(self, fails, folder, tmp_path, other, said):
-        save_cache(tmp_path / "other", other)
-        assert said in fails("cache", "merge", tmp_path / "out", folder, tmp_path / "other")
-        assert not (tmp_path / "out.safetensors").exists()
-
-    def test_files_that_can_not_be(self, run, fails, folder, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        assert "--overwrite" in fails("cache", "merge", folder, folder)
-        assert run("cache", "merge", folder, folder, "--overwrite").exit_code == 0
-        assert load_cache(folder).about == {"merged_from": [contents().about]}
-        (tmp_path / "link.safetensors").symlink_to(folder)
-        for other in (folder, Path("cache"), tmp_path / "link"):
-            assert "named once" in fails("cache", "merge", tmp_path / "out", folder, other)
-        os.truncate(folder, 99)
-        assert "can't be read" in fails("cache", "merge", tmp_path / "out", folder)
 
 
 class TestOption:

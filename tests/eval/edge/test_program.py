@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from eval import edge_network
-from eval.edge.network import PAIRS, Network, new_users, shares_of_band, upload_seconds
-from selfspec.papers.edge_network import (
+from eval.edge.equations import (
     Task,
     best_batches,
     flops,
@@ -20,6 +19,7 @@ from selfspec.papers.edge_network import (
     stages,
     tokens_per_step,
 )
+from eval.edge.network import PAIRS, Network, new_users, shares_of_band, upload_seconds
 
 DRAFT, VERIFY = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)

@@ -1,4 +1,4 @@
-"""The search for a fitted tree finds the best one of all, and the program's cache can be used."""
+"""The search for a fitted tree finds the best one of all, and the program's file can be used."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from selfspec import SelfSpec, attach
-from selfspec.cache import load_cache
-from selfspec.papers.ghidorah import best_tree
+from selfspec.papers.ghidorah import FittedTree, best_tree
 from tests.tiny import make_tokenizer
 
 PLACES = [path for depth in (1, 2, 3) for path in product((0, 1), repeat=depth)]
@@ -44,13 +43,13 @@ def test_adding_the_likeliest_next_equals_brute_force(places, num_nodes):
     assert sum(tree.chances) == pytest.approx(best)
 
 
-def test_the_program_makes_a_cache_that_drafts(told, asked, chat_folder, tmp_path):
+def test_the_program_makes_a_tree_that_drafts(told, asked, chat_folder, tmp_path):
     asked = [*asked, "--limit", "3", "--max-new-tokens", "24", "--width", "6"]
     status, lines, error = told("fit", *asked, "--out", str(tmp_path / "fitted"))
     assert status == 0, error
     assert any(line.endswith("kept") for line in lines)
-    assert load_cache(tmp_path / "fitted").fitted.width == 6
-    spec = SelfSpec.as_in("ghidorah", cache=tmp_path / "fitted")
+    assert FittedTree.load(tmp_path / "fitted").width == 6
+    spec = SelfSpec.as_in("ghidorah", tree=tmp_path / "fitted")
     model = attach(AutoModelForCausalLM.from_pretrained(chat_folder))
     ids = torch.tensor([make_tokenizer()("the fox 1")["input_ids"]])
     arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 24, "do_sample": False}

@@ -44,7 +44,6 @@ def ours(seconds: float, **more: Any) -> Line:
     counts = {
         "num_steps": 4,
         "num_nodes": 40,
-        "num_branch_queries": 0,
         "accepted_lengths": {0: 1, 2: 2, 40: 1},
         "widths": {1: 1, 13: 3},
         "drafted_by_source": {"lut": 9},

@@ -35,9 +35,9 @@ def of(lines: list[Line], method: str) -> dict[str, Any]:
 
 ANSWERS = [
     answer(1, "stock", 10.0),
-    answer(1, "ours", 5.0, num_steps=3, num_nodes=48, num_branch_queries=6, same="identical"),
+    answer(1, "ours", 5.0, num_steps=3, num_nodes=48, same="identical"),
     answer(2, "stock", 20.0),
-    answer(2, "ours", 20.0, num_steps=9, num_nodes=9, num_branch_queries=0, same="near-tie"),
+    answer(2, "ours", 20.0, num_steps=9, num_nodes=9, same="near-tie"),
     answer(3, "stock", 10.0, task="math"),
     answer(3, "ours", None, task="math"),
     # another text, and one twice as long: it counts with half its seconds
@@ -62,7 +62,7 @@ def test_of_several_rounds_the_median_counts_and_each_has_its_total():
 
 
 def test_drafting_alone_is_over_our_forward_without_drafts():
-    counted = {"num_nodes": 9, "num_branch_queries": 0}
+    counted = {"num_nodes": 9}
     answers = [
         answer(1, "stock", 12.0),
         answer(1, "prompt-lookup", 9.0),
@@ -83,7 +83,6 @@ def test_figures_of_known_rows():
     assert (qa["num_answers"], qa["num_failed"], qa["num_new_tokens"]) == (2, 0, 20)
     assert qa["tokens_per_step"] == (20 - 2) / 12
     assert qa["nodes_per_step"] == 57 / 12
-    assert qa["queries_per_step"] == 63 / 12
     assert qa["goodput"] == 20 / 25
     assert qa["ms_per_token"] == 1250
     assert qa["prefill_ms"] == 250

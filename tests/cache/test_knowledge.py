@@ -6,7 +6,7 @@ import pytest
 
 import selfspec
 from selfspec import CacheError, SelfSpec, VocabularyError
-from selfspec.cache import CacheContents, load_cache, persistent, save_cache, tokenizer_info
+from selfspec.cache import CacheContents, load_cache, save_cache, tokenizer_info
 from tests.caches import FakeTokenizer, count_grams, plain
 from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt
 
@@ -40,7 +40,7 @@ def test_what_was_learned_comes_back(learned, path):
     assert plain(loaded.contents()) == plain(load_cache(path))
 
 
-def test_saved_loaded_and_saved_is_the_same_folder(path, tmp_path):
+def test_saved_loaded_and_saved_is_the_same_file(path, tmp_path):
     """Before the first use and after a look at the memory."""
     untouched, looked_at = SelfSpec.from_pretrained(path), SelfSpec.from_pretrained(path)
     looked_at.memory(VOCAB)
@@ -111,9 +111,11 @@ class TestVocabulary:
         write(spec)  # and stays of use for others
 
 
-def test_the_hub_gets_what_a_folder_would_and_gives_it_back(learned, path, monkeypatch):
+def test_the_hub_gets_what_a_file_would_and_gives_it_back(learned, path, monkeypatch):
     calls = []
-    monkeypatch.setattr(persistent, "push_cache", lambda *args, **more: calls.append((args, more)))
+    monkeypatch.setattr(
+        "selfspec.plugin.spec.push_cache", lambda *args, **more: calls.append((args, more))
+    )
     options = {"private": True, "revision": "v2", "token": "secret", "commit_message": "More"}
     learned.push_to_hub("owner/name", tokenizer=TOKENIZER, about={"by": "a test"}, **options)
     [((name, contents), given)] = calls

@@ -1,0 +1,135 @@
+"""What one `SelfSpec` knows: what was loaded and remembered, and what it learns beyond that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokenizer_info
+from selfspec.cache.remember import Remembered, restore
+from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.memory import Memory
+from selfspec.draft.shape import Shape
+from selfspec.draft.sources import REGISTRY, Source
+from selfspec.draft.sources.corpus import CorpusSource
+from selfspec.errors import CacheError, ConfigError, VocabularyError
+
+__all__ = ["Knowledge"]
+
+
+class Knowledge:
+    """Makes what is learned at the first call, and again after `forget`. Safe for several threads.
+
+    What was loaded is kept apart from what is learned. Extra sources and a calibration are copied,
+    so that what they learn is forgotten with it.
+    """
+
+    def __init__(
+        self,
+        config: SpecConfig,
+        *,
+        loaded: CacheContents | None = None,
+        remembered: Remembered | None = None,
+        extra_sources: Sequence[Source] = (),
+        calibration: Calibration | None = None,
+        shape: Shape | None = None,
+    ) -> None:
+        _check_sources(extra_sources)
+        self.loaded, self.remembered = loaded, remembered
+        self._config = config
+        self._extra_sources = tuple(extra_sources)
+        self._calibration = Calibration() if calibration is None else calibration
+        self._shape = Shape() if shape is None else shape
+        self._memory: Memory | None = None
+        self._vocab_size = 0
+        self._lock = threading.Lock()
+
+    def memory(self, vocab_size: int) -> Memory:
+        """What is learned for a vocabulary, made at the first call."""
+        with self._lock:
+            if self._memory is None:
+                self._memory, self._vocab_size = self._new_memory(vocab_size), vocab_size
+            if vocab_size != self._vocab_size:
+                raise VocabularyError(
+                    f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
+                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
+                )
+            return self._memory
+
+    def forget(self) -> None:
+        """Goes back to what was loaded, or to nothing."""
+        with self._lock:
+            if self.remembered is not None:
+                self.remembered.drop()
+            self._memory = None
+
+    def contents(self, tokenizer: Any, about: Mapping[str, Any] | None) -> CacheContents:
+        """All of it, for a cache.
+
+        Tables that were loaded for a source that the knobs leave out are included unchanged.
+        """
+        owner = _owner(None if self.loaded is None else self.loaded.tokenizer, tokenizer)
+        loaded = self.loaded or CacheContents(tokenizer=owner)
+        tables, calibration = dict(loaded.tables), loaded.calibration
+        if self._memory is not None:
+            learned = self._memory.tables()
+            tables |= {name: arrays for name, arrays in learned.items() if name in KEY_OF}
+            calibration = self._memory.calibration.rows()
+        return CacheContents(
+            tokenizer=owner,
+            tables=tables,
+            corpus=loaded.corpus,
+            calibration=calibration,
+            about=loaded.about if about is None else about,
+        )
+
+    def _new_memory(self, vocab_size: int) -> Memory:
+        """What was loaded, and what is remembered on top of it.
+
+        There is no corpus among the sources if none was loaded.
+        """
+        top_k, loaded = min(self._config.top_k, vocab_size), self.loaded
+        sources: list[Source] = []
+        for name in self._config.sources:
+            if name != "corpus":
+                sources.append(REGISTRY[name](vocab_size, top_k))
+            elif loaded is not None and loaded.corpus is not None:
+                sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
+        sources += [source.copy() for source in self._extra_sources]
+        memory = Memory(sources, self._calibration.copy(), top_k, shape=self._shape)
+        if loaded is not None:
+            restore(memory, loaded, vocab_size)
+        if self.remembered is not None:
+            self.remembered.open(memory, vocab_size)
+        return memory
+
+
+def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
+    """The tokenizer to save for: the loaded cache's, or the one that is given."""
+    given = None if tokenizer is None else tokenizer_info(tokenizer)
+    if known and given and given.fingerprint != known.fingerprint:
+        raise CacheError(
+            f"this SelfSpec has loaded a cache of tokenizer {known} and can't be saved for another "
+            f"(got {given}); leave tokenizer= out"
+        )
+    owner = known or given
+    if owner is None:
+        raise CacheError(
+            "a cache belongs to a tokenizer, and this SelfSpec has loaded none (got "
+            "tokenizer=None); pass tokenizer="
+        )
+    return owner
+
+
+def _check_sources(sources: Sequence[Source]) -> None:
+    """Refuses what is no source, before the first call would fail on it."""
+    if not isinstance(sources, Sequence):
+        raise ConfigError(f"extra_sources must be a list of Sources (got {sources!r:.80})")
+    for source in sources:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"extra_sources must be Sources (got {source!r:.80}); inherit from "
+                "selfspec.draft.sources.Source"
+            )
