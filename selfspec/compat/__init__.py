@@ -1,6 +1,6 @@
-"""The one room that knows private and versioned names of other libraries.
+"""The only package that uses private or versioned names of other libraries.
 
-Each function has a plain name and says why it is needed and what happens without it.
-`tests/compat` calls all of them with the installed versions, and `tests/test_imports.py` forbids
-such names elsewhere. Public names need no place here.
+Each function has a plain name and says why it is needed and what happens without it. `tests/compat`
+calls all of them with the installed versions, and `tests/test_imports.py` forbids such names
+elsewhere. Public names are used where they are needed.
 """

@@ -1,7 +1,8 @@
 """How transformers names the weights of a checkpoint, for models that are read in parts.
 
-`from_pretrained()` has no public form that tells names without loading weights. Imported only when
-a model is streamed; if a name is gone, the import fails with it, and nothing is loaded wrongly.
+transformers has no public function that tells these names without loading weights. This module is
+imported only when a model is streamed. If transformers drops one of the names, the import fails,
+and nothing is loaded wrongly.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def find_file(name: str, file: str) -> Path | None:
 
 
 def names_in_float32(model: Any) -> list[str]:
-    """Parts of the names of weights that keep float32 whatever dtype a model is loaded in."""
+    """Parts of the names of weights that stay in float32 in whatever dtype a model is loaded."""
     return list(model._get_dtype_plan(model.dtype))
 
 
 def parts_of(model: Any, names: Iterable[str]) -> dict[str, list[Part]]:
-    """What each weight of a model consists of, one part behind the other, among stored tensors.
+    """The parts of stored tensors that are joined to make each weight of a model, in their order.
 
-    Tensors that the model has no use for are left out, as transformers does it.
+    Tensors that the model does not use are left out, as in transformers.
     """
     weights, mapping = model.state_dict(), get_model_conversion_mapping(model)
     renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
@@ -82,7 +83,7 @@ def parts_of(model: Any, names: Iterable[str]) -> dict[str, list[Part]]:
 def _converted(
     target: str, converter: WeightConverter, group: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Part]]:
-    """The parts of the weights that a conversion of transformers makes of some stored tensors."""
+    """The parts of the weights that a conversion in transformers makes of stored tensors."""
     kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
     lists = [group[pattern] for pattern in converter.source_patterns if pattern in group]
     if kinds == [(MergeModulelist, 0), (Concatenate, 1)]:

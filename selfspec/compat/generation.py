@@ -83,18 +83,18 @@ def with_kv(kv: Any) -> dict[str, Any]:
 def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:
     """The argument that holds a KV cache under a name that selfspec does not know; else None.
 
-    With it, a renamed argument is told from a model without any KV cache. Without it, the second
-    would be said of both.
+    It tells a model whose argument was renamed from a model without a KV cache. Without it, both
+    would be reported as having none.
     """
     held = (name for name, value in arguments.items() if isinstance(value, Cache))
     return next((name for name in held if name not in (KV, _OF_STATES)), None)
 
 
 def belongs_to_caller(kv: Any) -> bool:
-    """Was this KV cache handed in by whoever called `generate()`?
+    """Did the caller of `generate()` pass this KV cache?
 
-    transformers marks it with a private attribute. Without the mark, the rows of a batch would walk
-    alone, and the cache would hold only as many tokens as the shortest of them.
+    transformers marks it with a private attribute. Without the mark, each row of a batch would go
+    on at its own pace, and the cache would hold only as many tokens as its shortest row.
     """
     return bool(getattr(kv, "_is_user_defined", False))
 
@@ -102,8 +102,8 @@ def belongs_to_caller(kv: Any) -> bool:
 def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
     """The decoding loop of transformers, for calls that can't be drafted for.
 
-    `generate()` has no public way back to it once it has called a loop of ours. Without it, such a
-    call is refused.
+    Once `generate()` has called our loop, there is no public way back to this one. Without it, such
+    a call is refused.
     """
     loop = getattr(type(model), "_sample", None)
     if loop is None:
@@ -117,7 +117,8 @@ def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any
 def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
     """Must several processes run each forward together, as `generate()` decides it?
 
-    It hands the answer to no loop of others. Without it, the processes would wait for each other.
+    `generate()` does not pass its decision to our loop. Without it, the processes would wait for
+    each other without end.
     """
     if synced_gpus is not None:
         return synced_gpus
@@ -128,10 +129,10 @@ def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
 
 
 def length_of_dropped_mask(generation_config: Any) -> int | None:
-    """How long the attention mask was that `generate()` dropped since it was all ones.
+    """The length of the attention mask that `generate()` dropped because it was all ones.
 
-    Together with a KV cache of the caller's, it tells whether the ids hold the whole text or only
-    its end. Without it, they are taken for the end, as transformers does in older versions.
+    If the caller passed a KV cache, it tells whether the ids are the whole text or only its end.
+    Without it, they are taken for the end, as older versions of transformers do.
     """
     return getattr(generation_config, "_mask_length", None)
 
@@ -141,8 +142,8 @@ def update_arguments(
 ) -> dict[str, Any]:
     """The model's arguments with masks and positions for more tokens, as `generate()` makes them.
 
-    Models override this method. Without it, chains and prompts could not be continued, so its
-    absence raises an AttributeError.
+    Models override the method that does it. Without that method, chains and prompts can't be
+    continued, and an AttributeError is raised.
     """
     updated: dict[str, Any] = model._update_model_kwargs_for_generation(
         {} if outputs is None else outputs, arguments, num_new_tokens=num_new_tokens
@@ -154,9 +155,9 @@ def update_arguments(
 def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[None]:
     """Inside, the assisted decoding of transformers asks `new_generator` for its candidates.
 
-    There is no argument for that. Without the method that is replaced, it would go on with a
-    generator of its own, so this is refused. `new_generator` also gets the `stopping_criteria` of
-    the call; without the method that makes them, it would have to do without.
+    There is no argument for that, so a method of the model is replaced. If there is no such method,
+    transformers would use its own generator, so this is refused. `new_generator` also gets the
+    `stopping_criteria` of the call, or none if the method that makes them is gone.
     """
     if not hasattr(model, "_get_candidate_generator"):
         raise UnsupportedError(
@@ -185,27 +186,27 @@ def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[
 
 
 def set_columns_seen(layer: Any, number: int) -> None:
-    """Tells a windowed layer how many columns it has seen, those that it dropped among them.
+    """Tells a windowed layer how many columns it has seen, including those that it dropped.
 
-    Without it, a cache that is given back would begin its next text at a wrong column.
+    Without it, the caller's cache would go on at a wrong column after a call.
     """
     layer.cumulative_length = number
 
 
 def attention_implementation(config: Any) -> str | None:
-    """The name of the attention that a model is run with; there is only a public way to set it."""
+    """The name of a model's attention. There is a public way to set it, but none to read it."""
     return getattr(config, "_attn_implementation", None)
 
 
 def implementations_of(config: Any) -> tuple[str | None, ...]:
-    """How a model's attention and experts are run, by name."""
+    """The names of the ways in which a model's attention and experts are run."""
     return (attention_implementation(config), getattr(config, "_experts_implementation", None))
 
 
 def attention_functions() -> Any:
     """The attention functions by name, as models look them up.
 
-    The public `AttentionInterface` does not show what was set for single instances of it.
+    A new `AttentionInterface()`, which is public, does not have what was set on this instance.
     """
     return ALL_ATTENTION_FUNCTIONS
 
@@ -216,9 +217,9 @@ def is_of_output_capturing(module_name: str) -> bool:
 
 
 def decoding_switches(model: Any) -> AbstractContextManager[Any]:
-    """What `generate()` switches while it decodes, such as how experts are run.
+    """What `generate()` switches while it decodes, for example the way that experts are run.
 
-    Without it, the model is run as it is, which gives the same text more slowly.
+    Without it, the model gives the same text more slowly.
     """
     switches: Callable[[], AbstractContextManager[Any]]
     switches = getattr(model, "_optimize_model_for_decode", nullcontext)

@@ -1,4 +1,4 @@
-"""Operators of torch without a public name. Each may be missing in a build or in a version."""
+"""Operators of torch that have no public name. A build or a version may lack each of them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _TYPICAL = 8  # oneDNN packs weights for inputs of about this many tokens.
 
 
 def calculates_in_half(name: str) -> bool:
-    """Has oneDNN instructions for ``"bf16"`` or ``"fp16"`` on this CPU? True if it can't be asked.
+    """Can oneDNN calculate in ``"bf16"`` or ``"fp16"`` on this CPU? True if torch can't tell.
 
-    Without the answer, half precision is not widened, and prompts are read more slowly.
+    If it is wrongly true, prompts are read in half precision, which is slower.
     """
     ask = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
     return ask is None or bool(ask())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Does an error say that memory ran out? On a CPU, torch says it in words alone."""
+    """Did memory run out? On a CPU, torch has no class for this error, only its message."""
     kinds = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def reordered(weight: torch.Tensor) -> Any:
-    """A weight in the order that oneDNN wants. Without it, there are no copies in float32."""
+    """A weight in oneDNN's own order. Without it, no layer is packed in float32."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL)
 
 
 def reordered_product(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-    """`linear` with a weight that was reordered."""
+    """`linear` with a reordered weight."""
     outcome: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
         x, packed, bias, "none", [], ""
     )
@@ -49,10 +49,10 @@ def reordered_product(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -
 
 
 def float16_packed(weight: torch.Tensor) -> object:
-    """A float32 weight in float16, as FBGEMM wants it.
+    """A float32 weight in float16, in FBGEMM's own order.
 
-    A part of torch that its authors plan to remove. Without it, CPUs that can't calculate in half
-    precision compute as torch does, token by token.
+    The authors of torch plan to remove it. Without it, CPUs that can't calculate in half precision
+    compute half-precision layers as torch does.
     """
     return torch.ops.quantized.linear_prepack_fp16(weight, None)
 

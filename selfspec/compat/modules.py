@@ -36,12 +36,12 @@ _CONTAINERS = frozenset((nn.ModuleDict, nn.ModuleList))
 
 
 def hooks_on(module: nn.Module) -> dict[int, Callable[..., Any]]:
-    """The hooks before and behind a module's forward. torch has no public way to read them.
+    """The hooks before and after a module's forward. torch has no public way to read them.
 
     The keys are the numbers that torch gives to hooks; no two hooks of a process ever share one.
     """
-    before, behind = module._forward_pre_hooks, module._forward_hooks
-    return {**before, **behind} if before or behind else {}
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    return {**before, **after} if before or after else {}
 
 
 def hooks_of_all() -> dict[int, Callable[..., Any]]:
@@ -50,11 +50,11 @@ def hooks_of_all() -> dict[int, Callable[..., Any]]:
 
 
 def is_of_one_call(hook: Callable[..., Any]) -> bool:
-    """Has PEFT put this hook on a module for one call alone?
+    """Has PEFT put this hook on a module for one call only?
 
-    So it does with `adapter_names=`, which has a name for each row, and with an activated LoRA,
-    which counts the tokens of a forward from its end. Without this, rows could get the adapter of
-    another row, and drafts none.
+    PEFT does so for `adapter_names=`, which names an adapter for each row, and for an activated
+    LoRA, which counts the tokens of a forward from its end. Without this, rows could get the
+    adapter of another row, and drafts could get none.
     """
     origin = getattr(getattr(hook, "func", None), "__module__", None) or ""
     return origin.split(".")[0] == "peft"
@@ -63,8 +63,8 @@ def is_of_one_call(hook: Callable[..., Any]) -> bool:
 def prompt_learning(model: nn.Module) -> bool:
     """Does a PEFT wrapper put virtual tokens in front of the prompt?
 
-    PEFT then replaces a method of the model inside by one of the wrapper's. Without this, the trial
-    of the model would have to find it out.
+    PEFT then replaces a method of the inner model by one of the wrapper. Without this, only the
+    trial of the model would find it out.
     """
     override = vars(model).get("prepare_inputs_for_generation")
     adapter = getattr(getattr(override, "__self__", None), "active_peft_config", None)
@@ -81,9 +81,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def inside_wrappers(model: Any) -> Any:
-    """The model inside of what `torch.compile(model)` or PEFT gives, or the model itself.
+    """The model inside the result of `torch.compile(model)` or of PEFT, or the model itself.
 
-    It is the one that `generate()` of a wrapper runs.
+    The wrapper's `generate()` runs this model.
     """
     model = inside_compiled(model)
     inner = getattr(model, "get_base_model", None)
@@ -91,31 +91,31 @@ def inside_wrappers(model: Any) -> Any:
 
 
 def inside_compiled(model: Any) -> Any:
-    """The model inside of what `torch.compile(model)` gives, or the model itself."""
+    """The model inside the result of `torch.compile(model)`, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
 def is_parallel(model: Any) -> bool:
     """Is the model spread over several processes, as by `tp_plan=`?
 
-    Without it, each process could choose its own width, and they would wait for each other for
-    ever. So a rename here must be noticed: a test makes such a model.
+    Without it, each process could choose a width of its own, and they would wait for each other
+    without end. A test makes such a model, so that a renamed attribute is noticed.
     """
     marks = ("_device_mesh", "_tp_size")
     return any(getattr(model, name, None) is not None for name in marks)
 
 
 def num_writes(tensor: torch.Tensor) -> int:
-    """How often torch has seen a tensor being written in place.
+    """How often a tensor was written in place, as torch counts it.
 
-    Always 0 for tensors of inference mode, for which torch does not count. Without the count, a
-    weight that is written while a call runs would be noticed by the next call alone.
+    Always 0 for tensors made in inference mode, whose writes torch does not count. Without the
+    count, only the next call would notice that a weight was written while a call ran.
     """
     return 0 if tensor.is_inference() else tensor._version
 
 
 def has_moving_hook(module: nn.Module) -> bool:
-    """Has accelerate put a hook on the module, which may move its tensors about?"""
+    """Has accelerate put a hook on the module, which may move its tensors?"""
     return "_hf_hook" in vars(module)
 
 
@@ -166,7 +166,7 @@ def _adapters(module: nn.Module) -> str:
 
 
 def _identity(forward: Any) -> Hashable:
-    """A value for an object that no later object can have, and that does not keep it alive."""
+    """Identifies an object without keeping it alive; no later object gets the same value."""
     try:
         return weakref.ref(forward)
     except TypeError:

@@ -1,6 +1,6 @@
-"""The running states in cache layers of transformers, as recurrent and hybrid models have them.
+"""The running states in the cache layers of recurrent and hybrid models of transformers.
 
-A layer may hold states alone, or states beside keys and values.
+A layer may hold states alone, or states and also keys and values.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = [
     "windows_of",
 ]
 
-Place = tuple[dict[Any, Any], Any]  # A dictionary, and the key under which it holds something.
+Place = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
 
 
 def bounds_time_steps(model: Any) -> bool:
-    """Do forwards over several tokens bound the time steps of states, which plain steps do not?
+    """Do forwards over several tokens bound the time steps of states, while plain steps do not?
 
-    The layers of Mamba 2 do so if they have bounds. Few time steps may reach these, so that a trial
-    of some tokens would miss it.
+    The layers of Mamba 2 do so if they have limits. Few time steps may reach a limit, so a trial of
+    a few tokens could miss it.
     """
     limits = (getattr(part, "time_step_limit", None) for part in model.modules())
     return any(limit is not None and tuple(limit) != (0.0, inf) for limit in limits)
 
 
 def can_go_back(kv: Any) -> bool:
-    """Can each layer be cropped, or else be put back by the states that it holds?
+    """Can each layer be cropped, or else restored from copies of its states?
 
-    Some models keep states in their own modules, and nothing in the layers for them.
+    Some models keep their states in their own modules, and none in the layers: these can't.
     """
     return all(
         layer.is_croppable
@@ -54,21 +54,21 @@ def can_go_back(kv: Any) -> bool:
 
 
 def keeps_only_states(kv: Any) -> bool:
-    """Are all layers of this cache running states, as of a recurrent model?
+    """Do all layers of this cache hold running states alone, as those of a recurrent model do?
 
-    Such a cache knows no length. Before 5.24, such a model had no KV cache.
+    Such a cache has no length. Before 5.24, such a model had no KV cache.
     """
     is_linear = getattr(kv, "is_linear", ())
     return bool(is_linear) and all(is_linear)
 
 
 def columns_of(kv: Any) -> int:
-    """How many columns a KV cache holds; 0 where nothing counts them."""
+    """How many columns a KV cache holds; 0 for one that does not count them."""
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
 def states_of(kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states")) -> list[Place]:
-    """Where the running states are; models write to the tensors that are there."""
+    """Where the running states are kept. Models write to these tensors in place."""
     return [
         (held, index)
         for layer in kv.layers
@@ -80,19 +80,19 @@ def states_of(kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states"
 
 
 def windows_of(kv: Any) -> list[Place]:
-    """Where layers with states hold a window of keys and values, which each forward replaces.
+    """Where layers with states keep a window of keys and values, which each forward replaces.
 
-    One switch lets both halves of such a layer keep what drafts need to be cropped, and the states
-    can do without.
+    In such a layer, recording is one switch for the window and the states. Only the window needs it
+    to be cropped, since the states are restored from copies.
     """
     names = ("keys", "values", "cumulative_length")
     return [(vars(layer), name) for layer in kv.layers if _has_window(layer) for name in names]
 
 
 def record_past(kv: Any) -> None:
-    """Lets windowed layers keep what falls out of their window, so that drafts can be cropped.
+    """Lets windowed layers keep the columns that leave their window, so that drafts can be cropped.
 
-    So do convolutions, unless states go back with copies.
+    Convolutions keep them too, unless states are restored from copies.
     """
     crops_states = kv.is_croppable
     for layer in kv.layers:
@@ -100,27 +100,27 @@ def record_past(kv: Any) -> None:
             layer.activate_past_recording()
 
 
-def crop_to(kv: Any, length: int, num_behind: int) -> None:
-    """Crops what a forward has read behind the first `length` columns, `num_behind` of them.
+def crop_to(kv: Any, length: int, num_after: int) -> None:
+    """Crops the `num_after` columns that a forward has added after the first `length` columns.
 
-    A forward that breaks off has grown the first layers alone, so each one is asked. What goes back
-    with copies of states is left alone.
+    A forward that broke off has added columns to its first layers only, so each layer is asked.
+    What is restored from copies of states is not cropped.
     """
     for layer in kv.layers:
         if _has_states(layer) and layer.record_past:
-            _crop_convolutions(layer, num_behind)
+            _crop_convolutions(layer, num_after)
         if hasattr(layer, "get_seq_length") and (not _has_window(layer) or layer.record_past):
             kind = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
             crop = partial(kind.crop, layer) if _has_states(layer) else layer.crop
             crop(-max(layer.get_seq_length() - length, 0))
 
 
-def _crop_convolutions(layer: Any, num_behind: int) -> None:
-    """They know no length, but they hold more columns than their kernel has if they have grown."""
+def _crop_convolutions(layer: Any, num_after: int) -> None:
+    """They count no columns, but a state with more columns than its kernel has grown."""
     for index, held in layer.conv_states.items():
         size = layer.conv_kernel_size[index]
         if held is not None and held.shape[-1] > size:
-            end = held.shape[-1] - num_behind
+            end = held.shape[-1] - num_after
             layer.conv_states[index] = held[..., end - size : end]
 
 

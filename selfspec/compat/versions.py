@@ -27,7 +27,7 @@ def version_of(name: str) -> str:
 
 
 def untried_reason(version: str) -> str | None:
-    """What to tell about a version of transformers that selfspec was not tried with; else None.
+    """A warning about a version of transformers that selfspec was not tried with, or None.
 
     >>> untried_reason("5.24.1") is None
     True

@@ -1,3 +1,3 @@
-"""What differs between machines: devices, their names, and files in the user's cache folder."""
+"""What depends on the machine: devices, processors, memory, and the user's cache folder."""
 
 __all__: list[str] = []

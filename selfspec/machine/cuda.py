@@ -1,7 +1,7 @@
-"""A CUDA device: a side stream, pinned copies behind events, captured graphs.
+"""A CUDA device: a side stream, copies to and from pinned memory, captured graphs.
 
-A device has one side stream and one stream for captures, which all calls share, since a capture
-stream keeps the memory that it has used.
+All calls share one side stream and one capture stream for each device, because a capture stream
+keeps the memory that it has used.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 
 __all__ = ["CudaDevice", "Fetched", "index_of"]
 
-# A capture that fails leaves the generator and the pool of an older torch in the midst of it.
+# In older versions, a capture that fails leaves torch's generator and memory pool capturing.
 _FIRST_TORCH = (2, 12)
 # The process may have one capture under way at a time.
 _capturing = threading.Lock()
 
 
 class Fetched(NamedTuple):
-    """Tensors on their way to the CPU, and an event that fires when the last of them is there."""
+    """Tensors that are being copied to the CPU, and an event that tells when that is done."""
 
     tensors: tuple[torch.Tensor, ...]
-    event: Any = None  # None: they are there.
+    event: Any = None  # None if it is done.
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Waits for the tensors, but not for work that was queued after them."""
@@ -39,14 +39,14 @@ class Fetched(NamedTuple):
 class CudaDevice:
     """Streams and graphs of one CUDA device; all graphs of an instance share a pool of memory.
 
-    Only one call, and so only one thread, uses an instance at a time.
+    Serves one call, and so one thread, at a time.
     """
 
     name = "CUDA device"
 
     def __init__(self, device: torch.device, *, overlap: bool) -> None:
         self._device = device
-        self._side = _stream(device, "side") if overlap else None
+        self._side = _stream_of(index_of(device), "side") if overlap else None
         self._last_graph: Callable[[], Any] = lambda: None
         self.can_capture = tuple(map(int, torch.__version__.split(".")[:2])) >= _FIRST_TORCH
         if not self.can_capture:
@@ -81,23 +81,24 @@ class CudaDevice:
         return Fetched(hosts, torch.cuda.current_stream(self._device).record_event())
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """Starts a copy from pinned memory, which torch reuses only once the copy is done.
+        """Copies `host` to pinned memory and starts a copy from there.
 
-        That memory is never `host` itself: the CPU may write to it before the device reads it.
+        The caller may then write to `host` again. torch reuses the pinned memory only when the copy
+        is done.
         """
         pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
         into.copy_(pinned.copy_(host), non_blocking=True)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None] | str:
-        """Captures `work` as a graph, after a run of it on the stream of captures.
+        """Runs `work` once on the capture stream, and then captures it as a graph.
 
         The graph is replayed once, which loads it onto the device.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), _stream_of(index_of(self._device), "capture")
         try:
             with _capturing:
-                self._warm_up(work)
-                self._record(graph, work)
+                self._warm_up(work, stream)
+                self._record(graph, work, stream)
         except Exception as error:  # Models can fail here in any way that their code allows.
             first_line = str(error).partition("\n")[0]
             return f"capturing it fails ({type(error).__name__}: {first_line})"
@@ -106,30 +107,24 @@ class CudaDevice:
         self._last_graph = ref(graph)
         return graph.replay
 
-    def _warm_up(self, work: Callable[[], None]) -> None:
-        """Lets libraries make their handles and choose their kernels."""
-        stream, main = _stream(self._device, "capture"), torch.cuda.current_stream(self._device)
+    def _warm_up(self, work: Callable[[], None], stream: Any) -> None:
+        """Runs `work`, so that libraries make their handles and choose their kernels."""
+        main = torch.cuda.current_stream(self._device)
         stream.wait_stream(main)
         try:
             with torch.cuda.stream(stream):
                 work()
-        finally:  # What was queued before an error still writes keys and values.
+        finally:  # After an error, the work that was queued before it still runs.
             main.wait_stream(stream)
 
-    def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+    def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None], stream: Any) -> None:
         main = torch.cuda.current_stream(self._device)
         # A pool can't be used again once all its graphs are gone.
         last_graph = self._last_graph()
         pool = torch.cuda.graph_pool_handle() if last_graph is None else last_graph.pool()
-        with (
-            torch.cuda.stream(main),  # A capture that fails may leave another stream current.
-            torch.cuda.graph(
-                graph,
-                pool=pool,
-                stream=_stream(self._device, "capture"),
-                capture_error_mode="thread_local",  # Other threads may work on.
-            ),
-        ):
+        # Other threads may go on during the capture.
+        capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(main), capture:  # If it fails, it may leave another stream current.
             work()
 
 
@@ -138,11 +133,7 @@ def index_of(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _stream(device: torch.device, use: str) -> Any:
-    """The one stream of a device for a use."""
-    return _stream_of(index_of(device), use)
-
-
 @cache
 def _stream_of(index: int, _use: str) -> Any:
+    """The stream of a device for one use, which all calls share."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]

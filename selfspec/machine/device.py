@@ -1,4 +1,4 @@
-"""What the engine asks of a device, and a device on which everything happens at once.
+"""What the engine asks of a device, and a device that finishes each operation at once.
 
 Knows tensors and callables; nothing of models, trees or KV.
 """
@@ -28,21 +28,21 @@ Replay = Callable[[], None]
 
 
 class Device(Protocol):
-    """One device, as one call works on it.
+    """One device, as one call uses it.
 
-    Work is queued in order on a main stream. `fetch` and `send` use the stream on which they are
-    called: inside `side`, they run beside the main stream.
+    Work is queued in order on a main stream. `fetch` and `send` use the current stream, which is
+    the side stream inside `side`.
     """
 
     name: str
     can_capture: bool
 
     def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        """Runs the work queued inside, which reads `tensors`, beside the main stream."""
+        """Work queued inside, which reads `tensors`, runs in parallel with the main stream."""
         ...
 
     def join(self) -> None:
-        """Makes later work on the main stream wait for the work beside it."""
+        """Makes later work on the main stream wait for the side stream."""
         ...
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
@@ -54,9 +54,9 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """Returns a function that queues `work` again on the same tensors, or why it can't.
+        """Returns a function that queues `work` again on the same tensors, or why there is none.
 
-        One more run of `work` must change nothing.
+        `work` is run once more than needed, so another run of it must change nothing.
         """
         ...
 
@@ -86,14 +86,14 @@ class CpuDevice:
 
 
 def device_for(device: torch.device, *, overlap: bool) -> Device:
-    """How to work on `device`; with `overlap`, a CUDA device gets a side stream."""
+    """The `Device` for a device of torch; with `overlap`, one of CUDA gets a side stream."""
     if device.type == "cuda":
         return CudaDevice(device, overlap=overlap)
     return CpuDevice("CPU" if device.type == "cpu" else f"{device.type} device")
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`host` on `device`, without waiting for the work that is queued there."""
+    """Copies `host` to `device` without waiting for the work that is queued there."""
     if device.type != "cuda":
         return host.to(device)
     # Torch's allocator reuses pinned memory only after the copies from it are done.
@@ -101,7 +101,7 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """What a device draws from where no generator is named; the CPU's on most kinds of device."""
+    """A device's default random generator; on devices other than CUDA, that of the CPU."""
     if device.type == "cuda":
         return torch.cuda.default_generators[index_of(device)]
     return torch.default_generator
@@ -109,9 +109,9 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 @contextmanager
 def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Inside, a CPU and some devices draw from a seed, or go on; behind it they are as before.
+    """Inside, the CPU and `devices` draw from `seed`; after it, their generators are as before.
 
-    `torch.manual_seed` would seed every CUDA device.
+    With None they are not seeded. `torch.manual_seed` would seed every CUDA device.
     """
     kinds = {device.type for device in devices}
     indices = sorted({index_of(device) for device in devices if device.type == "cuda"})

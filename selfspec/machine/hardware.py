@@ -12,12 +12,12 @@ from selfspec.compat.kernels import calculates_in_half
 
 __all__ = ["calculates_in", "device_name", "processor", "processor_of"]
 
-# Fields of x86 and of ARM. The model name of a virtual processor often names only its maker.
+# Fields of x86 and of ARM. A virtual processor often has only its maker as its model name.
 _NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
 
 
 def device_name(device: torch.device) -> str:
-    """The card's name on CUDA, else the processor's, after the device type if it is no CPU."""
+    """The name of the card or of the processor; devices of other kinds add theirs to the latter."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor() if device.type == "cpu" else f"{device.type}, {processor()}"
@@ -25,7 +25,7 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def calculates_in(dtype: torch.dtype) -> bool:
-    """Does this CPU calculate in a precision? One that does not converts in every product."""
+    """Does this CPU calculate in a precision? If not, it converts to float32 in every product."""
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype)
     return name is None or calculates_in_half(name)
 

@@ -1,6 +1,6 @@
 """What was measured on this machine: one JSON file in the user's cache folder.
 
-A file that can't be read counts as empty. Where none can be written, a warning says so once, and
+A file that can't be read counts as empty. If the file can't be written, there is one warning, and
 each process measures anew. Knows keys and plain values; not what they mean.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["Key", "find_measured", "keep_measured"]
 _log = logging.getLogger("selfspec")
 
 _FORMAT = 2
-# What was measured while other programs kept the machine busy must not be believed for good.
+# Other programs may have kept the machine busy, so measurements are used for some days only.
 _MAX_DAYS = 3
 _MAX_ENTRIES = 64  # Those kept first are dropped: calls read and write the whole file.
 _PATIENCE = 1.0  # In seconds, for other processes that write.
@@ -52,7 +52,7 @@ def keep_measured(measured: Iterable[tuple[Key, Mapping[str, Any]]]) -> None:
                 entries[_name(key)] = {"date": str(date.today()), "values": {**known, **values}}
             kept = dict(list(entries.items())[-_MAX_ENTRIES:])
             replace_text(path, json.dumps({"format": _FORMAT, "entries": kept}))
-    except TimeoutError:  # It is kept after the next call, if that is long enough.
+    except TimeoutError:  # A later call keeps it.
         _log.info("%s is in use, so nothing was added to it", path)
     except (NotImplementedError, OSError) as error:
         _warn(f"{path}: {getattr(error, 'strerror', None) or error}")
@@ -85,5 +85,5 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
 
 @cache
 def _warn(why: str) -> None:
-    """Once in a process, since it would be said after each call."""
+    """Warns once in a process, and not after each call."""
     _log.warning("what was measured on this machine can't be kept for the next process: %s", why)

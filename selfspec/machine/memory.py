@@ -24,8 +24,7 @@ def amount_in_bytes(
 ) -> int:
     """Reads bytes, or text such as ``"2GB"``, ``"64M"``, ``"500MiB"``, or ``"25%"`` of a whole.
 
-    `name` is what the amount is called in the error. Without a `whole` there is nothing to take a
-    share of.
+    `name` is what the amount is called in the error. Without `whole`, a share is refused.
 
     >>> amount_in_bytes("1.5GB"), amount_in_bytes("2 KiB"), amount_in_bytes("25%", 400)
     (1500000000, 2048, 100)
@@ -44,14 +43,14 @@ def amount_in_bytes(
 
 def _read(amount: int | str, whole: int | None) -> int:
     if isinstance(amount, str) and "%" in amount:
-        # Any share is a byte at least, even of a whole that is not known yet.
+        # Rounded up, so that any share is one byte at least.
         share = float(amount.strip().removesuffix("%"))
         return 0 if whole is None else math.ceil(whole * share / 100)
     return int(_BYTES.validate_python(amount))
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """The bytes that are free on a GPU, or on this machine, or in our container if it has fewer."""
+    """The free bytes of a GPU or of this machine, or of this container if it has fewer."""
     if device is not None and device.type == "cuda":
         import torch
 

@@ -21,11 +21,11 @@ def user_folder() -> Path | None:
 
 
 def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666, lasting: bool = True) -> None:
-    """Writes a file beside another, and puts it in its place; raises `OSError` if that fails.
+    """Writes a new file and renames it to `path`; raises `OSError` if that fails.
 
     Readers see the old file or the new one, and of several writers the last one wins. A writer that
-    is killed leaves a hidden ``.tmp`` file. With `lasting` that holds after a crash of the machine,
-    too, at the price of waiting for the disk. `mode` is subject to the umask.
+    is killed leaves a hidden ``.tmp`` file. With `lasting`, this holds after a crash of the machine
+    too, but the call waits for the disk. `mode` is subject to the umask.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,5 +41,5 @@ def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666, lasting: bool =
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The same for text that may be lost when the machine crashes."""
+    """The same for text that may be lost if the machine crashes."""
     replace_bytes(path, text.encode("utf-8"), lasting=False)

@@ -1,7 +1,7 @@
-"""How much of a model a trial runs: all of it, or only its first layers.
+"""How much of a model a trial runs: all layers, or only the first ones.
 
-The first layers of each kind already show whether a model follows masks and positions, and they
-take a small part of a forward's time.
+The first layer of each kind already shows whether a model follows masks and positions, and these
+layers take a small part of a forward's time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Depth:
 
     @classmethod
     def of(cls, model: Any) -> Depth:
-        """The first layers of this model that include each kind; all if the kinds don't show.
+        """The first layers of this model that include each kind; all if the kinds are unknown.
 
-        All layers are run if foreign code runs in the model or it is compiled, since that may
+        All layers are run if the model is compiled or foreign code runs in it, since that code may
         expect whole forwards.
         """
         config = model.config.get_text_config(decoder=True)
@@ -60,7 +60,7 @@ class Depth:
         return cls(layers[needed - 1], needed) if needed < total else cls.whole()
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The result of a forward (B, Q, D): the logits, or what the last layer run returned."""
+        """The result of a forward (B, Q, D): the logits, or the output of `last_layer`."""
         if self.last_layer is None:
             return forward()
         try:
@@ -106,7 +106,7 @@ def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
 
 @contextmanager
 def _stopping_after(layer: nn.Module) -> Iterator[None]:
-    """Ends this thread's forwards after the layer; other threads may use the model meanwhile."""
+    """Ends this thread's forwards after the layer; other threads may use the model as usual."""
     owner = threading.get_ident()
 
     def stop(_module: Any, _args: Any, output: Any) -> None:

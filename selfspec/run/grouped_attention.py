@@ -1,9 +1,9 @@
 """Attention for forwards over drafts, without copies of keys and values that heads share.
 
 In most models several query heads share one head of keys and values. If there is a mask, stock's
-sdpa attention copies the keys and values of the whole text for each of these heads, in each layer
-and each step. Here the queries of heads that share keys are joined into one head with more
-queries, and nothing is copied. Each query sees the same keys as before.
+sdpa attention copies the keys and values of the whole text for each of these query heads, in each
+layer and each step. Here the heads that share keys become one head with more queries, and nothing
+is copied. Each query sees the same keys as before.
 
 A plain step has no mask, and stock's attention computes it. The exception is half precision on a
 CPU, where torch is slow with a single query: there queries are joined too, and a single one is
@@ -143,7 +143,7 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Stands in for stock's sdpa attention, which it is but for the forwards of this thread."""
+    """Replaces stock's sdpa attention; does the same outside of `grouped_attention`."""
     asked = _Asked(module, query, key, value, attention_mask, dropout, scaling, others)
     if torch.compiler.is_compiling() or _this_thread.forward is None:
         return asked.of_stock(), None
@@ -151,10 +151,10 @@ def _attend(
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
-    """How many heads to join into one; 0 if stock has to compute this, or is as fast.
+    """How many heads to join into one; 0 if stock must compute this, or is as fast.
 
-    All heads that share keys are joined. On a CPU fewer are, if not every thread would have work;
-    keys are then copied once for each group of joined heads.
+    All heads that share keys are joined. On a CPU, fewer are joined if some threads would have no
+    work; keys are then copied once for each group of joined heads.
     """
     rows, num_heads, width, _ = query.shape
     on_cpu = query.device.type == "cpu"

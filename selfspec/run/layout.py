@@ -1,20 +1,20 @@
 """Turns trees into a forward's inputs: ids, positions and one additive mask per attention type.
 
-The CPU writes all that a forward depends on into one tensor of numbers (`write`), and one copy
-brings it to the device. There `read` turns views of it into ids, positions and masks, with
-operations that depend on the shape of the forward alone, so that a captured graph serves every step
-of its shape.
+The CPU writes everything that a forward depends on into one tensor of numbers (`write`), which is
+copied to the device at once. There `read` turns views of it into ids, positions and masks. Its
+operations depend only on the shape of the forward, so a captured graph serves every step of that
+shape.
 
-A row's committed tokens fill the columns from 0 to its length. All trees are appended at one common
-column, the front, so shorter rows have holes in front of it, which the masks hide.
+A row's committed tokens fill the columns from 0 to its length. All trees begin at one common
+column, the front. Shorter rows have holes before it, which the masks hide.
 
 ::
 
     row 0   t t t t t t | a b c        t committed   . hole   a b c nodes of the tree
     row 1   _ _ t t . . | a b c        _ padding     | front
 
-A forward may be wider than its widest tree and have more rows than there are trees. Its surplus
-nodes repeat a root and see what a root sees, and no other node sees them.
+A forward may be wider than its widest tree and have more rows than there are trees. The surplus
+nodes repeat a root and see what the root sees. No other node sees them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RowState(NamedTuple):
     lengths: Sequence[int]  # committed columns of each row, padding included
     positions: NDArray[np.int64]  # (..., B): the position id of each row's root
     starts: Sequence[int]  # the first column of each row that counts
-    firsts: Sequence[int]  # the column that each attention type's first slot stands for
+    firsts: Sequence[int]  # the column that each attention type's first slot holds
     front: int  # the column where the trees begin
 
 
@@ -58,7 +58,7 @@ class InputShape(NamedTuple):
 
     rows: int
     width: int
-    lead: tuple[int, ...]  # the dimensions of the position ids in front of their rows
+    lead: tuple[int, ...]  # the dimensions of the position ids before their rows
     num_types: int  # how many attention types the model has
 
     @property
@@ -114,7 +114,7 @@ def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]
 
 
 def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
-    """One byte for each node. For so few, arrays and tensors would be many times slower."""
+    """One byte for each node. For trees this small, arrays would be many times slower."""
     root = bytearray(width)
     root[0] = 1
     rows = [root]
@@ -130,8 +130,8 @@ def hiding(
 ) -> dict[str, Window | None]:
     """The windows of a forward, without those that hide nothing from any of its queries.
 
-    None stands for a type that needs no mask at all. Most plain steps have none, so that stock's
-    attention computes them as it does without us.
+    A type that needs no mask at all has None. In most plain steps no type needs one, and stock's
+    attention computes them as it does without selfspec.
     """
     last_column = state.front + width - 1  # No query has a higher column.
     needs_none = width == 1 and not has_padding and min(state.lengths) == state.front
@@ -179,7 +179,7 @@ def read(
 ) -> Layout:
     """The inputs of one forward, with `num_keys` columns in the mask of each attention type.
 
-    Costs O(R · W · columns) on the device that has the numbers; the CPU reads none of them.
+    Costs O(R · W · columns) on the device of `flat`; on CUDA, the CPU reads none of its numbers.
     """
     inputs = _split(flat, shape)
     nodes = inputs.front + torch.arange(shape.width, device=flat.device)

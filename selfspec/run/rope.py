@@ -1,7 +1,8 @@
 """Rotary embeddings whose frequencies depend on the largest position of a forward.
 
-"dynamic" and "longrope" embeddings change at some length. If a tree reaches beyond that length, all
-of its tokens get the frequencies of a longer text, while stock would still use the short ones.
+"dynamic" and "longrope" embeddings change at a certain length. If a tree reaches beyond it, all
+tokens of the tree get the frequencies of a longer text, while stock would still use those of a
+shorter one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def changes_other_rows(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
 
 
 def rope_limit(config: Any, reach: int, model_kwargs: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The kind of an embedding that changes within `reach` tokens beyond the prompt, and where."""
+    """The kind of an embedding that changes within `reach` tokens after the prompt, and where."""
     for kind, limit in _limits(config):
         first = _num_positions(model_kwargs)
         if first + reach >= limit and (kind != "longrope" or first <= limit):

@@ -168,7 +168,7 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     if rounding > most * _distance(answers[1], steps[2:3]):
         return "several tokens in one forward give other results than one after the other"
     for name, kinds in _STATES.items():
-        # A forward that begins with empty states, and one that leaves empty states behind.
+        # A forward that begins with empty states, and one after which the states are empty.
         for text, rows in ((right._replace(ids=right.ids[:5]), [0, 1]), (right, [3])):
             answer = _read_without(model, text, len(rows), kinds, depth)
             if _distance(answer, steps[rows]) > 2 * rounding:  # Else it shows nothing.
@@ -322,7 +322,7 @@ def _run(
     depth: Depth,
     num_rows: int = 1,
 ) -> torch.Tensor:
-    """The outcome (B, Q, D) of some equal rows behind the `start` tokens that the cache holds."""
+    """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
     input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
     inputs = {"input_ids": input_ids, KV: cache, "use_cache": True}
     if takes(model, "position_ids"):  # Some models would begin at 0.
@@ -334,4 +334,4 @@ def _run(
 def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
     outcome = depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0]
-    return outcome[-len(tree.tokens) :].float()  # What is read again stands in front.
+    return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.

@@ -1,3 +1,3 @@
-"""Forwards of fixed shape, captured as CUDA graphs, over KV slots with fixed addresses."""
+"""Forwards of fixed shape over KV slots with fixed addresses, captured as CUDA graphs."""
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
-"""One model's runner of captured forwards, which is kept from call to call.
+"""Keeps a model's runner of captured forwards from call to call.
 
-It serves one call at a time. If the model has changed, a new runner is made. Each runner is tried
-before its first use, which shows whether the model does something that no capture can follow.
+The runner serves one call at a time. If the model has changed, a new runner is made. Each runner is
+tried before its first use, which shows whether the model does something that can't be captured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["KeptRunner"]
 
 
 class KeptRunner:
-    """A runner for the present state of a model, or why there is none."""
+    """A runner for a model as it is now, or why there is none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class KeptRunner:
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
-    """A runner, with a reason if its forwards don't give right results."""
+    """A new runner; its `reason` is set if its forwards don't give right results."""
     runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
 
     try:
@@ -77,10 +77,10 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
 
 
 def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
-    """Why a forward of this model can't be replayed as a graph; None if no reason shows.
+    """Why a forward of this model can't be replayed as a graph; None if no reason is found.
 
-    Some reasons don't show here, such as experts that are chosen on the CPU; only a trial finds
-    those. Costs some µs per module.
+    Only a trial finds the other reasons, for example experts that are chosen on the CPU. Costs some
+    µs per module.
     """
     if attention.scale_period:
         return "it scales its queries by their column in the KV"

@@ -20,7 +20,7 @@ from selfspec.run.tree_kv import TreeKV
 __all__ = ["ForwardKey", "StaticRunner", "stepped"]
 
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
-# From here on every multiple of this width is captured, below it every power of two.
+# Powers of two up to this width are captured, and multiples of it above.
 _WIDE = 64
 
 
@@ -47,8 +47,8 @@ class StaticRunner:
     """Runs forwards of fixed shape; serves one call at a time.
 
     `reason` says why a capture failed. After a failure no other capture is tried, and the same
-    forwards are run without graphs. `setting_up` has the seconds of the last `ready` that went into
-    a capture.
+    forwards are run without graphs. `setting_up` is how many seconds of the last `ready` a capture
+    took.
     """
 
     def __init__(
@@ -61,9 +61,10 @@ class StaticRunner:
         self._device = device
         self._torch_device = torch_device
         self._visible = torch.ones(0, 1, dtype=torch.bool, device=torch_device)
-        self._buffers: dict[InputShape, _Buffers] = {}
+        self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
+        self._outputs: dict[InputShape, torch.Tensor] = {}  # (R, W, V): the logits
         self._replays: dict[ForwardKey, Replay] = {}
-        self._generation = 0  # that of the slots which the replays work on
+        self._generation = 0  # of the slots that the replays use
 
     @property
     def kind(self) -> str:
@@ -78,19 +79,16 @@ class StaticRunner:
     def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
         """Notes which of a prompt's `num_columns` columns (B, P) count; None if all do."""
         if num_rows > len(self._visible) or num_columns >= self._visible.shape[1]:
-            # One column more stands for all columns behind the prompt, which always count.
+            # One more column represents all columns after the prompt, which always count.
             columns = -(-(num_columns + 1) // _MULTIPLE) * _MULTIPLE
-            with torch.inference_mode(False):
-                self._visible = torch.ones(
-                    num_rows, columns, dtype=torch.bool, device=self._torch_device
-                )
+            self._visible = _lasting((num_rows, columns), torch.bool, self._torch_device)
             self._replays.clear()
         self._visible.fill_(True)
         if visible is not None:
             self._visible[: len(visible), : visible.shape[1]] = visible
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows but these, which move to the front."""
+        """Drops all rows except these, which move to the front."""
         self._visible[: len(rows)] = self._visible[list(rows)]
 
     def ready(
@@ -98,23 +96,22 @@ class StaticRunner:
     ) -> Callable[[], torch.Tensor]:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
-        Returns what runs it and gives its logits (R, W, V), which the next one overwrites.
+        Returns a function that runs the forward and returns its logits (R, W, V). The next forward
+        overwrites them.
         """
         if self._generation != self.kv.generation:
             self._replays.clear()
             self._generation = self.kv.generation
-        if shape not in self._buffers:
-            self._buffers[shape] = _Buffers(shape, self._torch_device)
-        buffers = self._buffers[shape]
-        self._device.send(inputs, into=buffers.flat)
+        if shape not in self._inputs:
+            self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
+        self._device.send(inputs, into=self._inputs[shape])
         key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.dtype)
         self.setting_up = 0.0
         work = self._replays.get(key) or self._captured(model, key) or self._work(model, key)
 
         def forward() -> torch.Tensor:
             work()
-            assert buffers.logits is not None
-            return buffers.logits
+            return self._outputs[shape]
 
         return forward
 
@@ -131,18 +128,20 @@ class StaticRunner:
         return captured
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
-        """A function that runs the model over the inputs that were sent; it may run repeatedly."""
-        buffers = self._buffers[key.shape]
+        """A function that runs the model over the inputs that were sent; it can be repeated."""
 
         def work() -> None:
-            buffers.keep(self._logits(model, buffers.flat, key))
+            logits = self._logits(model, key)
+            if key.shape not in self._outputs:
+                self._outputs[key.shape] = _lasting(logits.shape, logits.dtype, logits.device)
+            self._outputs[key.shape].copy_(logits)
 
         return work
 
-    def _logits(self, model: Any, flat: torch.Tensor, key: ForwardKey) -> torch.Tensor:
-        """The logits (R, W, V) of some inputs, whose numbers never pass through Python."""
+    def _logits(self, model: Any, key: ForwardKey) -> torch.Tensor:
+        """The logits (R, W, V) of the inputs that were sent; Python reads no number of them."""
         layout = read(
-            flat,
+            self._inputs[key.shape],
             key.shape,
             windows=self._windows,
             num_keys=dict(key.num_keys),
@@ -156,17 +155,7 @@ class StaticRunner:
             self.kv.layout = None
 
 
-class _Buffers:
-    """The buffers of one shape: its inputs and its logits."""
-
-    def __init__(self, shape: InputShape, device: torch.device) -> None:
-        with torch.inference_mode(False):
-            self.flat = torch.zeros(sum(shape.sizes), dtype=torch.long, device=device)
-        self.logits: torch.Tensor | None = None
-
-    def keep(self, logits: torch.Tensor) -> None:
-        """Copies logits to the buffer that every forward of this shape writes to."""
-        if self.logits is None:
-            with torch.inference_mode(False):
-                self.logits = torch.zeros(logits.shape, dtype=logits.dtype, device=logits.device)
-        self.logits.copy_(logits)
+def _lasting(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that later calls may write to, in inference mode or not."""
+    with torch.inference_mode(False):
+        return torch.zeros(shape, dtype=dtype, device=device)

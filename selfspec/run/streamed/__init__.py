@@ -1,8 +1,8 @@
 """Weights larger than memory: read from their files ahead of the forward, layer by layer.
 
-Part of the decoder layers is resident. The others share a few buffers, which a thread fills in the
-order in which the forward needs them. Behind the last layer it goes on with the first ones, so
-that those of the next forward are read while a step is verified and the next draft is made.
+Some decoder layers are resident. The others share two buffers, which a thread fills in the order in
+which the forward needs the layers. After the last layer it goes on with the first ones, so that the
+next forward's first layers are read while this step is verified and the next tree is drafted.
 """
 
 from selfspec.run.streamed.loading import check_complete, load_within

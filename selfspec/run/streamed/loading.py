@@ -1,4 +1,4 @@
-"""A model within a budget of memory, from a folder or the Hub."""
+"""Loads a model within a budget of memory, from a folder or the Hub."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.run.streamed.budget import Sizes, choose_streamed, draft_model_bytes, text_bytes
 from selfspec.run.streamed.buffers import Buffers, CudaBuffers
 from selfspec.run.streamed.files import Shard, StoredTensor, find_files
-from selfspec.run.streamed.images import Image, Weight, copy_into, new_scratch
+from selfspec.run.streamed.layer_weights import LayerWeights, Weight, new_scratch, read_into
+from selfspec.run.streamed.memory_plan import Sizes, choose_streamed, draft_model_bytes, text_bytes
 from selfspec.run.streamed.stream import Stream, attach_stream, blank
 
 __all__ = ["load_within"]
 
 _log = logging.getLogger("selfspec")
 
-_Stored = Mapping[str, Sequence[StoredTensor]]  # what each weight consists of
+_Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
 
 
 def load_within(
@@ -40,7 +40,7 @@ def load_within(
     dtype: str | torch.dtype,
     device: torch.device,
 ) -> Any:
-    """`selfspec.load()` with a budget."""
+    """`selfspec.load()` with a budget of memory."""
     start = perf_counter()
     with ExitStack() as opened:
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
@@ -50,12 +50,12 @@ def load_within(
         sizes = layers.sizes(model, max_length, max_texts)
         budget = amount_in_bytes(max_memory, sizes.whole)
         if draft_model is not None:
-            sizes = sizes.beside(draft_model_bytes(draft_model, max_length, max_texts))
+            sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
         streamed = choose_streamed(sizes, layers.may_stream, budget)
         _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device)
         if streamed:
             _stream(model, layers, streamed, shards, device)
-            opened.pop_all()  # The reader closes them.
+            opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
         *(len(streamed), len(layers.modules)),
@@ -65,18 +65,18 @@ def load_within(
 
 
 class _Layers(NamedTuple):
-    """The decoder's layers, and how each of them lies in a buffer."""
+    """The decoder's layers, and how each of them is read into a buffer."""
 
     decoder: nn.Module  # runs the layers
     names: list[str]
     modules: list[nn.Module]
     weights: list[dict[str, nn.Parameter]]  # of each layer, by their names in the model
-    images: list[Image]
-    may_stream: list[int]  # layers that share no weight with others
+    stored: list[LayerWeights]  # of each layer
+    may_stream: list[int]  # the layers that share no weight with others
 
     @classmethod
     def of(cls, model: Any, stored: _Stored) -> _Layers:
-        """Takes the list of modules that holds most of the weights for the decoder's layers."""
+        """The decoder's layers are the list of modules that holds the most weights."""
         lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
         if not lists:
             raise UnsupportedError(
@@ -91,8 +91,8 @@ class _Layers(NamedTuple):
         ]
         missing = [name for layer in weights for name in layer if name not in stored]
         check_complete(missing)
-        images = [
-            Image([Weight(w.dtype, tuple(w.shape), stored[name]) for name, w in each.items()])
+        read = [
+            LayerWeights([Weight(w.dtype, tuple(w.shape), stored[n]) for n, w in each.items()])
             for each in weights
         ]
         owners: dict[int, set[str]] = {}
@@ -104,23 +104,23 @@ class _Layers(NamedTuple):
             if layer and all(len(owners[id(weight)]) == 1 for weight in layer.values())
         ]
         decoder = model.get_submodule(prefix.rpartition(".")[0])
-        return cls(decoder, names, list(found), weights, images, alone)
+        return cls(decoder, names, list(found), weights, read, alone)
 
     def sizes(self, model: Any, max_length: int, max_texts: int) -> Sizes:
-        """What all parts take, in bytes, with room for this many texts of this many tokens."""
+        """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
         config = model.config.get_text_config(decoder=True)
         reserve = text_bytes(config, max_length, model.dtype.itemsize, max_texts)
         layers = [_num_bytes(module) for module in self.modules]
         return Sizes(
             _num_bytes(model) - sum(layers) + reserve,
             layers,
-            [image.num_bytes for image in self.images],
-            max(image.scratch_bytes for image in self.images),
+            [each.num_bytes for each in self.stored],
+            max(each.scratch_bytes for each in self.stored),
         )
 
 
 def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> Any:
-    """The model with its buffers, and weights that have a shape and no values."""
+    """The model, with weights that have a shape and no values."""
     if importlib.util.find_spec("accelerate") is None:
         raise UnsupportedError("max_memory needs accelerate; run 'pip install accelerate'")
     from accelerate import init_empty_weights
@@ -132,15 +132,15 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
         )
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config, shards))
-    model.tie_weights()  # In that context each weight became one of its own.
+    model.tie_weights()  # In that context, no two modules share a weight.
     _keep_in_float32(model)
-    with suppress(OSError):  # Without a file, it follows from the model's config.
+    with suppress(OSError):  # Without a file, the model has made one from its config.
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model.eval().requires_grad_(False)
 
 
 def _stored(model: Any, shards: Sequence[Shard]) -> _Stored:
-    """The tensors of the files that each weight of the model consists of."""
+    """The tensors in the files that each weight of the model is made of."""
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     stored = {
         name: [tensors[part.name].part(part.which, part.number) for part in parts]
@@ -169,7 +169,7 @@ def _dtype(dtype: str | torch.dtype, config: Any, shards: Sequence[Shard]) -> to
 
 
 def _keep_in_float32(model: Any) -> None:
-    """Gives float32 to the weights for which their model insists on it, as loading them does."""
+    """Gives float32 to the weights that the model always keeps so, as `from_pretrained()` does."""
     kept = names_in_float32(model)
     for name, weight in model.named_parameters():
         if any(part in name for part in kept):
@@ -183,27 +183,27 @@ def _stream(
     shards: Sequence[Shard],
     device: torch.device,
 ) -> None:
-    """Lets layers have their weights in turn, and notes where the parts of the model are."""
+    """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
     weights = [
         [_put(model, name, blank(weight, device)) for name, weight in layers.weights[index].items()]
         for index in streamed
     ]
-    images, on_cuda = [layers.images[index] for index in streamed], device.type == "cuda"
-    buffers = CudaBuffers(images, shards, device) if on_cuda else Buffers(images, shards)
+    stored, on_cuda = [layers.stored[index] for index in streamed], device.type == "cuda"
+    buffers = CudaBuffers(stored, shards, device) if on_cuda else Buffers(stored, shards)
     stream = Stream(weights, buffers)
     attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
     where = "cpu" if on_cuda else "disk"
-    # As accelerate notes it, so that transformers does not move or compile the model.
+    # Accelerate's note, which keeps transformers from moving or compiling the model.
     model.hf_device_map = {"": str(device)} | {layers.names[index]: where for index in streamed}
 
 
 def _load(model: Any, stored: _Stored, later: set[str], device: torch.device) -> None:
-    """Reads all weights but those of `later`, and ties what is tied."""
+    """Reads all weights except those named in `later`, and ties weights as the model asks."""
     scratch, loaded = new_scratch(), set(later)
     for name, empty in model.state_dict(keep_vars=True).items():
         if name in stored and name not in later:
             full = torch.empty(empty.shape, dtype=empty.dtype, device=device)
-            copy_into(full, stored[name], scratch)
+            read_into(full, stored[name], scratch)
             _put(model, name, full)
             loaded.add(name)
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
@@ -215,7 +215,7 @@ def _load(model: Any, stored: _Stored, later: set[str], device: torch.device) ->
 
 
 def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
-    """Sets a buffer or a weight of the model; returns what it has now."""
+    """Sets a buffer or a weight of the model by its name; returns it."""
     prefix, _, leaf = name.rpartition(".")
     module = model.get_submodule(prefix)
     is_buffer = any(name == leaf for name, _ in module.named_buffers(recurse=False))

@@ -1,6 +1,6 @@
-"""A thread that fills buffers with items in a fixed order, round and round, ahead of their use.
+"""A thread that fills buffers with items, in a fixed order and again and again, before their use.
 
-Knows numbers of items and of buffers; what filling one means is up to others.
+Knows the numbers of items and of buffers; `Buffers` does the filling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from selfspec.run.streamed.buffers import Buffers
 __all__ = ["Reader"]
 
 _THREAD = "selfspec-reader"
-_PATIENCE = 10.0  # At most this many seconds are waited for the end of the thread's work.
+_PATIENCE = 10.0  # Seconds to wait for the end of the thread, at most.
 
 
 class _Job(NamedTuple):
@@ -33,17 +33,17 @@ class _Job(NamedTuple):
 class Reader:
     """Serves one user at a time, who takes the items in order and gives each back before the next.
 
-    If the user takes another item than the next one, as after a forward that broke off, the reader
-    goes on from there: its one thread ends what it is reading before it fills that buffer anew.
-    Which buffers are free follows from the jobs, so that an interrupt at any moment loses none.
+    After a forward that broke off, the user may take another item than the next one. The reader
+    then goes on from that item, and its thread finishes the item that it is reading first. Which
+    buffers are free is computed from the jobs, so that an interrupt at any moment loses none.
     """
 
     def __init__(self, buffers: Buffers, num_items: int) -> None:
         self.buffers = buffers
         self._num_items = num_items
         self._process = os.getpid()
-        # Python may collect a model at any moment, also inside a thread pool of others, whose lock
-        # all pools share. A pool of ours would wait for it for ever; this queue does not.
+        # Python may collect a model at any moment, even while another thread pool holds the lock
+        # that all pools share. A thread pool of ours would then wait for that lock without end.
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=_serve, args=(self._work,), name=_THREAD, daemon=True
@@ -57,9 +57,9 @@ class Reader:
         self._fill_free(0)
 
     def take(self, item: int) -> int:
-        """The buffer that holds an item; waits until it is filled.
+        """Waits until an item is read; returns the buffer that holds it.
 
-        Raises what went wrong in the thread, after which the item can be asked for again.
+        Raises what went wrong in the thread. After that, the item can be taken again.
         """
         start = perf_counter()
         self.give_back()
@@ -140,7 +140,7 @@ class Reader:
 
 
 def _serve(work: SimpleQueue[Callable[[], object] | None]) -> None:
-    """The thread: does what comes until nothing more will."""
+    """Runs in the thread: does the work in the queue until a None comes."""
     while (do := work.get()) is not None:
         do()
-        del do  # What waits must not hold on to the reader.
+        del do  # While the thread waits, it must not keep the reader alive.

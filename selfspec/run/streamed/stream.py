@@ -1,6 +1,6 @@
-"""A model some of whose layers share buffers: their hooks, and what such a model refuses.
+"""The hooks that give streamed layers their weights, and what a streamed model refuses.
 
-Between two forwards, and while it waits for its turn, a streamed weight reads as NaN everywhere.
+A streamed weight reads as NaN except while its layer is computed.
 Knows modules and the reader; nothing of files.
 """
 
@@ -43,9 +43,9 @@ class Traffic(NamedTuple):
 
 
 class Stream:
-    """The weights of the streamed layers of one model, each of which has them in its turn.
+    """Gives each streamed layer of one model its weights when its turn comes.
 
-    `layers` are the weights of each, which must be `blank`.
+    `layers` are the weights of each layer, which must be `blank`.
     """
 
     def __init__(self, layers: Sequence[Sequence[nn.Parameter]], buffers: Buffers) -> None:
@@ -62,7 +62,7 @@ class Stream:
         raise UnsupportedError("a streamed model can't be copied or pickled; load it again")
 
     def take(self, index: int) -> None:
-        """Gives a layer its weights, as soon as they are there."""
+        """Gives a layer its weights, as soon as they are read."""
         self._point(index, self._views[index][self.reader.take(index)])
 
     def give_back(self, index: int) -> None:
@@ -79,7 +79,7 @@ class Stream:
 class _Hook:
     """Called before or after the forward of a streamed layer.
 
-    A forward may end behind any layer: the next one makes the reader start anew.
+    A forward may end after any layer. The next forward then makes the reader start anew.
     """
 
     stream: Stream
@@ -103,7 +103,7 @@ def attach_stream(
 
 
 def blank(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the same shape that takes no memory; whoever reads it by mistake gets NaN."""
+    """A tensor of the same shape that takes no memory and reads as NaN, so that mistakes show."""
     value = float("nan") if weight.is_floating_point() else 0
     return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
 
@@ -138,7 +138,7 @@ def _stream_of(model: Any) -> Stream | None:
 
 
 def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
-    """The module's forward, for one thread after the other; keeps no reference to the module."""
+    """The module's forward, for one thread at a time; keeps no reference to the module."""
     forward, owner = type(module).forward, weakref.ref(module)
 
     @functools.wraps(forward)

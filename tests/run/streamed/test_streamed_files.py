@@ -1,4 +1,4 @@
-"""Safetensors files: read whole wherever a range begins, and refused with the reason if damaged."""
+"""Safetensors files: their tensors are found and read, and damage is refused with the reason."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from selfspec import WeightsError
 from selfspec.run.streamed import files
-from selfspec.run.streamed.files import BLOCK, Shard, aligned_buffer
-from selfspec.run.streamed.images import Image, Weight, copy_into
+from selfspec.run.streamed.files import Shard
+from selfspec.run.streamed.layer_weights import LayerWeights, Weight, new_scratch, read_into
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def tensors():
 
 @pytest.fixture
 def path(tensors, tmp_path):
-    save_file(tensors, tmp_path / "some.safetensors")
+    save_file(tensors, tmp_path / "some.safetensors", metadata={"format": "pt"})
     return tmp_path / "some.safetensors"
 
 
@@ -37,61 +37,38 @@ def shard(path):
     shard.close()
 
 
-@pytest.fixture(params=["direct", "cached", "no preadv"])
-def way(request, monkeypatch):
-    """How bytes are read: past the page cache, through it, or where the system has neither."""
-    if request.param != "direct":
-        monkeypatch.delattr(os, "O_DIRECT", raising=False)
-    if request.param == "no preadv":
-        monkeypatch.delattr(os, "preadv", raising=False)
-        monkeypatch.delattr(os, "posix_fadvise", raising=False)
-
-
-@pytest.mark.parametrize("chunk", [BLOCK, files._CHUNK])
+@pytest.mark.parametrize("chunk", [100, files._CHUNK])
+@pytest.mark.parametrize("has_fadvise", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_images_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monkeypatch):
+def test_layers_hold_what_the_file_holds(tensors, shard, dtype, has_fadvise, chunk, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK", chunk)
-    monkeypatch.setattr("selfspec.run.streamed.images._PART", 256)
-    shard = Shard(path)
-    weights = [
-        Weight(dtype, tuple(tensor.shape), [shard.tensors[name]])
-        for name, tensor in tensors.items()
-    ]
-    image = Image(weights)
-    buffer = aligned_buffer(image.num_bytes)
-    image.fill(buffer, aligned_buffer(image.scratch_bytes))
-    for view, tensor in zip(image.views(buffer), tensors.values(), strict=True):
+    monkeypatch.setattr("selfspec.run.streamed.layer_weights._PART", 256)
+    if not has_fadvise:
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    layer = LayerWeights(
+        [
+            Weight(dtype, tuple(tensor.shape), [shard.tensors[name]])
+            for name, tensor in tensors.items()
+        ]
+    )
+    buffer = torch.empty(layer.num_bytes, dtype=torch.uint8)
+    layer.fill(buffer, torch.empty(layer.scratch_bytes, dtype=torch.uint8))
+    for view, tensor in zip(layer.views(buffer), tensors.values(), strict=True):
         assert view.dtype == dtype
         assert torch.equal(view, tensor.to(dtype))
-    shard.close()
 
 
-def test_neighbours_are_read_in_one_go(tensors, shard):
-    same = [name for name in tensors if tensors[name].dtype == torch.bfloat16]
-    image = Image(
-        [Weight(torch.bfloat16, shard.tensors[n].shape, [shard.tensors[n]]) for n in same]
-    )
-    assert len(image._runs) == 1
-    assert image.scratch_bytes == 0
+def test_nothing_is_converted_that_has_the_right_dtype(tensors, shard):
+    weights = [Weight(each.dtype, each.shape, [each]) for each in shard.tensors.values()]
+    assert LayerWeights(weights).scratch_bytes == 0
+    assert LayerWeights(weights).num_read == sum(each.nbytes for each in tensors.values())
 
 
-def test_pieces_are_put_one_behind_the_other(tensors, shard):
+def test_tensors_are_joined(tensors, shard):
     weight = torch.empty(20, 150)
-    parts = [shard.tensors["b"], shard.tensors["d"].part(0, 10)]
-    copy_into(weight, parts, aligned_buffer(10 * BLOCK))
+    read_into(weight, [shard.tensors["b"], shard.tensors["d"].part(1, 10)], new_scratch())
     assert torch.equal(weight.view(-1)[:2800], tensors["b"].view(-1))
-    assert torch.equal(weight.view(-1)[2800:], tensors["d"][:200].float())
-
-
-def test_a_file_system_without_direct_reads(path, tensors, monkeypatch):
-    """It may open files for them and refuse the read itself."""
-    shard, weight = Shard(path), torch.empty(40, 70)
-    if shard._direct < 0:
-        pytest.skip("there are no direct reads here")
-    monkeypatch.setattr(os, "preadv", lambda *_: (_ for _ in ()).throw(OSError(22, "no")))
-    copy_into(weight, [shard.tensors["b"]], aligned_buffer(10 * BLOCK))
-    assert torch.equal(weight, tensors["b"])
-    shard.close()
+    assert torch.equal(weight.view(-1)[2800:], tensors["d"][200:400].float())
 
 
 @pytest.mark.parametrize(
@@ -119,9 +96,9 @@ def test_a_file_that_was_written_to_since(shard, path):
         shard.check()
 
 
-def test_a_file_that_gets_shorter_while_it_is_read(way, path):
+def test_a_file_that_gets_shorter_while_it_is_read(path):
     shard = Shard(path)
     os.truncate(path, 100)
-    with pytest.raises(WeightsError, match="it ends at byte"):
-        shard.read(0, memoryview(aligned_buffer(3 * BLOCK).numpy()))
+    with pytest.raises(WeightsError, match="it ends at byte 100 now"):
+        shard.read(0, torch.empty(3000))
     shard.close()

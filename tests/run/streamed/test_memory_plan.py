@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from selfspec import ConfigError, load
 from selfspec.compat.generation import kv_of
-from selfspec.run.streamed.budget import (
+from selfspec.run.streamed.memory_plan import (
     NUM_BUFFERS,
     Sizes,
     choose_streamed,

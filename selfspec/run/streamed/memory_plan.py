@@ -1,4 +1,4 @@
-"""How much of a model is resident within a budget, and which of its layers are streamed.
+"""Plans memory: which layers of a model stay in it, and which are streamed, within a budget.
 
 Knows sizes in bytes; nothing of tensors or files.
 """
@@ -20,31 +20,31 @@ __all__ = [
     "text_bytes",
 ]
 
-# While a layer is computed in one buffer, the next one is read into the other.
+# While one layer is computed from its buffer, the next layer is read into the other buffer.
 NUM_BUFFERS = 2
 
 
 class Sizes(NamedTuple):
     """What the parts of a model take in memory, in bytes: all that a budget counts.
 
-    That is the resident weights, the buffers of the streamed ones, and for a text of `max_length`
-    tokens its KV and the widest forward over it, which reads it as a prompt. A tree's
-    forward and its logits fit where the prompt's was. A draft model that is named counts too. Not
-    counted are Python and torch themselves, and tables of some ten megabytes.
+    These are the resident weights, the buffers for streamed weights, and room for a text of
+    `max_length` tokens: its KV, and the forward that reads it as a prompt. The forward over a tree
+    takes less than that one. A draft model counts if it is named. Python, torch and the learned
+    tables (about ten megabytes) do not count.
     """
 
-    fixed: int  # whatever happens: weights outside of the layers, and room for the text
-    layers: Sequence[int]  # each of them, resident
-    buffers: Sequence[int]  # a buffer for each of them
-    scratch: int  # in which weights are converted
+    fixed: int  # the weights outside of the layers, and room for the text
+    layers: Sequence[int]  # each layer, if it is resident
+    buffers: Sequence[int]  # a buffer for each layer
+    scratch: int  # the buffer in which weights are converted
 
     @property
     def whole(self) -> int:
         """Everything resident."""
         return self.fixed + sum(self.layers)
 
-    def beside(self, num_bytes: int) -> Sizes:
-        """The same with this many bytes taken by something else."""
+    def with_room_for(self, num_bytes: int) -> Sizes:
+        """The same sizes, with `num_bytes` more that something else takes."""
         return self._replace(fixed=self.fixed + num_bytes)
 
     def with_streamed(self, streamed: Collection[int]) -> int:
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
 
 def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> tuple[int, ...]:
-    """The layers to stream: as few as the budget allows, spread evenly over those that may be."""
+    """The layers to stream: as few as the budget allows, spread evenly over `may_stream`."""
     if sizes.whole <= max_bytes:
         return ()
     for number in range(NUM_BUFFERS + 1, len(may_stream) + 1):
@@ -72,15 +72,15 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
 
 
 def text_bytes(config: Any, num_tokens: int, itemsize: int, num_texts: int = 1) -> int:
-    """What texts of `num_tokens` tokens each take: their KV, and the forward that reads one."""
+    """What `num_texts` texts of `num_tokens` tokens take: their KV, and a forward over one."""
     sizes = (config, num_tokens, itemsize)
     return num_texts * kv_bytes(*sizes) + forward_bytes(*sizes)
 
 
 def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
-    """What a draft model takes beside: weights, the KV of its texts, and one text's forward.
+    """What a draft model takes: its weights, the KV of its texts, and a forward over one text.
 
-    On a CPU its layers may be packed, which takes its weights once more at most.
+    On a CPU its layers may be packed, and their copies take at most as much as its weights.
     """
     weights: int = sum(each.numel() * each.dtype.itemsize for each in model.parameters())
     copies = weights if model.device.type == "cpu" else 0
@@ -89,7 +89,7 @@ def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
 
 
 def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
-    """What the keys and values of `num_tokens` tokens take, without windows taken into account."""
+    """What the keys and values of `num_tokens` tokens take, as if no layer had a window."""
     query_heads = getattr(config, "num_attention_heads", None)
     if not query_heads:  # A recurrent model keeps no keys.
         return 0
@@ -101,12 +101,12 @@ def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
 
 
 def forward_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
-    """What a forward over `num_tokens` tokens holds at most beside weights and KV, roughly.
+    """Roughly what a forward over `num_tokens` tokens holds at most, without weights and KV.
 
-    In a decoder layer, each token's hidden state is there about ten times (as it came, normed, as
-    queries before and after their rotation, …), and its wider state within the MLP four times, for
-    each expert that it goes to. Measured on Llama's layers of sizes 2,048 and 3,584: 28,000 to
-    35,000 elements a token, with what the allocator can't give back.
+    In a decoder layer this is, for each token, about ten vectors of the hidden size (the input, the
+    normed input, queries before and after their rotation, …) and four of the MLP's size for each
+    expert of the token. Measured on a Llama with a hidden size of 2,048 and an MLP of 3,584: 28,000
+    to 35,000 elements a token, with the memory that the allocator can't give back.
     """
     hidden = config.hidden_size
     sizes = (getattr(config, f"{kind}intermediate_size", None) for kind in ("moe_", ""))
@@ -116,7 +116,7 @@ def forward_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
 
 
 def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:
-    """This many of the items, evenly, the last one among them.
+    """`number` of the items, spread evenly; the last item is always one of them.
 
     >>> _spread(range(10), 4)
     (2, 4, 7, 9)
@@ -125,7 +125,7 @@ def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:
 
 
 def _rounded_up(num_bytes: int) -> str:
-    """An amount that is enough, as a user may name it.
+    """A number of bytes as a user writes it, rounded up.
 
     >>> _rounded_up(12_000_001), _rounded_up(9_999)
     ('13MB', '10KB')
