@@ -17,13 +17,13 @@ import torch
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, Step, Took
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.sequence import Sequence
 from selfspec.verify.choosers import Said
-from selfspec.verify.logits import as_read, fits_at_once, top_k
+from selfspec.verify.logits import fits_at_once, in_float32, top_k
 from selfspec.verify.walk import walk
 
 __all__ = ["Decoder", "FirstTokens", "first_tokens", "top_k_of"]
@@ -138,7 +138,7 @@ class Decoder:
         _add_pads(self.rows, trees)
         return trees
 
-    def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
+    def _fetch_tops(self, logits: torch.Tensor, memory: Learned) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
         if not memory.learns:
             return None
@@ -207,7 +207,7 @@ def top_k_of(logits: torch.Tensor, k: int) -> TopK:
 def _read(rows: list[Sequence], logits: torch.Tensor, device: Device) -> torch.Tensor:
     """Asks the device for what the walks need; returns the logits that tables are made of."""
     if fits_at_once(logits):
-        logits = as_read(logits)
+        logits = in_float32(logits)
     said = Said(logits, device)
     for index, row in enumerate(rows):
         row.chooser.read(said, index)

@@ -207,7 +207,7 @@ class Session:
             if self._backend is None:
                 self._backend = prepared.rows_backend(self._max_rows, self._max_bytes)
             self._backend.kind = prepared.kind
-            self._rows = Rows(self._spec.memory, prepared, self._backend)
+            self._rows = Rows(self._spec.learned, prepared, self._backend)
         return self._rows
 
     def _read(self, rows: Rows) -> None:

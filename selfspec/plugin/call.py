@@ -17,11 +17,11 @@ from selfspec.cost import Budget
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
-from selfspec.plugin.rules import end_ids, for_rows, length_limit, row_stops, split_warpers
-from selfspec.run.draft_model import DraftModel
+from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prompt
+from selfspec.run.small_model import DraftModel
 from selfspec.sequence import Sequence, Stops, Streamer, output_of, stream_to
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
@@ -185,7 +185,7 @@ class Call:
         `several`: whether there are others in its forwards, of this call or of another.
         """
         reason = reason_for(Outcome.TOGETHER, self)
-        return reason or (reason_for(Outcome.APART, self) if several else None)
+        return reason or (reason_for(Outcome.TOGETHER_IF_SEVERAL, self) if several else None)
 
     def result(self, rows: list[Sequence], cache: Any) -> Any:
         """What stock's `generate()` would return."""

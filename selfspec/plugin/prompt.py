@@ -18,7 +18,7 @@ import torch
 
 from selfspec.compat.generation import kv_of, length_of_dropped_mask, update_arguments
 from selfspec.compat.states import columns_of, keeps_only_states
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.engine import top_k_of
 from selfspec.plugin.call import Call
 from selfspec.run.prepared import Prepared
@@ -145,7 +145,7 @@ class PromptReader:
             handle.remove()
 
 
-def teach(memory: Memory, prompt: Prompt, head: Any, num_readable: int) -> None:
+def teach(memory: Learned, prompt: Prompt, head: Any, num_readable: int) -> None:
     """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
 
     Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row

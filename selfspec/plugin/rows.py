@@ -9,18 +9,18 @@ from typing import Any
 from weakref import proxy
 
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget
-from selfspec.draft.memory import Memory
-from selfspec.draft.sources.draft_model import DraftModelCursor
+from selfspec.draft.learned import Learned
+from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.engine import Decoder, first_tokens
 from selfspec.machine.device import Device, device_for
 from selfspec.plugin.call import Call
 from selfspec.plugin.prompt import teach
 from selfspec.records import StepRecord
-from selfspec.run.draft_model import DraftText
 from selfspec.run.model import num_readable
 from selfspec.run.prepared import Prepared
 from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
+from selfspec.run.small_model import DraftText
 from selfspec.sequence import Sequence
 
 
@@ -33,7 +33,7 @@ class Rows:
 
     def __init__(
         self,
-        memory: Callable[[int], Memory],  # what is learned for a vocabulary of some size
+        memory: Callable[[int], Learned],  # what is learned for a vocabulary of some size
         prepared: Prepared,
         backend: RowsBackend | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Rows:
         decoder.add(rows, first)
         return first.records
 
-    def _learned(self, call: Call, prompt: Prompt) -> Memory:
+    def _learned(self, call: Call, prompt: Prompt) -> Learned:
         """What one call works on, by the learning scope, with what the prompt teaches."""
         start = perf_counter()
         memory = self._memory(prompt.logits.shape[-1]).for_request(call.config.learning)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from selfspec.compat.generation import KV, kv_of
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.engine import top_k_of
 from selfspec.plugin import prompt as prompt_module
 from selfspec.plugin.prompt import PromptReader, teach
@@ -81,7 +81,7 @@ def heard(
     """What a prompt teaches that was read."""
     listener, mask = Listener(), torch.nn.functional.pad(batch["attention_mask"], (0, 1), value=1)
     prompt = Prompt(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], reader.hidden)
-    memory = Memory([listener], Calibration(), top_k=K)  # type: ignore[list-item]
+    memory = Learned([listener], Calibration(), top_k=K)  # type: ignore[list-item]
     with torch.no_grad():
         teach(memory, prompt, model.get_output_embeddings(), model.config.vocab_size)
     return listener
