@@ -133,7 +133,7 @@ def answered(
     texts: Sequence[Text], config: SpecConfig, clock: Clock, new_budget: Callable[[], Budget]
 ) -> list[Answer]:
     """All texts in turn, by one `SelfSpec` that knows nothing at the first one."""
-    memory, answers = SelfSpec(config).memory(vocab_size(texts)), []
+    memory, answers = SelfSpec(config).learned(vocab_size(texts)), []
     for text in texts:
         start = clock.quiet
         stats = replay(text, memory, config, new_budget(), clock)

@@ -16,19 +16,19 @@ import torch
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, Took
-from selfspec.draft.memory import Memory
-from selfspec.draft.sources.draft_model import DraftModelCursor
+from selfspec.draft.learned import Learned
+from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.learning import tables, teach
 from selfspec.machine.device import CpuDevice, Device, Fetched, device_for
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.run.backends import Backend
-from selfspec.run.draft_model import DraftText
 from selfspec.run.model import num_readable
 from selfspec.run.prompt import Prefilled, PromptReader
 from selfspec.run.run import Run
+from selfspec.run.small_model import DraftText
 from selfspec.verify.choosers import Said
-from selfspec.verify.logits import as_read, fits_at_once, top_k
+from selfspec.verify.logits import fits_at_once, in_float32, top_k
 from selfspec.verify.walk import walk
 
 __all__ = ["Engine", "FirstTokens", "first_tokens"]
@@ -57,7 +57,7 @@ class Engine:
         config: SpecConfig,
         *,
         run: Run | None = None,  # How the model is run; None if no call will be admitted.
-        learned: Callable[[int], Memory] | None = None,  # For a vocabulary of some size.
+        learned: Callable[[int], Learned] | None = None,  # For a vocabulary of some size.
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
@@ -247,7 +247,7 @@ class Engine:
         _add_pads(self.rows, trees)
         return trees
 
-    def _fetch_tops(self, logits: torch.Tensor, memory: Memory) -> Fetched | None:
+    def _fetch_tops(self, logits: torch.Tensor, memory: Learned) -> Fetched | None:
         """The tables to learn from; all rows learn alike, so any row's memory will do."""
         if not memory.learns:
             return None
@@ -319,7 +319,7 @@ def first_tokens(rows: list[Row], prompt_logits: torch.Tensor, device: Device) -
 def _read(rows: list[Row], logits: torch.Tensor, device: Device) -> torch.Tensor:
     """Asks the device for what the walks need; returns the logits that tables are made of."""
     if fits_at_once(logits):
-        logits = as_read(logits)
+        logits = in_float32(logits)
     said = Said(logits, device)
     for index, row in enumerate(rows):
         row.chooser.read(said, index)

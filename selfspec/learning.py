@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.records import TopK
 from selfspec.run.prompt import Prefilled
 from selfspec.verify.logits import top_k
@@ -29,7 +29,7 @@ def tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
     return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))
 
 
-def teach(memory: Memory, prompt: Prefilled, head: Any, num_readable: int) -> None:
+def teach(memory: Learned, prompt: Prefilled, head: Any, num_readable: int) -> None:
     """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
 
     Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row

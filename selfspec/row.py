@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor
-from selfspec.draft.sources.draft_model import DraftModelCursor
+from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
@@ -139,7 +139,7 @@ class Row:
 
     def begin(
         self,
-        memory: Memory,
+        memory: Learned,
         config: SpecConfig,
         prediction: Prediction | None = None,
         draft_model: DraftModelCursor | None = None,

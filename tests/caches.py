@@ -10,7 +10,7 @@ import numpy as np
 
 from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources import LutSource
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.records import TopK
@@ -87,18 +87,18 @@ def _plain(arrays) -> dict[str, tuple]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items()}
 
 
-def new_memory() -> Memory:
-    return Memory([LutSource(VOCAB_SIZE, 8, order=order) for order in (1, 2)], Calibration(), 8)
+def new_memory() -> Learned:
+    return Learned([LutSource(VOCAB_SIZE, 8, order=order) for order in (1, 2)], Calibration(), 8)
 
 
-def opened(path) -> tuple[Remembered, Memory]:
+def opened(path) -> tuple[Remembered, Learned]:
     """What a `SelfSpec` does at its first call with `remember`."""
     remembered, memory = Remembered(path, OWNER, saves=True), new_memory()
     remembered.open(memory, VOCAB_SIZE)
     return remembered, memory
 
 
-def learn(memory: Memory, tokens: Sequence[int], id_: int = 5) -> None:
+def learn(memory: Learned, tokens: Sequence[int], id_: int = 5) -> None:
     shape = (len(tokens), 8)
     top = TopK(np.full(shape, id_, np.int32), np.full(shape, 0.1, np.float16))
     pairs = np.array([[-1, token] for token in tokens], np.int64).reshape(-1, 2)

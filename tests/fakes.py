@@ -111,7 +111,7 @@ def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, t
 
 def lut_of(spec: SelfSpec, vocab_size: int = VOCAB) -> LutSource:
     """The first-order LUT that a `SelfSpec` holds."""
-    (lut,) = (s for s in spec.memory(vocab_size).sources if s.name == "lut")
+    (lut,) = (s for s in spec.learned(vocab_size).sources if s.name == "lut")
     assert isinstance(lut, LutSource)
     return lut
 

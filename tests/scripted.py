@@ -17,7 +17,7 @@ from selfspec import row as rows_
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.engine import Engine, first_tokens
@@ -193,7 +193,7 @@ class Run:
         self.backend = ScriptedBackend(self.model, self.prompts)
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
-        self.memory = Memory(
+        self.memory = Learned(
             list(self.sources), Calibration(), top_k=3, learns=self.learns, shape=self.shape
         )
         self.rows = [

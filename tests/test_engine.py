@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.stats import GenerationStats
@@ -251,7 +251,7 @@ def test_noise_is_freed_once_every_row_is_past_it():
 
 
 def test_learning_scopes():
-    memory = Memory([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
+    memory = Learned([LutSource(VOCAB, 3), ContextSource(3)], Calibration(), top_k=3)
     kept = {
         scope: (
             request.sources[0] is memory.sources[0],
@@ -270,7 +270,7 @@ def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     lut = LutSource(VOCAB, 3)
     run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
     run.decode()
-    assert not (lut.rows.token_ids >= 0).any()
+    assert not (lut.table.token_ids >= 0).any()
     assert run.memory.calibration._rates == {}
     assert all(record.top is None for record in run.records)
 
@@ -282,7 +282,7 @@ def test_the_luts_hold_what_the_model_said_last():
     (text,) = run.decode()
     for token in text[1:-1]:
         expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
-        assert lut.rows.token_ids[token].tolist() == expected
+        assert lut.table.token_ids[token].tolist() == expected
     assert run.stats.tokens_per_step > 2
 
 

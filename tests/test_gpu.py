@@ -252,7 +252,7 @@ def test_overlap_learns_the_same(forward: str) -> None:
         model = on_gpu()
         for asked in (GREEDY, SAMPLE):
             check_same(model, spec, prompts(3), **asked)
-        tables.append((spec.total_stats.num_steps, spec.memory(VOCAB).tables()))
+        tables.append((spec.total_stats.num_steps, spec.learned(VOCAB).tables()))
     (steps, ours), (other_steps, theirs) = tables
     assert steps == other_steps
     for source, arrays in theirs.items():

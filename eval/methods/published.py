@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.switch import SwitchSource
-from selfspec.draft.calibration import Uncounted
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
@@ -87,14 +87,16 @@ def _keeping_shapes(given: Resources) -> dict[str, Any]:
     return {"shape": DynamicTree(delta=1.0, alpha=1.0, tau=0.0, **given.options)}
 
 
-_LUT: dict[str, Any] = {"sources": ("lut",), "calibration": Uncounted(), "top_k": 8}
+_LUT: dict[str, Any] = {"sources": ("lut",), "calibration": FixedPrior(), "top_k": 8}
 _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "lut-static": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
     "diaa": _as_in("diaa"),
     "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},
     "self-draft": _self_draft,
-    "suffix-branches": partial(_self_draft, sources=("context", "corpus"), calibration=Uncounted()),
+    "suffix-branches": partial(
+        _self_draft, sources=("context", "corpus"), calibration=FixedPrior()
+    ),
     "edgellm": _edgellm,
     "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,

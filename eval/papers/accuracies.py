@@ -13,7 +13,7 @@ from selfspec.records import StepRecord
 _TRUST = 8.0
 
 
-def best_width(tree: FittedTree, seconds: Sequence[float]) -> int:
+def fastest_width(tree: FittedTree, seconds: Sequence[float]) -> int:
     """The width that yields the most tokens a second, 2 at least; `seconds` are by width."""
     tokens = [1.0, 1.0]
     for chance in tree.chances:

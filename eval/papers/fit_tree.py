@@ -19,7 +19,7 @@ import torch
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.models.loading import load_asked, load_tokenizer
-from eval.papers.accuracies import Accuracies, best_width
+from eval.papers.accuracies import Accuracies, fastest_width
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
 from selfspec.papers.ghidorah import FittedTree, best_tree
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     shaped = counted("of one shape", shape=start)
     tree = best_tree(shaped.rates(max_depth), MOST_NODES - 1)
     seconds = _measured_seconds(model, prompts, options.max_new_tokens, tree.width)
-    width = options.width or best_width(tree, seconds)
+    width = options.width or fastest_width(tree, seconds)
     if not 2 <= width <= tree.width:
         raise EvalError(f"--width must be 2 to {tree.width}, as many as came true (got {width})")
     print("\nwidth  expected tokens a step      ms  tokens a second")

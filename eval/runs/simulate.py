@@ -23,7 +23,7 @@ from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord, sequence
 from selfspec.cache import load_cache
 from selfspec.cost import Budget, FixedBudget, Took
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.records import DraftTree, TopK
 from selfspec.verify.walk import walk
 
@@ -119,7 +119,7 @@ def simulated(
     num_ids = max(vocab_size(texts), 0 if contents is None else contents.count_ids())
     by_task: dict[str, GenerationStats] = {}
     for text in texts:
-        stats = replay(text, spec.memory(num_ids).for_request(config.learning), config)
+        stats = replay(text, spec.learned(num_ids).for_request(config.learning), config)
         by_task[text.task] = by_task.get(text.task, GenerationStats()) + stats
     return {**by_task, OVERALL: sum(by_task.values(), GenerationStats())}
 
@@ -136,7 +136,7 @@ def replays_table(found: Mapping[int, Mapping[str, GenerationStats]]) -> Table:
 
 def replay(
     text: Text,
-    memory: Memory,
+    memory: Learned,
     config: SpecConfig,
     budget: Budget | None = None,
     clock: Clock | None = None,
@@ -181,7 +181,7 @@ def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
 
 
-def _learn(memory: Memory, row: sequence.Sequence, so_far: list[int], record: StepRecord) -> None:
+def _learn(memory: Learned, row: sequence.Sequence, so_far: list[int], record: StepRecord) -> None:
     """What the engine lets learn, and the text so far grows by the committed tokens."""
     _teach(memory, [*so_far[-2:], *record.committed_ids])
     row.new_ids += record.committed_ids
@@ -189,7 +189,7 @@ def _learn(memory: Memory, row: sequence.Sequence, so_far: list[int], record: St
     so_far += record.committed_ids
 
 
-def _teach(memory: Memory, ids: Sequence[int]) -> None:
+def _teach(memory: Learned, ids: Sequence[int]) -> None:
     """Shows the tables what came behind each two tokens, as if the model had been sure of it."""
     triples = list(zip(ids, ids[1:], ids[2:], strict=False))
     if not memory.learns or not triples:

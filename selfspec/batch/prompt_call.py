@@ -14,7 +14,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.call import Call
-from selfspec.plugin.rules import end_ids
+from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 

@@ -93,7 +93,7 @@ class _Build:
         recipe, tables = self.recipe, {}
         if recipe.wants_lut:
             model = self.load_model().eval()
-            memory = Knowledge(SpecConfig()).memory(vocab_size(model))
+            memory = Knowledge(SpecConfig()).learned(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
             read = teach(memory, model, documents, recipe, prefix=prefix)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))

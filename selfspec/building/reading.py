@@ -13,7 +13,7 @@ import torch
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds
 from selfspec.compat.generation import KV, kv_of
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.learning import top_k_of
 from selfspec.run.model import max_positions, vocab_size
 
@@ -22,7 +22,7 @@ _NEUTRAL = "Hello"
 
 
 def teach(
-    memory: Memory,
+    memory: Learned,
     model: Any,
     documents: Iterable[TokenIds | None],
     recipe: Recipe,

@@ -10,7 +10,7 @@ from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokeni
 from selfspec.cache.remember import Remembered, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import REGISTRY, Source
 from selfspec.draft.sources.corpus import CorpusSource
@@ -42,28 +42,28 @@ class Knowledge:
         self._extra_sources = tuple(extra_sources)
         self._calibration = Calibration() if calibration is None else calibration
         self._shape = Shape() if shape is None else shape
-        self._memory: Memory | None = None
+        self._learned: Learned | None = None
         self._vocab_size = 0
         self._lock = threading.Lock()
 
-    def memory(self, vocab_size: int) -> Memory:
+    def learned(self, vocab_size: int) -> Learned:
         """What is learned for a vocabulary, made at the first call."""
         with self._lock:
-            if self._memory is None:
-                self._memory, self._vocab_size = self._new_memory(vocab_size), vocab_size
+            if self._learned is None:
+                self._learned, self._vocab_size = self._opened(vocab_size), vocab_size
             if vocab_size != self._vocab_size:
                 raise VocabularyError(
                     f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
                     f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
                 )
-            return self._memory
+            return self._learned
 
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing."""
         with self._lock:
             if self.remembered is not None:
                 self.remembered.drop()
-            self._memory = None
+            self._learned = None
 
     def contents(self, tokenizer: Any, about: Mapping[str, Any] | None) -> CacheContents:
         """All of it, for a cache.
@@ -73,10 +73,10 @@ class Knowledge:
         owner = _owner(None if self.loaded is None else self.loaded.tokenizer, tokenizer)
         loaded = self.loaded or CacheContents(tokenizer=owner)
         tables, calibration = dict(loaded.tables), loaded.calibration
-        if self._memory is not None:
-            learned = self._memory.tables()
-            tables |= {name: arrays for name, arrays in learned.items() if name in KEY_OF}
-            calibration = self._memory.calibration.rows()
+        if self._learned is not None:
+            found = self._learned.tables()
+            tables |= {name: arrays for name, arrays in found.items() if name in KEY_OF}
+            calibration = self._learned.calibration.rows()
         return CacheContents(
             tokenizer=owner,
             tables=tables,
@@ -85,7 +85,7 @@ class Knowledge:
             about=loaded.about if about is None else about,
         )
 
-    def _new_memory(self, vocab_size: int) -> Memory:
+    def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.
 
         There is no corpus among the sources if none was loaded.
@@ -98,12 +98,12 @@ class Knowledge:
             elif loaded is not None and loaded.corpus is not None:
                 sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
         sources += [source.copy() for source in self._extra_sources]
-        memory = Memory(sources, self._calibration.copy(), top_k, shape=self._shape)
+        learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
         if loaded is not None:
-            restore(memory, loaded, vocab_size)
+            restore(learned, loaded, vocab_size)
         if self.remembered is not None:
-            self.remembered.open(memory, vocab_size)
-        return memory
+            self.remembered.open(learned, vocab_size)
+        return learned
 
 
 def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, tokenizer_info
 from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("selfspec")
 
 
 class Remembered:
-    """The file behind one `SelfSpec`, and what of its memory is in there already.
+    """The file of one `SelfSpec`, and which part of what it learned is in there already.
 
     Args:
         path: The file. It is made at the first save, readable by its owner only.
@@ -51,7 +51,7 @@ class Remembered:
         self.path = Path(os.path.realpath(file_of(path)))
         self._tokenizer = tokenizer_info(tokenizer)
         self._saves = saves
-        self._memory: Memory | None = None
+        self._learned: Learned | None = None
         self._vocab_size = 0
         self._saved = CacheContents(tokenizer=self._tokenizer)  # What needs no saving again.
         self._saved_at = 0.0
@@ -61,20 +61,20 @@ class Remembered:
         if saves:
             check_target(self.path, overwrite=True)
 
-    def open(self, memory: Memory, vocab_size: int) -> None:
-        """Puts what is kept on top of fresh memory, and keeps from now on what that learns."""
+    def open(self, learned: Learned, vocab_size: int) -> None:
+        """Adds what is kept to what was just opened, and keeps from now on what that learns."""
         with self._lock:
             if (kept := self._kept()) is not None:
-                restore(memory, kept, vocab_size)
+                restore(learned, kept, vocab_size)
                 _log.info("remembered what %s keeps", self.path)
-            self._memory, self._vocab_size = memory, vocab_size
-            self._saved = self._learned(memory)
+            self._learned, self._vocab_size = learned, vocab_size
+            self._saved = self._contents_of(learned)
             self._saved_at = time.monotonic()
 
     def drop(self) -> None:
-        """Lets go of the memory, without what it learned since the last save."""
+        """Lets go of what was learned, without saving it."""
         with self._lock:
-            self._memory = None
+            self._learned = None
 
     def save(self) -> None:
         """Adds to the file what was learned since; does nothing if that is nothing."""
@@ -107,9 +107,9 @@ class Remembered:
         from filelock import FileLock
 
         self._saved_at = start = time.monotonic()
-        if self._memory is None or not self._saves:
+        if self._learned is None or not self._saves:
             return
-        now, old = self._learned(self._memory), self._saved
+        now, old = self._contents_of(self._learned), self._saved
         tables = {name: _changed(name, now.tables[name], old.tables[name]) for name in now.tables}
         has_new_rows = any(len(table["ids"]) for table in tables.values())
         if not has_new_rows and now.calibration == old.calibration:
@@ -140,18 +140,18 @@ class Remembered:
         for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp"):
             left.unlink(missing_ok=True)
 
-    def _learned(self, memory: Memory) -> CacheContents:
-        arrays = memory.tables()
+    def _contents_of(self, learned: Learned) -> CacheContents:
+        arrays = learned.tables()
         return CacheContents(
             tokenizer=self._tokenizer,
             tables={name: table for name, table in arrays.items() if name in KEY_OF},
-            calibration=memory.calibration.rows(None),
+            calibration=learned.calibration.rows(None),
             answers=arrays.get("answers", {}).get("tokens"),
         )
 
 
-def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
-    """Puts contents on top of memory; refuses ids that the model does not have.
+def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
+    """Adds contents to what is learned; refuses ids that the model does not have.
 
     A model may have more ids than the cache: models pad their vocabularies.
     """
@@ -161,12 +161,12 @@ def restore(memory: Memory, contents: CacheContents, vocab_size: int) -> None:
             f"the loaded cache holds token ids up to {num_ids - 1} and the model has a vocabulary "
             f"of {vocab_size} tokens; load a cache that was built for this model's tokenizer"
         )
-    for source in memory.sources:
+    for source in learned.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
         elif source.name == "answers" and contents.answers is not None:
             source.restore({"tokens": contents.answers})
-    memory.calibration.restore(contents.calibration or [])
+    learned.calibration.restore(contents.calibration or [])
 
 
 def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
@@ -182,10 +182,10 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
 
 
 def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:
-    """What is kept, as a memory that then learns the new rows; so it never outgrows a memory.
+    """What is kept, as if it had then learned the new rows, so it never outgrows what is learned.
 
     Of a rate that both have, the one with more trials stays: another process may have counted it.
-    The memory is one of a model with at least `num_ids` tokens. Corpora are left out.
+    The model has at least `num_ids` tokens. Corpora are left out.
     """
     kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.
@@ -194,19 +194,19 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     top_k = max(widths, default=1)
     if num_ids * top_k > _MOST_ENTRIES:
         raise CacheError(
-            f"a memory has at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
+            f"tables have at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
             "next ones each); leave that cache out"
         )
-    memory = Memory([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
+    both = Learned([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {_kinds(row): row[2] for row in kept.calibration or []}
     rates = [row for row in new.calibration or [] if row[2] >= trials.get(_kinds(row), 0)]
-    restore(memory, kept, num_ids)
-    restore(memory, replace(new, calibration=rates), num_ids)
-    tables = {name: table for name, table in memory.tables().items() if len(table["ids"])}
+    restore(both, kept, num_ids)
+    restore(both, replace(new, calibration=rates), num_ids)
+    tables = {name: table for name, table in both.tables().items() if len(table["ids"])}
     return replace(
         new,
         tables=tables,
-        calibration=memory.calibration.rows() or None,
+        calibration=both.calibration.rows() or None,
         answers=_joined(kept.answers, new.answers),
     )
 

@@ -16,10 +16,10 @@ from typing import Any
 from selfspec.draft.luck import NoiseTrust
 from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
-__all__ = ["Calibration", "Kinds", "Uncounted", "combine", "prior"]
+__all__ = ["PRIOR_WEIGHT", "Calibration", "FixedPrior", "Kinds", "combine", "match_prior", "prior"]
 
 # A prior counts as much as this many trials.
-_PRIOR_WEIGHT = 4.0
+PRIOR_WEIGHT = 4.0
 # A cache keeps at most this many rates.
 _MAX_ROWS = 2048
 # Each later trial of its kind leaves a trial this share of its weight.
@@ -40,8 +40,12 @@ def prior(evidence: Evidence) -> float:
     share = 0.5**evidence.probability_bin
     if evidence.match_length == 0:
         return float(0.7 * share)
-    sure = 1 - 0.75 * 0.7 ** (evidence.match_length - 1)
-    return float(sure * min(share, 0.4 ** (evidence.rank - 1)))
+    return float(match_prior(evidence.match_length) * min(share, 0.4 ** (evidence.rank - 1)))
+
+
+def match_prior(length: Any) -> Any:
+    """The same for a match of some tokens, of any numbers that can be reckoned with."""
+    return 1 - 0.75 * 0.7 ** (length - 1)
 
 
 def combine(probabilities: Iterable[float]) -> float:
@@ -123,7 +127,7 @@ class Calibration:
     def _observe_siblings(self, siblings: Siblings, token: int) -> None:
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
             rate = self._rates.get(kinds)
-            hits, trials = rate or (self._chances[kinds] * _PRIOR_WEIGHT, _PRIOR_WEIGHT)
+            hits, trials = rate or (self._chances[kinds] * PRIOR_WEIGHT, PRIOR_WEIGHT)
             self._count(kinds, hits * _FADE + (candidate == token), trials * _FADE + 1)
 
     def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
@@ -131,8 +135,8 @@ class Calibration:
         self._chances[kinds] = hits / trials
 
 
-class Uncounted(Calibration):
-    """Believes its prior for ever: of what sources say, nothing is counted."""
+class FixedPrior(Calibration):
+    """Keeps to its prior: nothing is counted."""
 
     def observe(self, record: StepRecord) -> None:
         """Learns nothing."""

@@ -56,10 +56,10 @@ def merge_candidates(
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
         candidates = cursors[index].expand(state)
-        unnamed = cursors[index].unnamed
-        if unnamed is not None and candidates:
+        against = cursors[index].evidence_against
+        if against is not None and candidates:
             named = {token for token, _ in candidates}
-            candidates = [*candidates, *((each, unnamed) for each in evidence if each not in named)]
+            candidates = [*candidates, *((each, against) for each in evidence if each not in named)]
         for token, kind in candidates:
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
     ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
@@ -90,7 +90,7 @@ class TreeGrower:
         self.tree = DraftTree.of_root(0)
         self.max_nodes = 1
         self.max_depth = config.max_depth
-        self._reading = {i: c for i, c in enumerate(cursors) if c.unnamed is not None}
+        self._reading = {i: c for i, c in enumerate(cursors) if c.reads_ahead}
         self._config = config
         self._probability = probability
         self._trust = trust

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selfspec.draft.calibration import PRIOR_WEIGHT, match_prior
 from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["LONGEST", "NUM_LENGTHS", "Chains", "windows"]
@@ -34,7 +35,6 @@ _SPREAD, _SALT, _WEIGHTS = _FACTORS[0] | np.uint64(1), _FACTORS[1], _FACTORS[2:]
 # A kind is how long the match was and how often its token came: once, up to three times, or more.
 _MOST_OFTEN = (1, 3)
 _NUM_KINDS = 1 + NUM_LENGTHS * (len(_MOST_OFTEN) + 1)
-_PRIOR_WEIGHT = 4.0  # A prior counts as much as this many trials.
 _MANY_TRIALS = 1000.0  # Half of them are forgotten then.
 
 Ids = NDArray[np.int64]
@@ -53,7 +53,7 @@ def windows(token_ids: NDArray[Any], rows: Ids, ends: Ids, length: int) -> Ids:
     return found
 
 
-class Grams:
+class GramTable:
     """The token that came behind each n-gram, by the n-gram's key, and how often it did.
 
     A token that came several times gives way only after others have come about as often. The size
@@ -95,11 +95,11 @@ class Chains:
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
         self._least_chance = least_chance
-        self._grams = Grams(num_known)
+        self._grams = GramTable(num_known)
         # How often a token came true that both name, or the row alone, or all: by pairs of kinds.
         priors = _priors()
-        self._trials = np.full_like(priors, _PRIOR_WEIGHT)
-        self._hits = priors * _PRIOR_WEIGHT
+        self._trials = np.full_like(priors, PRIOR_WEIGHT)
+        self._hits = priors * PRIOR_WEIGHT
         # What was looked at in the last step, by depth: tokens (R, 2) and pairs of kinds (R,).
         self._looked: list[tuple[Ids, Ids]] = []
 
@@ -240,7 +240,7 @@ def _priors() -> NDArray[np.float64]:
     """The chance of each pair of kinds before anything was counted, by who names the token."""
     lengths = np.repeat(_LENGTHS, len(_MOST_OFTEN) + 1)
     often = np.tile(np.arange(len(_MOST_OFTEN) + 1), NUM_LENGTHS)
-    alone = np.concatenate([[0.0], 1 - 0.75 * 0.7 ** (lengths - 1 + often)])
+    alone = np.concatenate([[0.0], match_prior(lengths + often)])
     both = 1 - np.outer(1 - alone, 1 - alone)
     both[0], both[:, 0] = 0, 0
     own, all_ = np.broadcast_arrays(alone[:, None], alone[None])

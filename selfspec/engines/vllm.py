@@ -216,7 +216,7 @@ class _Lasting:
             loaded=loaded,
             remembered=self._remembered,
             extra_sources=(self._answers,),
-        ).memory(self._vocab_size)
+        ).learned(self._vocab_size)
         self._corpus = None if loaded is None else loaded.corpus
         self._ended = threading.Event()
         self._lock = threading.Lock()

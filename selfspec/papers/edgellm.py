@@ -32,14 +32,14 @@ from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Step, Took
-from selfspec.draft.calibration import Uncounted
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
-from selfspec.run.draft_model import DraftModel, DraftText
+from selfspec.run.small_model import DraftModel, DraftText
 
 __all__ = ["DraftLLM", "Fallback", "Pacer", "confidence", "method"]
 
@@ -186,7 +186,7 @@ def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> d
         "extra_sources": [DraftLLM(draft_model)],
         "shape": Pacer(SpecConfig.of(max_nodes=max_nodes).max_nodes - 1),
         "budget": Fallback(),
-        "calibration": Uncounted(recorded),  # The draft LLM's own probabilities.
+        "calibration": FixedPrior(recorded),  # The draft LLM's own probabilities.
         "max_nodes": max_nodes,
         **options,
     }

@@ -37,7 +37,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.draft.calibration import Uncounted
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.draft.tree import TreeGrower
@@ -76,7 +76,7 @@ class Branches(Shape):
         self._random, self._padding = random.Random(_SEED), list[int]()
         self.tokens: list[list[int]] = []
         self._nodes: list[list[int]] = []  # Of each branch in the tree that is being verified.
-        self._caches: list[ContextCursor] = []  # Those of the row.
+        self._caches: list[ContextCacheCursor] = []  # Those of the row.
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
@@ -93,7 +93,7 @@ class Branches(Shape):
 
         A branch shares the nodes that begin as it does.
         """
-        self._caches = [each for each in grower.cursors if isinstance(each, ContextCursor)]
+        self._caches = [each for each in grower.cursors if isinstance(each, ContextCacheCursor)]
         if self._num_filling <= 0:
             own = min(self.num_nodes, grower.max_nodes // 2) if self.tokens else 0
             grower.best_first(max_nodes=grower.max_nodes - own)
@@ -140,11 +140,11 @@ class ContextCache(Source):
 
     name = "grams"
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> ContextCursor:
-        return ContextCursor(prompt_ids[-1] if prompt_ids else -1)
+    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> ContextCacheCursor:
+        return ContextCacheCursor(prompt_ids[-1] if prompt_ids else -1)
 
 
-class ContextCursor(Cursor):
+class ContextCacheCursor(Cursor):
     """The drafts that begin with the last token, the freshest first."""
 
     def __init__(self, last_token: int) -> None:
@@ -197,7 +197,7 @@ def method(
         "extra_sources": [ContextCache()],
         "shape": branches,
         "max_nodes": SpecConfig.of(max_nodes=max_nodes).max_nodes + branches.num_nodes,
-        "calibration": Uncounted(freshest_first),
+        "calibration": FixedPrior(freshest_first),
         "budget": "fixed",
         **options,
     }

@@ -16,12 +16,12 @@ from selfspec.config import SpecConfig
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
-from selfspec.plugin.rules import end_ids, for_rows, length_limit, row_stops, split_warpers
+from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
-from selfspec.run.draft_model import DraftModel
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prefilled, PromptReader
 from selfspec.run.run import Run
+from selfspec.run.small_model import DraftModel
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape
@@ -191,7 +191,7 @@ class Call:
         `several`: whether there are others in its forwards, of this call or of another.
         """
         reason = reason_for(Outcome.TOGETHER, self)
-        return reason or (reason_for(Outcome.APART, self) if several else None)
+        return reason or (reason_for(Outcome.TOGETHER_IF_SEVERAL, self) if several else None)
 
     def result(self, rows: list[Row], cache: Any) -> Any:
         """What stock's `generate()` would return."""

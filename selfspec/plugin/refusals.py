@@ -17,7 +17,7 @@ from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.generation import KV_NAMES, hidden_kv_name, kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
-from selfspec.plugin.rules import looks_at_rows, row_stops
+from selfspec.plugin.row_rules import looks_at_rows, row_stops
 from selfspec.run.rope import changes_other_rows, rope_limit
 from selfspec.run.tree_kv import foreign_layer
 
@@ -32,7 +32,7 @@ class Outcome(Enum):
     PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
     CHAINS = "drafted for with chains in place of trees; an error under `strict`"
     TOGETHER = "its rows get each token at once, as in the loop of transformers"
-    APART = "the same, if there are other rows in its forwards"
+    TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
 
 
 class Arguments(NamedTuple):
@@ -277,7 +277,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_records_scores, "its scores or logits are recorded"),
     ),
-    Outcome.APART: (
+    Outcome.TOGETHER_IF_SEVERAL: (
         Rule(_looks_at_columns, "the model's attention depends on the columns of a batch"),
         Rule(
             lambda call: changes_other_rows(call.model.config, call.model_kwargs),

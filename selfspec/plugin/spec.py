@@ -22,7 +22,7 @@ from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine
@@ -30,14 +30,14 @@ from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
-from selfspec.plugin.draft_model import check_draft_model, new_draft_model
+from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
 from selfspec.records import StepRecord
 from selfspec.run.backends import Backend
-from selfspec.run.draft_model import DraftModel
 from selfspec.run.model import num_readable
 from selfspec.run.probe import Ability
 from selfspec.run.run import KnownModels, Run
+from selfspec.run.small_model import DraftModel
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -276,9 +276,9 @@ class SelfSpec:
         if self._remembered is not None:
             self._remembered.save_if_due()
 
-    def memory(self, vocab_size: int) -> Memory:
+    def learned(self, vocab_size: int) -> Learned:
         """What is learned for a vocabulary, made where it is not there yet."""
-        return self._knowledge.memory(vocab_size)
+        return self._knowledge.learned(vocab_size)
 
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
@@ -313,7 +313,7 @@ class SelfSpec:
         """
         save_cache(path, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
 
-    def save_memory(self) -> None:
+    def save_learned(self) -> None:
         """Saves what was learned to the file of `remember` now; what others saved there stays.
 
         Nothing is written if nothing was learned since the last save. Raises `CacheError` if the
@@ -321,7 +321,7 @@ class SelfSpec:
         """
         if self._remembered is None:
             raise ConfigError(
-                "save_memory() needs a file (got remember=None); make the SelfSpec with "
+                "save_learned() needs a file (got remember=None); make the SelfSpec with "
                 "remember=FILE, or call save_pretrained()"
             )
         self._remembered.save()
@@ -370,7 +370,7 @@ class SelfSpec:
             backend,
             self.config,
             run=run,
-            learned=self.memory,
+            learned=self.learned,
             budget=None if self._budget is None else self._budget.open(),
             listeners=self._listeners,
         )

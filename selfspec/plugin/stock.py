@@ -16,15 +16,15 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from selfspec.compat.generation import using_candidates
 from selfspec.cost import FixedBudget
-from selfspec.draft.memory import Memory
-from selfspec.draft.sources.draft_model import DraftModelCursor
+from selfspec.draft.learned import Learned
+from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.errors import UnsupportedError
 from selfspec.learning import last_pairs, top_k_of
-from selfspec.plugin.rules import length_limit
+from selfspec.plugin.row_rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
-from selfspec.run.draft_model import DraftModel, DraftText
+from selfspec.run.small_model import DraftModel, DraftText
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
 
@@ -95,7 +95,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
         spec, row = self._spec, self._row
         memory = (
-            spec.memory(scores.shape[-1]).for_request(spec.config.learning)
+            spec.learned(scores.shape[-1]).for_request(spec.config.learning)
             if row is None
             else row.memory
         )
@@ -108,7 +108,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         else:
             self._observe(row, input_ids[0, row.length :].tolist())
 
-    def _opened(self, input_ids: torch.Tensor, memory: Memory) -> Row:
+    def _opened(self, input_ids: torch.Tensor, memory: Learned) -> Row:
         ids, cursor = input_ids[0].tolist(), None
         if self._draft_model is not None:
             # Nobody measures what a step costs here.
@@ -145,7 +145,7 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         if self._spec.config.learning == "session" and input_ids.shape[1]:
-            memory = self._spec.memory(scores.shape[-1])
+            memory = self._spec.learned(scores.shape[-1])
             pairs = last_pairs(input_ids.cpu(), None, 1)
             memory.observe_pairs(pairs.numpy(), top_k_of(scores, memory.top_k))
         return scores

@@ -14,7 +14,7 @@ import torch
 
 from selfspec.machine.device import CpuDevice, Device, Fetched
 from selfspec.records import NoiseAhead
-from selfspec.verify.logits import as_read, likeliest
+from selfspec.verify.logits import in_float32, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
 
@@ -90,7 +90,7 @@ class Said:
     def likeliest(self, index: int, node: int) -> int:
         """The likeliest token behind a node of the row with this index."""
         if self.is_here:
-            return int(as_read(self.logits[index, node]).numpy().argmax())
+            return int(in_float32(self.logits[index, node]).numpy().argmax())
         if not self._choices:
             assert self._fetched is not None
             self._choices = self._fetched.get()[0].tolist()

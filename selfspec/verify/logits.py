@@ -10,7 +10,7 @@ import threading
 
 import torch
 
-__all__ = ["as_read", "fits_at_once", "largest", "likeliest", "top_k"]
+__all__ = ["fits_at_once", "in_float32", "largest", "likeliest", "top_k"]
 
 # In a smaller vocabulary one look at everything costs less than looking at blocks first.
 _LEAST_VOCABULARY = 1 << 14
@@ -40,7 +40,7 @@ class _Scratch(threading.local):
 _SCRATCH = _Scratch()
 
 
-def as_read(logits: torch.Tensor) -> torch.Tensor:
+def in_float32(logits: torch.Tensor) -> torch.Tensor:
     """The logits in float32 on a CPU, which reads that fastest; stock's loop converts them, too."""
     return logits.float() if logits.device.type == "cpu" else logits
 

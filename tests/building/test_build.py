@@ -67,7 +67,7 @@ class TestTexts:
     def test_the_luts_hold_what_the_model_says(self, model):
         """Each window alone, in order, gives the same."""
         documents = [np.arange(5, 12), None, np.array([20, 5, 6]), np.arange(30, 45)]
-        memory, expected = (SelfSpec().memory(vocab_size(model)) for _ in range(2))
+        memory, expected = (SelfSpec().learned(vocab_size(model)) for _ in range(2))
         recipe = Recipe.of(data="d", window=4, batch=2)
         assert sum(teach(memory, model, documents, recipe, prefix=[])) == 25
         for ids in (each for each in documents if each is not None):

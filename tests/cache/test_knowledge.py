@@ -34,16 +34,16 @@ def path(learned, tmp_path):
 def test_what_was_learned_comes_back(learned, path):
     loaded = SelfSpec.from_pretrained(path, tokenizer=TOKENIZER, max_nodes=8)
     ours, theirs = lut_of(loaded), lut_of(learned)
-    np.testing.assert_array_equal(ours.rows.token_ids, theirs.rows.token_ids)
-    np.testing.assert_array_equal(ours.rows.probabilities, theirs.rows.probabilities)
-    assert loaded.memory(VOCAB).calibration.rows() == learned.memory(VOCAB).calibration.rows()
+    np.testing.assert_array_equal(ours.table.token_ids, theirs.table.token_ids)
+    np.testing.assert_array_equal(ours.table.probabilities, theirs.table.probabilities)
+    assert loaded.learned(VOCAB).calibration.rows() == learned.learned(VOCAB).calibration.rows()
     assert plain(loaded.contents()) == plain(load_cache(path))
 
 
 def test_saved_loaded_and_saved_is_the_same_file(path, tmp_path):
     """Before the first use and after a look at the memory."""
     untouched, looked_at = SelfSpec.from_pretrained(path), SelfSpec.from_pretrained(path)
-    looked_at.memory(VOCAB)
+    looked_at.learned(VOCAB)
     for name, spec in (("one", untouched), ("other", looked_at)):
         spec.save_pretrained(tmp_path / name)
         assert (tmp_path / f"{name}.safetensors").read_bytes() == path.read_bytes()
@@ -60,8 +60,8 @@ def test_saving_needs_to_know_the_tokenizer(learned, path, tmp_path):
 
 @pytest.mark.parametrize("top_k", [1, 3, 12])
 def test_another_k_cuts_or_fills_the_rows(learned, path, top_k):
-    theirs = lut_of(learned).rows.token_ids
-    ours = lut_of(SelfSpec.from_pretrained(path, top_k=top_k)).rows.token_ids
+    theirs = lut_of(learned).table.token_ids
+    ours = lut_of(SelfSpec.from_pretrained(path, top_k=top_k)).table.token_ids
     shared = min(top_k, theirs.shape[1])
     np.testing.assert_array_equal(ours[:, :shared], theirs[:, :shared])
     assert (ours[:, shared:] == -1).all()
@@ -72,7 +72,7 @@ def test_forgetting_goes_back_to_what_was_loaded(path):
     write(spec, do_sample=True)
     assert plain(spec.contents()) != plain(load_cache(path))
     spec.forget()
-    spec.memory(VOCAB)
+    spec.learned(VOCAB)
     assert plain(spec.contents()) == plain(load_cache(path))
 
 
@@ -98,13 +98,13 @@ class TestVocabulary:
         for model, width in ((attached_model(), VOCAB), (wide, VOCAB + 64)):
             spec = SelfSpec.from_pretrained(path, tokenizer=TOKENIZER)
             assert write(spec, model).tolist() == write(None, model).tolist()
-            assert len(lut_of(spec, width).rows.token_ids) == width
+            assert len(lut_of(spec, width).table.token_ids) == width
 
     def test_a_model_without_the_ids_is_refused_at_first_use(self, path):
         narrow = selfspec.attach(new_model(vocab_size=VOCAB // 2))
         spec = SelfSpec.from_pretrained(path)
         with pytest.raises(VocabularyError, match="token ids"):
-            spec.memory(VOCAB // 2)
+            spec.learned(VOCAB // 2)
         inputs = {k: v.clamp(max=VOCAB // 2 - 1) for k, v in prompt().items()}
         with pytest.raises(VocabularyError):
             narrow.generate(**inputs, assistant=spec, max_new_tokens=4)

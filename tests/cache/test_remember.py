@@ -56,7 +56,7 @@ def learned(path, seed=1, **knobs) -> SelfSpec:
     """One that has answered and saved."""
     spec = new_spec(path, **knobs)
     write(spec, seed)
-    spec.save_memory()
+    spec.save_learned()
     return spec
 
 
@@ -75,10 +75,10 @@ def kept(**changes) -> CacheContents:
 def test_the_next_one_knows_what_the_last_one_learned_by_its_end(path):
     first = new_spec(path)
     write(first)
-    theirs = first.memory(VOCAB)
+    theirs = first.learned(VOCAB)
     del first
     gc.collect()
-    ours = new_spec(path).memory(VOCAB)
+    ours = new_spec(path).learned(VOCAB)
     assert ours.calibration.rows() == theirs.calibration.rows()
     for source, arrays in theirs.tables().items():
         for name, array in arrays.items():
@@ -100,8 +100,8 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
         ("mine.safetensors", 0o600),
         ("mine.safetensors.lock", 0o600),
     }
-    with pytest.raises(ConfigError, match="save_memory"):
-        SelfSpec().save_memory()
+    with pytest.raises(ConfigError, match="save_learned"):
+        SelfSpec().save_learned()
 
 
 @pytest.mark.parametrize("learning", ["frozen", "request"])
@@ -111,7 +111,7 @@ def test_other_scopes_read_and_save_nothing(path, learning):
     spec = new_spec(path, learning=learning)
     assert tokens_of(spec) == known
     write(spec, seed=5)
-    spec.save_memory()
+    spec.save_learned()
     assert tokens_kept(path) == known
 
 
@@ -122,7 +122,7 @@ def test_threads_save_while_others_learn(path, always):
         thread.start()
     for thread in threads:
         thread.join()
-    spec.save_memory()
+    spec.save_learned()
     assert tokens_kept(path) == tokens_of(spec)
 
 
@@ -191,9 +191,9 @@ class TestTrouble:
             assert write(spec, seed=2) == write(None, seed=2)
             write(spec, seed=3)
             with pytest.raises(CacheError, match="No space left on device"):
-                spec.save_memory()
+                spec.save_learned()
         assert caplog.text.count("what was learned is not saved: ") == 1
-        spec.save_memory()  # Nothing of it was lost.
+        spec.save_learned()  # Nothing of it was lost.
         assert set(tokens_kept(path)) >= set(tokens_of(spec))
 
     def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
@@ -204,7 +204,7 @@ class TestTrouble:
             filelock.FileLock(tmp_path / "mine.safetensors.lock"),
             pytest.raises(CacheError, match="could not be acquired"),
         ):
-            spec.save_memory()
+            spec.save_learned()
 
     @pytest.mark.long
     @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -249,10 +249,10 @@ def test_what_is_forgotten_before_it_was_saved_never_is(path):
     spec = new_spec(path)
     write(spec, seed=5)
     spec.forget()
-    spec.save_memory()
+    spec.save_learned()
     assert tokens_kept(path) == tokens_of(spec) == known
     write(spec, seed=6)
-    spec.save_memory()
+    spec.save_learned()
     assert set(tokens_kept(path)) > set(known)
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from selfspec.cache import Remembered, save_cache
 from selfspec.cache.contents import CacheContents, tokenizer_info
 from selfspec.cache.file import read_cache
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.engines import vllm
 from selfspec.engines.chains import Chains, windows
 from selfspec.engines.vllm import Proposer, config
@@ -81,7 +81,7 @@ class Engine:
             row.draft = draft
 
 
-def opened_by_generate(path: Any) -> tuple[Remembered, Memory]:
+def opened_by_generate(path: Any) -> tuple[Remembered, Learned]:
     """What a `SelfSpec` does at its first call with `remember`."""
     remembered, memory = Remembered(path, FakeTokenizer(), saves=True), new_memory()
     remembered.open(memory, VOCAB_SIZE)

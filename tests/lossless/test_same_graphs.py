@@ -127,7 +127,7 @@ def test_overlap_changes_neither_text_nor_steps_nor_what_is_learned(
         for _ in range(2):
             run_both(model, inputs, spec, **call.options)
         assert ("side" in log) == overlap
-        arrays = spec.memory(VOCAB).tables()
+        arrays = spec.learned(VOCAB).tables()
         results.append((spec.total_stats.accepted_lengths, spec.total_stats.num_steps, arrays))
     (*with_overlap, ours), (*without, theirs) = results
     assert with_overlap == without

@@ -65,7 +65,7 @@ def test_a_request_drafts_the_same_the_second_time(num_rows: int) -> None:
 
 def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
     """All that a call could have changed, as values."""
-    memory = spec.memory(VOCAB)
+    memory = spec.learned(VOCAB)
     lut = lut_of(spec, VOCAB)
-    tables = (lut.rows.token_ids, lut.rows.probabilities)
+    tables = (lut.table.token_ids, lut.table.probabilities)
     return (*(np.array(table).tobytes() for table in tables), dict(memory.calibration._rates))

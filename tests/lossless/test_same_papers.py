@@ -82,11 +82,11 @@ def test_to_forget_is_to_forget_what_a_calibration_counted() -> None:
     own = type("Own", (Calibration,), {})()
     spec, other = (SelfSpec(calibration=own) for _ in range(2))
     run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
-    assert type(spec.memory(VOCAB).calibration) is type(own)
-    assert spec.memory(VOCAB).calibration.rows()
+    assert type(spec.learned(VOCAB).calibration) is type(own)
+    assert spec.learned(VOCAB).calibration.rows()
     spec.forget()
-    assert not spec.memory(VOCAB).calibration.rows()
-    assert not other.memory(VOCAB).calibration.rows()
+    assert not spec.learned(VOCAB).calibration.rows()
+    assert not other.learned(VOCAB).calibration.rows()
 
 
 def test_what_is_missing_is_named() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from selfspec.config import SpecConfig
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
-from selfspec.papers.self_draft import Branches, ContextCursor
+from selfspec.papers.self_draft import Branches, ContextCacheCursor
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
 from tests.strategies import ScriptedCursor, probability_of
 
@@ -21,7 +21,7 @@ PROMPT = [11, 12, 13]
 GUESSES = {0: [(7, 0.5), (1, 0.3)], 7: [(1, 0.8)]}
 
 
-class Cache(ContextCursor):
+class Cache(ContextCacheCursor):
     """Keeps the drafts as they come."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def branches_of(*tokens: list[int], length: int = 4, gram_length: int = 2) -> Br
 
 def grown(
     branches: Branches,
-    cache: ContextCursor,
+    cache: ContextCacheCursor,
     guesses: dict[int, list[tuple[int, float]]] | None = None,
     max_nodes: int = 60,
     max_depth: int = 9,

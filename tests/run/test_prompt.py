@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from selfspec import learning
 from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.memory import Memory
+from selfspec.draft.learned import Learned
 from selfspec.learning import teach, top_k_of
 from selfspec.records import TopK
 from selfspec.run import prompt as prompt_module
@@ -78,7 +78,7 @@ def heard(
     """What a prompt teaches that was read."""
     listener, mask = Listener(), torch.nn.functional.pad(batch["attention_mask"], (0, 1), value=1)
     prompt = Prefilled(batch["input_ids"], {"attention_mask": mask}, logits[:, -1], reader.hidden)
-    memory = Memory([listener], Calibration(), top_k=K)  # type: ignore[list-item]
+    memory = Learned([listener], Calibration(), top_k=K)  # type: ignore[list-item]
     with torch.no_grad():
         teach(memory, prompt, model.get_output_embeddings(), model.config.vocab_size)
     return listener

@@ -1,26 +1,39 @@
-"""Look-up tables: what the model said behind a token (order 1), or behind two tokens (order 2).
+"""Look-up tables: what the model predicted after a token (order 1), or after two (order 2).
 
-Fed by all that the model says: in the prompt, at accepted nodes and at rejected ones (DIAA). One
-token of context, or two, is all that they see. The first order has a row for each token. The second
-one hashes pairs to slots and stores their keys, so that a pair never reads the row of another one:
-of two pairs that share a slot the newer one has it, and the other is not found.
+Fed by all predictions of the model: in the prompt, at accepted nodes and at rejected ones (DIAA).
+They see one token of context, or two. The first order has a row for each token. The second one
+hashes pairs to slots and stores their keys, so that a pair never reads the row of another one: of
+two pairs that share a slot the newer one has it, and the other is not found.
+
+A probability is evidence by its bin, which is read off the bits of an fp16. Bins are few, by powers
+of two: each kind of evidence, and each way in which kinds meet, has a rate of its own to be
+counted, and what is split too finely is never counted enough.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.rows import Rows
 from selfspec.draft.sources.source import Cursor, Source
-from selfspec.records import Candidate, StepRecord, TopK
+from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["LutCursor", "LutSource"]
+__all__ = ["MANTISSA_BITS", "LutCursor", "LutSource", "TopKTable", "evidence_table"]
 
+Indices = NDArray[np.int64]
+
+# An fp16 has 10 bits of mantissa, then the exponent.
+MANTISSA_BITS = 10
+
+# The exponent of p in [0.5, 1) is 14. Each halving has one less, and 1.0 itself one more.
+_TOP_EXPONENT = 14
+# Everything less likely than 1 in 64 shares the last bin.
+_MAX_BIN = 6
 _SLOT_BITS = 17
 # An odd number without pattern, so that neighbouring keys get slots far apart.
 _SPREAD = 0x9E3779B97F4A7C15
@@ -28,6 +41,88 @@ _WORD = (1 << 64) - 1
 
 # The last token but one, and the last token; -1 where the text is shorter.
 Pair = tuple[int, int]
+
+
+def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
+    """Every evidence that a recorded top-K can give, made once: [rank - 1][stored exponent].
+
+    A stored exponent are the bits of an fp16 above its mantissa: 0 to 15 for a probability, and up
+    to 63 for what is none.
+    """
+    bins = [min(max(_TOP_EXPONENT - exponent, 0), _MAX_BIN) for exponent in range(16)]
+    bins += [_MAX_BIN] * 48  # A NaN or a negative number counts as very unlikely.
+    return [
+        [Evidence(source, rank=rank, probability_bin=bin_) for bin_ in bins]
+        for rank in range(1, top_k + 1)
+    ]
+
+
+class TopKTable:
+    """`num_rows` rows of `top_k` entries, int32 + fp16; an empty entry is -1.
+
+    A row is replaced whole by the newest top-K. Keeping older entries, as DIAA does, guessed
+    worse: what the model predicted last fits best.
+    """
+
+    def __init__(self, source: str, num_rows: int, top_k: int) -> None:
+        self._hold(
+            np.full((num_rows, top_k), -1, np.int32), np.zeros((num_rows, top_k), np.float16)
+        )
+        self._evidence = evidence_table(source, top_k)
+        self.lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the two tables."""
+        return self.token_ids.nbytes + self.probabilities.nbytes
+
+    def write(self, rows: Indices, top: TopK) -> None:
+        """Replaces rows; of one that is named twice the last wins. The caller holds the lock."""
+        self.token_ids[rows] = top.ids
+        self.probabilities[rows] = top.probabilities
+
+    def read(self, row: int) -> list[tuple[int, Evidence]]:
+        """A row's entries, likeliest first. The caller holds the lock."""
+        top_k = len(self._evidence)
+        start, end = row * top_k, (row + 1) * top_k
+        ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
+        kinds = [
+            of_rank[half >> MANTISSA_BITS]
+            for of_rank, half in zip(self._evidence, bits, strict=True)
+        ]
+        entries = zip(ids, kinds, strict=True)
+        return list(entries) if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
+
+    def held(self) -> Indices:
+        """The rows that are not empty, in order."""
+        return np.flatnonzero(self.token_ids[:, 0] >= 0)
+
+    def part(self, rows: Indices) -> TopK:
+        """A copy of some rows."""
+        return TopK(self.token_ids[rows], self.probabilities[rows])
+
+    def fitted(self, top: TopK) -> TopK:
+        """Rows recorded with another K, cut or filled up with empty entries to this one."""
+        num_rows, top_k = len(top.ids), self.token_ids.shape[1]
+        ids = np.full((num_rows, top_k), -1, np.int32)
+        probabilities = np.zeros((num_rows, top_k), np.float16)
+        shared = min(top_k, top.ids.shape[1])
+        ids[:, :shared] = top.ids[:, :shared]
+        probabilities[:, :shared] = top.probabilities[:, :shared]
+        return TopK(ids, probabilities)
+
+    def copy(self) -> TopKTable:
+        """A copy of everything. The caller holds the lock."""
+        twin = copy.copy(self)
+        twin.lock = threading.Lock()
+        twin._hold(self.token_ids.copy(), self.probabilities.copy())
+        return twin
+
+    def _hold(self, token_ids: NDArray[np.int32], probabilities: NDArray[np.float16]) -> None:
+        self.token_ids, self.probabilities = token_ids, probabilities
+        # Views that Python reads faster than arrays, a row at a time.
+        self._flat_ids = token_ids.reshape(-1).data
+        self._flat_bits = probabilities.reshape(-1).view(np.uint16).data
 
 
 class LutSource(Source):
@@ -47,12 +142,12 @@ class LutSource(Source):
         self._shift = 64 - slot_bits
         num_rows = vocab_size if order == 1 else 1 << slot_bits
         self._hold_keys(np.full(0 if order == 1 else num_rows, -1, np.int64))
-        self.rows = Rows(self.name, num_rows, top_k)
+        self.table = TopKTable(self.name, num_rows, top_k)
 
     @property
     def nbytes(self) -> int:
         """The bytes of keys and rows."""
-        return self._keys.nbytes + self.rows.nbytes
+        return self._keys.nbytes + self.table.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
         """A cursor behind the last tokens of the prompt."""
@@ -62,9 +157,9 @@ class LutSource(Source):
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""
         twin = copy.copy(self)
-        with self.rows.lock:
+        with self.table.lock:
             twin._hold_keys(self._keys.copy())
-            twin.rows = self.rows.copy()
+            twin.table = self.table.copy()
         return twin
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
@@ -77,7 +172,7 @@ class LutSource(Source):
         if not known.all():
             tokens, top = tokens[known], top.at(known)
         keys, rows = self._places(tokens)
-        with self.rows.lock:
+        with self.table.lock:
             self._write(keys, rows, top)
 
     def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
@@ -85,8 +180,8 @@ class LutSource(Source):
         tokens = pairs[:, -self._order :]
         known = self._are_known(tokens) & (next_ids < self._vocab_size)
         keys, rows = self._places(tokens[known])
-        with self.rows.lock:
-            top = self.rows.part(rows)
+        with self.table.lock:
+            top = self.table.part(rows)
             if self._order == 2:
                 top.ids[self._keys[rows] != keys] = -1  # What another pair left there.
             self._write(keys, rows, _with_next(top, next_ids[known].astype(np.int32)))
@@ -97,28 +192,28 @@ class LutSource(Source):
         if not 0 <= last < self._vocab_size:
             return []
         if self._order == 1:
-            with self.rows.lock:
-                return self.rows.read(last)
+            with self.table.lock:
+                return self.table.read(last)
         key = before * self._vocab_size + last
         slot = (key * _SPREAD & _WORD) >> self._shift
-        with self.rows.lock:
-            return self.rows.read(slot) if before >= 0 and self._flat_keys[slot] == key else []
+        with self.table.lock:
+            return self.table.read(slot) if before >= 0 and self._flat_keys[slot] == key else []
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The rows that are not empty, by token or by pair: what a cache keeps."""
-        with self.rows.lock:
+        with self.table.lock:
             if self._order == 1:
-                held = self.rows.held()
-                return {"tokens": held.astype(np.int32), **self.rows.part(held)._asdict()}
+                held = self.table.held()
+                return {"tokens": held.astype(np.int32), **self.table.part(held)._asdict()}
             held = np.flatnonzero(self._keys >= 0)
             held = held[np.argsort(self._keys[held])]
             pairs = np.stack(np.divmod(self._keys[held], self._vocab_size), axis=-1)
-            return {"pairs": pairs.astype(np.int32), **self.rows.part(held)._asdict()}
+            return {"pairs": pairs.astype(np.int32), **self.table.part(held)._asdict()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `arrays` gave, recorded with whatever K."""
         keys = arrays["tokens"][:, None] if self._order == 1 else arrays["pairs"]
-        top = self.rows.fitted(TopK(arrays["ids"], arrays["probabilities"]))
+        top = self.table.fitted(TopK(arrays["ids"], arrays["probabilities"]))
         self.observe_pairs(keys.astype(np.int64), top)
 
     def _are_known(self, tokens: NDArray[np.int64]) -> Any:
@@ -129,7 +224,7 @@ class LutSource(Source):
         """Sets rows. The caller holds the lock."""
         if self._order == 2:
             self._keys[rows] = keys
-        self.rows.write(rows, top)
+        self.table.write(rows, top)
 
     def _places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The keys of tokens or pairs, and where their rows are."""

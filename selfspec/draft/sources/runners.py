@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from selfspec.draft.sources.rows import MANTISSA_BITS, evidence_table
+from selfspec.draft.sources.lut import MANTISSA_BITS, evidence_table
 from selfspec.draft.sources.source import Cursor, Source
 from selfspec.records import Candidate, StepRecord
 

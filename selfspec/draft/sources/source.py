@@ -20,27 +20,28 @@ __all__ = ["Cursor", "Source"]
 class Cursor:
     """One source as one row of a call asks it."""
 
-    # What a cursor says of tokens that it does not name beside others, as evidence of rank 0. One
-    # that has it takes time to look, so it is told by `read` where that is worth it. None: nothing.
-    unnamed: Evidence | None = None
+    # Evidence of rank 0, which counts against tokens that others name and this cursor does not.
+    evidence_against: Evidence | None = None
+    # Whether `read` is called before `expand`. A cursor that takes time to look does so there.
+    reads_ahead = False
 
     def root(self) -> Any:
         """The state at the end of the committed text."""
         raise NotImplementedError
 
     def read(self, state: Any, score: float) -> None:
-        """Called before `expand` if there is `unnamed`; the score is how likely the state is."""
+        """Called before `expand` if the cursor reads ahead; `score` is how likely the state is."""
 
     def expand(self, state: Any) -> list[Candidate]:
-        """Likely next tokens behind `state`, best first; a token at most once."""
+        """Likely next tokens after `state`, best first; a token at most once."""
         raise NotImplementedError
 
     def follow(self, state: Any, token: int) -> Any | None:
-        """The state behind a token, whoever named it; None: nothing to say there."""
+        """The state after a token of any source; None: this cursor knows nothing there."""
         return None
 
     def observe(self, record: StepRecord) -> None:
-        """Learns from a verified step; afterwards `root` stands behind its committed tokens."""
+        """Learns from a verified step; then `root` is the state after its committed tokens."""
 
 
 class Source:
@@ -58,10 +59,10 @@ class Source:
         raise NotImplementedError
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns what the model said behind each pair (N, 2) of the prompt's tokens."""
+        """Learns what the model predicted after each pair (N, 2) of the prompt's tokens."""
 
     def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
-        """Learns the token that came behind each pair (N, 2), where no model tells its chances."""
+        """Learns the token that came after each pair (N, 2), where no model gives its chances."""
 
     def copy(self) -> Source:
         """A copy that learns for one request alone."""

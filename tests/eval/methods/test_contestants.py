@@ -100,7 +100,7 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
     has_branches = "branches" in name or name == "self-draft"
     assert method.spec.config.max_nodes == widths.get(name, 24 + 36 * has_branches)
     assert set(method.stats.drafted_by_source) <= SOURCES[name]
-    rates = method.spec.memory(tiny_model().config.vocab_size).calibration.rows()
+    rates = method.spec.learned(tiny_model().config.vocab_size).calibration.rows()
     assert bool(rates) == (name in ("switch", "ghidorah") or name.startswith("selfspec"))
     first = method.stats.num_steps
     method.forget()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.sources.draft_model import DraftModelCursor
+from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, Likely, StepRecord
 from tests.strategies import ScriptedCursor

@@ -9,7 +9,7 @@ from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
 from selfspec.plugin import rules
-from selfspec.plugin.rules import (
+from selfspec.plugin.row_rules import (
     for_rows,
     looks_at_rows,
     row_stops,

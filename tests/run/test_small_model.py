@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec.run.draft_model import DraftModel, DraftText
 from selfspec.run.packed import Packing
+from selfspec.run.small_model import DraftModel, DraftText
 from tests.fakes import VOCAB, fake_trials, new_model, packs_here
 
 
@@ -51,7 +51,7 @@ def test_a_draft_model_is_packed_once_that_pays(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_texts_are_read_and_cropped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfspec.run.draft_model._CHUNK", 4)
+    monkeypatch.setattr("selfspec.run.small_model._CHUNK", 4)
     dice = random.Random(1)
     checked = Checked(new_model(name))
 

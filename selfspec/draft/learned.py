@@ -13,11 +13,11 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.records import TopK
 
-__all__ = ["Memory"]
+__all__ = ["Learned"]
 
 
 @dataclass
-class Memory:
+class Learned:
     """What is learned: the sources and how far each kind of evidence can be trusted."""
 
     sources: list[Source]
@@ -28,11 +28,11 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The memory of all sources that a cache can keep."""
+        """The bytes of all sources that a cache can keep."""
         return sum(source.nbytes for source in self.sources)
 
-    def for_request(self, learning: str) -> Memory:
-        """The memory that one call works on, by the learning scope."""
+    def for_request(self, learning: str) -> Learned:
+        """What one call works on, by the learning scope."""
         if learning == "request":
             sources = [source.copy() for source in self.sources]
             return replace(self, sources=sources, calibration=self.calibration.copy(), learns=True)
@@ -43,7 +43,7 @@ class Memory:
         return {s.name: arrays for s in self.sources if (arrays := s.arrays())}
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Lets every source learn what the model said behind some tokens.
+        """Lets every source learn what the model predicted after some tokens.
 
         `pairs` (N, 2) are the last two tokens before each of the N answers; where there is only
         one, the other is -1.

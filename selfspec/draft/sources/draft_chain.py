@@ -58,8 +58,9 @@ class DraftModelCursor(Cursor):
     worth.
     """
 
-    # What the model does not name behind a token that it has read is unlikely.
-    unnamed = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
+    # What the model does not name after a token that it has read is unlikely.
+    evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
+    reads_ahead = True
 
     def __init__(
         self,
