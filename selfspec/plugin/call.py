@@ -84,7 +84,7 @@ class Call:
     @cached_property
     def ability(self) -> Ability:
         """What the model can verify, tried on first use."""
-        return self.forwards.ability(self.model)
+        return self.forwards.ability(self.model, self.config, self.num_beside)
 
     @property
     def plain_reason(self) -> str | None:

@@ -46,13 +46,13 @@ def new_draft_model(
             "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
     if draft not in forwards.draft_models(target):
-        _check_pair(draft, target, forwards)
+        _check_pair(draft, target, forwards, config)
         forwards.draft_models(target).add(draft)
     packing = forwards.packing(draft) if may_pack(config) else None
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 
-def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
+def _check_pair(draft: Any, target: Any, forwards: Forwards, config: SpecConfig) -> None:
     """Refuses a draft model that can't draft for the target. Reads their tokenizers' files."""
     if draft is target:
         raise UnsupportedError(
@@ -61,7 +61,8 @@ def _check_pair(draft: Any, target: Any, forwards: Forwards) -> None:
             "pass a smaller one, or a SelfSpec without a draft model"
         )
     _check_vocabularies(draft, target)
-    ability = forwards.ability(draft)
+    # Hooks on it change guesses, which are verified anyway.
+    ability = forwards.ability(draft, config.changed(trust_hooks=True))
     if ability.attention is None:
         reason = str(ability.reason).partition(";")[0]
         raise UnsupportedError(

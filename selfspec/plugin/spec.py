@@ -293,7 +293,8 @@ class SelfSpec(Persistent):
 
     def ability(self, model: Any) -> Ability:
         """What `model` can verify as it stands now; tried on first use."""
-        return self.forwards.ability(inside_wrappers(model))
+        beside = self._shape.num_beside
+        return self.forwards.ability(inside_wrappers(model), self.config, beside)
 
     def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
         """How a call's draft model is asked, the one `given` or else our own; None without one."""

@@ -25,6 +25,7 @@ from selfspec.machine.device import Device, device_for
 from selfspec.run.backend import Backend
 from selfspec.run.backends import ChainBackend, TreeBackend
 from selfspec.run.costs import Costs
+from selfspec.run.foreign import distrusted
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes, device_of
@@ -32,7 +33,7 @@ from selfspec.run.packed import Packing, is_packed_in_place
 from selfspec.run.probe import Ability, BrokenTrial, probe
 from selfspec.run.prompt import Prompt
 from selfspec.run.rows_backend import RowsBackend
-from selfspec.run.state import state_of
+from selfspec.run.state import State, state_of
 from selfspec.run.streamed import is_streamed
 
 __all__ = ["Forwards", "Prepared", "may_pack"]
@@ -44,6 +45,13 @@ _log = logging.getLogger("selfspec")
 _MIN_ROOM = 256
 _MIN_STATIC_ROOM = 4096
 _MOST_STATES = 16  # Of one model, whose abilities are kept.
+# So often a model is tried because other people's code in it has changed. After that the change is
+# the rule, and trials would take more time than drafts save.
+_MOST_TRIALS = 3
+_CHANGES = (
+    f"its own code or its hooks have changed after each of {_MOST_TRIALS} trials, and what a trial "
+    "finds holds for one state of them"
+)
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
@@ -162,18 +170,24 @@ class Prepared:
 class _Known:
     """What is known of running one model."""
 
-    abilities: dict[Any, Ability] = field(default_factory=dict)  # by the state of the model
+    # By the state of the model, and by the width of the trial where that counts.
+    abilities: dict[tuple[State, int], Ability] = field(default_factory=dict)
     probing: threading.Lock = field(default_factory=threading.Lock)
     runner: KeptRunner = field(default_factory=KeptRunner)
     packing: Packing | None = None
     ledger: Ledger = field(default_factory=Ledger)
     draft_models: WeakSet[Any] = field(default_factory=WeakSet)  # Those that were found to fit.
 
-    def keep(self, state: Any, ability: Ability) -> None:
-        """Keeps a verdict in place of the oldest, where hooks come and go with each call."""
+    def keep(self, state: tuple[State, int], ability: Ability) -> None:
+        """Keeps a verdict in place of the oldest."""
         if len(self.abilities) == _MOST_STATES:
             del self.abilities[next(iter(self.abilities))]
         self.abilities[state] = ability
+
+    def changes_always(self, state: State) -> bool:
+        """Was the model tried in several states that differ in other people's code alone?"""
+        tried = {each.theirs for each, _ in self.abilities if each.general == state.general}
+        return bool(state.theirs) and len(tried - {state.theirs, ()}) >= _MOST_TRIALS
 
 
 class Forwards:
@@ -188,27 +202,37 @@ class Forwards:
         with self._lock:
             return self._known.setdefault(model, _Known())
 
-    def ability(self, model: Any) -> Ability:
-        """What a model can verify as it stands now; tried on first use."""
+    def ability(self, model: Any, config: SpecConfig, num_beside: int = 0) -> Ability:
+        """What a model can verify as it is now; tried on first use, unless it must not be.
+
+        A shape may hang `num_beside` nodes beside a tree.
+        """
+        if not config.trust_hooks and (reason := distrusted(model)) is not None:
+            return Ability("plain", reason, None)
         known, state = self._of(model), state_of(model)
+        width = config.max_nodes + num_beside
+        key = state, width if state.theirs else 0
         with known.probing:  # A second thread waits for the first one's verdict.
-            if state not in known.abilities:
-                start = perf_counter()
-                try:
-                    found = probe(model)
-                except BrokenTrial as broken:  # The next call tries again.
-                    return Ability("plain", str(broken), None)
-                taken = (type(model).__name__, found.mode, perf_counter() - start)
-                _log.info("%s can verify: %s (tried in %.2f s)", *taken)
-                known.keep(state, found)
-            return known.abilities[state]
+            if key in known.abilities:
+                return known.abilities[key]
+            if known.changes_always(state):
+                return Ability("plain", _CHANGES, None)
+            start = perf_counter()
+            try:
+                found = probe(model, width)
+            except BrokenTrial as broken:  # The next call tries again.
+                return Ability("plain", str(broken), None)
+            taken = (type(model).__name__, found.mode, perf_counter() - start)
+            _log.info("%s can verify: %s (tried in %.2f s)", *taken)
+            known.keep(key, found)
+            return found
 
     @contextmanager
     def prepare(
         self, model: Any, config: SpecConfig, ability: Ability | None = None
     ) -> Iterator[Prepared]:
         """How one call is to run the model; what that takes is made here, when it is due."""
-        known, ability = self._of(model), ability or self.ability(model)
+        known, ability = self._of(model), ability or self.ability(model, config)
         prepared = Prepared(model, ability, config, self.costs, known.ledger)
         device = device_for(device_of(model), overlap=False)
         if is_streamed(model):

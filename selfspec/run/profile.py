@@ -33,7 +33,7 @@ def profile(
     a model that can't verify a tree, or can't be run as the config asks.
     """
     forwards = Forwards()
-    ability = forwards.ability(model)
+    ability = forwards.ability(model, config)
     if ability.attention is None:
         raise UnsupportedError(f"a profile needs a model that can verify trees: {ability.reason}")
     strict = config.changed(strict=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from selfspec import SpecConfig
 from selfspec.run import prepared
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
@@ -20,7 +21,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
     forwards, model = Forwards(), tiny_model()
     tried: list[Any] = []
 
-    def slowly(asked: Any) -> Ability:
+    def slowly(asked: Any, _width: int) -> Ability:
         tried.append(asked)
         for _ in range(1000):
             time.sleep(0)  # Lets the other threads go on.
@@ -30,7 +31,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        in_threads(lambda _index: forwards.ability(model), 8, 8)
+        in_threads(lambda _index: forwards.ability(model, SpecConfig()), 8, 8)
     finally:
         sys.setswitchinterval(interval)
     assert tried == [model]
