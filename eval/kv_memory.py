@@ -22,7 +22,7 @@ from eval.models.loading import load_asked
 from eval.options import add_knob, add_model, parsed_knobs
 from eval.report.table import Table
 from eval.runs.environment import told, where
-from selfspec import SelfSpec, attach
+from selfspec import SelfSpec, attach, per_token
 from selfspec.compat.generation import KV
 
 _SLACK = 1.1  # times stock's
@@ -117,7 +117,7 @@ def watched(model: Any, run: Callable[[], object]) -> Memory:
     before = torch.cuda.memory_allocated(model.device) if on_cuda else 0
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(model.device)
-    handle = model.register_forward_hook(look, with_kwargs=True)
+    handle = model.register_forward_hook(per_token(look), with_kwargs=True)
     try:
         run()
     finally:

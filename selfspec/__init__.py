@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         detach,
         hub_folder,
         load,
+        per_token,
     )
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "generate_many",
     "hub_folder",
     "load",
+    "per_token",
 ]
 __version__: str
 

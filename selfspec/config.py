@@ -49,6 +49,10 @@ class SpecConfig:
             after the other.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and says why in
             `spec.stats.disabled_reason`.
+        trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
+            the model. True is your word that they treat each token by itself, without a state: what
+            they do to one depends neither on the others nor on how many there are. One trial is
+            made with them. A function or class that `selfspec.per_token` marks needs no knob.
 
     >>> SpecConfig(max_nodes=0)
     Traceback (most recent call last):
@@ -64,6 +68,7 @@ class SpecConfig:
     forward: str = "auto"
     overlap: bool = True
     strict: bool = False
+    trust_hooks: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_nodes", "max_depth", "top_k"):
@@ -75,7 +80,7 @@ class SpecConfig:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if self.forward not in FORWARDS:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
-        for name in ("overlap", "strict"):
+        for name in ("overlap", "strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 

@@ -169,6 +169,7 @@ def test_memory_after_a_failed_capture() -> None:
         mlp = model.model.layers[1].mlp
         forward = mlp.forward
 
+        @selfspec.per_token
         def broken(hidden: torch.Tensor) -> torch.Tensor:
             if torch.cuda.is_current_stream_capturing():
                 raise KeyError("on purpose")

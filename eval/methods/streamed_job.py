@@ -29,7 +29,7 @@ import transformers
 
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.timing import num_new_tokens, timed
-from selfspec import SelfSpec, load
+from selfspec import SelfSpec, load, per_token
 from selfspec.run.streamed import traffic
 
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
@@ -147,7 +147,7 @@ def _num_nodes(method: Method, num_steps: int) -> int | None:
 def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
     """Yields what tells how many forwards were run inside."""
     ended: list[None] = []
-    handle = model.register_forward_hook(lambda *_: ended.append(None))
+    handle = model.register_forward_hook(per_token(lambda *_: ended.append(None)))
     try:
         yield lambda: len(ended)
     finally:

@@ -4,6 +4,7 @@ from selfspec.plugin.attach import attach, detach, hub_folder
 from selfspec.plugin.loading import load
 from selfspec.plugin.spec import SelfSpec
 from selfspec.plugin.stock import LutRecorder, SelfSpecCandidateGenerator
+from selfspec.run.foreign import per_token
 
 __all__ = [
     "LutRecorder",
@@ -13,4 +14,5 @@ __all__ = [
     "detach",
     "hub_folder",
     "load",
+    "per_token",
 ]

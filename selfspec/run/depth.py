@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from selfspec.compat.modules import has_moving_hook, is_compiled
+from selfspec.run.foreign import foreign_code
 from selfspec.run.model import AttentionTypes
-from selfspec.run.state import foreign_code
 
 __all__ = ["Depth"]
 

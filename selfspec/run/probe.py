@@ -16,12 +16,14 @@ import torch
 
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.origins import layer_that_mixes_tokens
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.run.backends import TreeBackend
 from selfspec.run.depth import Depth
+from selfspec.run.foreign import foreign_code, own_values
 from selfspec.run.layout import Window
 from selfspec.run.model import AttentionTypes, device_of, takes
-from selfspec.run.state import foreign_code, has_adapters_of_one_call
+from selfspec.run.state import has_adapters_of_one_call
 from selfspec.run.trials import check_chain, check_logits, check_steps, check_tree
 
 __all__ = [
@@ -35,7 +37,12 @@ __all__ = [
 
 _ATTENTIONS = ("sdpa", "eager")
 _NUM_PROBE_IDS = 10
+_LONGEST = 1024  # No prompt of a trial is longer than this.
 _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
+_MIXES = (
+    "which compute a token otherwise if another token of the forward is large; "
+    "llm_int8_threshold=0, 4 bits or no quantisation let drafts be tried"
+)
 
 
 class Ability(NamedTuple):
@@ -81,17 +88,21 @@ def attention_types(config: Any) -> AttentionTypes | str:
     return AttentionTypes(tuple(types), windows, int(period))
 
 
-def probe(model: Any) -> Ability:
+def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
-    plain steps. A model that draws from the global random stream, as dropout does in training
-    mode, is decoded plainly, with the same draws as without us.
+    plain steps. Where code runs that is no library's, some forwards have `width` tokens, as many as
+    the widest tree, and all layers are run. A model that draws from the global random stream, as
+    dropout does in training mode, is decoded plainly, with the same draws as without us.
 
     Raises `BrokenTrial`, or what says that the machine has no memory left.
     """
     if has_adapters_of_one_call(model):
         return Ability("plain", "its adapters depend on the rows and the tokens of this call", None)
+    mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
+    if mixing is not None:
+        return Ability("plain", f"it has layers of type {mixing}, {_MIXES}", None)
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
@@ -99,10 +110,12 @@ def probe(model: Any) -> Ability:
     with torch.no_grad():
         before = [default_generator(device).get_state() for device in devices]
         foreign = foreign_code(model)
-        steps = _attempt(check_steps, model, ids) if foreign else None
+        is_known = not foreign and not own_values(model)
+        over = ids if is_known else _over_windows(model, ids)
+        steps = None if is_known else _try_steps(model, over, width)
         types, reason, chain_reason = None, steps, steps
         if steps is None:
-            types, reason = _try_tree(model, ids)
+            types, reason = _try_tree(model, ids, over)
             chain_reason = None if reason is None else _try_chain(model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
@@ -113,7 +126,8 @@ def probe(model: Any) -> Ability:
             default_generator(device).set_state(state)
         return Ability("plain", draws, None)
     if steps is not None:
-        return Ability("plain", f"{foreign}, and with them {steps}", None)
+        with_it = f"{foreign[0].what}, and with it " if foreign else ""
+        return Ability("plain", f"{with_it}{steps}", None)
     if reason is None:
         return Ability("tree", None, types)
     if chain_reason is None:
@@ -160,18 +174,27 @@ def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str
     return "its forward draws random numbers, as in training mode"
 
 
-def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
+def _try_steps(model: Any, ids: list[int], width: int) -> str | None:
+    return _attempt(check_logits, model, ids) or _attempt(check_steps, model, ids, width)
+
+
+def _try_tree(
+    model: Any, ids: list[int], over: list[int]
+) -> tuple[AttentionTypes | None, str | None]:
+    """Tries a tree after a short prompt, and after one that fills the windows."""
     types = attention_for_trees(model)
     if isinstance(types, str):
         return None, types
     depth = Depth.of(model)
-    reason = _attempt(check_tree, model, ids, types, depth, TreeBackend)
-    return types, reason or _attempt(check_logits, model, ids, depth)
+    for each in (ids, over) if over != ids else (ids,):
+        if reason := _attempt(check_tree, model, each, types, depth, TreeBackend):
+            return types, reason
+    return types, _attempt(check_logits, model, ids)
 
 
 def _try_chain(model: Any, ids: list[int]) -> str | None:
     depth = Depth.of(model)
-    return _attempt(check_chain, model, ids, depth) or _attempt(check_logits, model, ids, depth)
+    return _attempt(check_chain, model, ids, depth) or _attempt(check_logits, model, ids)
 
 
 def _devices(model: Any) -> list[torch.device]:
@@ -199,6 +222,17 @@ def _is_of_model(error: Exception) -> bool:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
     return [package for package in packages if package != "torch"][-1] != "selfspec"
+
+
+def _over_windows(model: Any, ids: list[int]) -> list[int]:
+    """The same tokens after a prompt that fills the windows of attention, if that is not too dear.
+
+    A window of the code's own making shows only in a text that is longer.
+    """
+    types = attention_types(model.config)
+    windows = types.windows.values() if isinstance(types, AttentionTypes) else ()
+    longest = max((window.size for window in windows), default=0)
+    return [ids[i % len(ids)] for i in range(min(longest, _LONGEST))] + ids
 
 
 def _probe_ids(model: Any) -> list[int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -22,11 +22,12 @@ from selfspec.machine.device import device_for
 from selfspec.run.backends import Backend, TreeBackend
 from selfspec.run.chains import ChainBackend
 from selfspec.run.costs import Costs
+from selfspec.run.foreign import distrusted
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.model import device_of
 from selfspec.run.packed import Packing, is_packed_in_place
 from selfspec.run.probe import Ability, BrokenTrial, probe
-from selfspec.run.state import state_of
+from selfspec.run.state import State, state_of
 from selfspec.run.streamed import is_streamed
 
 __all__ = ["KnownModels", "Run"]
@@ -34,6 +35,13 @@ __all__ = ["KnownModels", "Run"]
 _log = logging.getLogger("selfspec")
 
 _MOST_STATES = 16  # Of one model, whose abilities are kept.
+# So often a model is tried because other people's code in it has changed. After that the change is
+# the rule, and trials would take more time than drafts save.
+_MOST_TRIALS = 3
+_CHANGES = (
+    f"its own code or its hooks have changed after each of {_MOST_TRIALS} trials, and what a trial "
+    "finds holds for one state of them"
+)
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
@@ -53,7 +61,8 @@ class Run:
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
         self._model = ref(model)  # Whoever runs it holds it; else it may be freed.
         self._costs = costs
-        self._abilities: dict[Hashable, Ability] = {}  # by the state of the model
+        # By the state of the model, and by the width of the trial where that counts.
+        self._abilities: dict[tuple[State, int], Ability] = {}
         self._trying = threading.Lock()
         self._runner = KeptRunner()
 
@@ -64,22 +73,35 @@ class Run:
         assert model is not None
         return model
 
-    def ability(self) -> Ability:
-        """What the model can verify as it is now; tried on first use."""
-        state = state_of(self.model)
+    def ability(self, *, trusts_hooks: bool = False) -> Ability:
+        """What the model can verify as it is now; tried on first use, unless it must not be."""
+        model, width = self.model, self.config.max_nodes
+        trusts_hooks = trusts_hooks or self.config.trust_hooks
+        if not trusts_hooks and (reason := distrusted(model)) is not None:
+            return Ability("plain", reason, None)
+        state = state_of(model)
+        key = state, width if state.theirs else 0
         with self._trying:  # A second thread waits for the first one's verdict.
-            if state not in self._abilities:
-                start = perf_counter()
-                try:
-                    found = probe(self.model)
-                except BrokenTrial as broken:  # The next call tries again.
-                    return Ability("plain", str(broken), None)
-                taken = (type(self.model).__name__, found.mode, perf_counter() - start)
-                _log.info("%s can verify: %s (tried in %.2f s)", *taken)
-                if len(self._abilities) == _MOST_STATES:
-                    del self._abilities[next(iter(self._abilities))]
-                self._abilities[state] = found
-            return self._abilities[state]
+            if key in self._abilities:
+                return self._abilities[key]
+            if self._changes_always(state):
+                return Ability("plain", _CHANGES, None)
+            start = perf_counter()
+            try:
+                found = probe(model, width)
+            except BrokenTrial as broken:  # The next call tries again.
+                return Ability("plain", str(broken), None)
+            taken = (type(model).__name__, found.mode, perf_counter() - start)
+            _log.info("%s can verify: %s (tried in %.2f s)", *taken)
+            if len(self._abilities) == _MOST_STATES:
+                del self._abilities[next(iter(self._abilities))]
+            self._abilities[key] = found
+            return found
+
+    def _changes_always(self, state: State) -> bool:
+        """Was the model tried in several states that differ in other people's code alone?"""
+        tried = {each.theirs for each, _ in self._abilities if each.general == state.general}
+        return bool(state.theirs) and len(tried - {state.theirs, ()}) >= _MOST_TRIALS
 
     def renew(self) -> None:
         """Looks at the model's weights as they are now; to be called before a call runs it."""

@@ -34,14 +34,18 @@ _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
 # The same for plain steps of foreign code, of which there is no wrong answer to compare with.
 _LIKE_STEPS = 4
-# Other hidden tokens may change an outcome by this share of what seeing them would change. Experts
-# sort their tokens, so the hidden ones affect their rounding. A mask that leaks changes more.
-_HIDDEN = 0.1
+# Other hidden tokens may change an outcome by the second share of what seeing them would change:
+# rows of a product do not know of each other, but those that are quantised with one scale do.
+# Experts sort their tokens, so the hidden ones affect their rounding, and in half precision the
+# first share is allowed. A mask that leaks changes more.
+_HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
 # How far a forward over several tokens may be from plain steps, as a share of how far it would be
 # without the tokens before the last one. Rounding is smaller than the first share in any precision,
 # and smaller than the second one in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
-_PROMPT = 3  # The prompt of a trial has this many tokens.
+_ENDS = 3  # So many tokens at each end of a wide forward are compared with plain steps.
+_PROMPT = 3  # The prompt of a trial has this many tokens, or as many as fill a window.
+_AFTER = 7  # This many follow it.
 # The kinds of running states that a faulty forward may leave out.
 _STATES = {
     "states": ("conv_states", "recurrent_states"),
@@ -51,15 +55,19 @@ _STATES = {
 
 
 class _Text(NamedTuple):
-    """A text to run plainly, with positions, and the indices of the tokens to compare."""
+    """A text to run plainly, with positions, and the indices of the tokens to compare.
+
+    Where it is read in two forwards, the first one reads `num_prompt` tokens.
+    """
 
     ids: Sequence[int]
     positions: Sequence[int]
     compared: Sequence[int]
+    num_prompt: int = _PROMPT
 
     def at(self, positions: Sequence[int], compared: Sequence[int]) -> _Text:
         """The same tokens at other positions."""
-        return _Text(self.ids, positions, compared)
+        return self._replace(positions=positions, compared=compared)
 
 
 class _Fault(NamedTuple):
@@ -82,15 +90,18 @@ def check_tree(
     The tree is a root with a wrong child and a right one, b, which has a child c. The path root-b-c
     is kept. Then d follows as the root of another tree, and alone, as in a plain step. The wrong
     child comes before the right one, so that b and c are in other slots than their positions say.
+    What comes before the last `_AFTER` ids is the prompt.
     """
-    prompt, (root, b, c, d, *wrong) = list(ids[:_PROMPT]), ids[_PROMPT:]
+    prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
+    end = len(prompt)
     cache = _prefilled(model, prompt, depth)
     if reason := can_hold_trees(cache):
         return reason
-    right = _Text([*prompt, root, b, c, d], range(7), [3, 4, 5, 6, 6])
+    compared = [end, end + 1, end + 2, end + 3, end + 3]
+    right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
-    position = torch.full((1, 1), len(prompt), device=device_of(model))
+    position = torch.full((1, 1), end, device=device_of(model))
     backend = new_backend(model, depth.types(types))
     backend.add(cache, position, room=16, widest=8)
     path = [0, 2, 3]
@@ -99,7 +110,8 @@ def check_tree(
         return _outcome(backend, _tree(root, [wrong_child], [b, c]), depth)[path]
 
     unseen, first = first_step(wrong[1]), first_step(wrong[0])
-    if _depends_on_hidden(first, unseen, answers[0], lambda: first_step(wrong[0])):
+    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
+    if _depends_on_hidden(first, unseen, answers[0], share, lambda: first_step(wrong[0])):
         return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
     second = _outcome(backend, _tree(d, wrong[:3], []), depth)[:1]
@@ -111,12 +123,15 @@ def check_tree(
 def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
     """What a model would do wrong with a tree whose root has a wrong child before the right one."""
     *before, b, c, d = right.ids
-    seeing_all = _Text([*before, wrong, b, c, d], [*range(4), 4, 4, 5, 6], [5, 6])
-    other_slots = _Text([*before, wrong, b, d], range(7), [6, 6])
+    old, n = range(len(before)), len(before)
+    seeing_all = _Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2])
+    other_slots = _Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2])
+    by_column = right.at([*old, n + 1, n + 2, n + 2], [n, n + 1])
+    all_slots = seeing_all.at(seeing_all.positions, [n + 3, n + 3])
     return [
         _Fault("one that sees siblings", seeing_all, [1, 2]),
-        _Fault("one with positions by column", right.at([*range(4), 5, 6, 6], [4, 5]), [1, 2]),
-        _Fault("one that keeps all slots", seeing_all.at(seeing_all.positions, [7, 7]), [3, 4]),
+        _Fault("one with positions by column", by_column, [1, 2]),
+        _Fault("one that keeps all slots", all_slots, [3, 4]),
         _Fault("one that keeps other slots", other_slots, [3, 4]),
     ]
 
@@ -125,10 +140,11 @@ def _depends_on_hidden(
     first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
     unseen: torch.Tensor,  # (N, D): the same with another hidden token
     seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
+    share: float,  # of what seeing the token would change, that may change nevertheless
     again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
 ) -> bool:
     """Whether another hidden token changes more than experts or the model's own noise explain."""
-    changed, limit = _distance(first, unseen), _HIDDEN * _distance(first[1:], seeing)
+    changed, limit = _distance(first, unseen), share * _distance(first[1:], seeing)
     return changed > limit and changed > limit + 4 * _distance(first, again())
 
 
@@ -185,14 +201,15 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     return _verdict(got, steps, faults, answers, lambda: whole)
 
 
-def check_steps(model: Any, ids: Sequence[int]) -> str | None:
+def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
     """Why forwards of several tokens can't stand for plain steps; None if they can.
 
     Plain steps are right, whatever the code in the model does. Two equal rows must both give what
-    a row gives alone, and several tokens in one forward the same. How far the first row of two is
-    off shows the rounding. To be asked where foreign code runs in a model.
+    a row gives alone, and several tokens in one forward the same, `width` of them too. How far the
+    first row of two is off shows the rounding. To be asked where code runs that is no library's.
     """
-    text, whole = _Text(ids, range(len(ids)), range(_PROMPT, len(ids))), Depth.whole()
+    start, whole = len(ids) - _AFTER, Depth.whole()
+    text = _Text(ids, range(len(ids)), range(start, len(ids)), start)
     ((alone,), (again,), (first, second)) = (
         _stepped(model, text, number, whole) for number in (1, 1, 2)
     )
@@ -203,18 +220,36 @@ def check_steps(model: Any, ids: Sequence[int]) -> str | None:
         return "the same forwards give other results when they are repeated"
     if _distance(second, alone) > limit:
         return "the rows of a batch are not treated alike"
-    if _distance(together, alone) > limit:
+    if _distance(together, alone) > limit or _depends_on_width(model, text, width, limit):
         return "several tokens in one forward give other results than one after the other"
     return None
 
 
-def check_logits(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
+def _depends_on_width(model: Any, text: _Text, width: int, limit: float) -> bool:
+    """Do the first and the last tokens of a wide forward come out otherwise than in plain steps?
+
+    The steps of the last ones follow a forward over all tokens before them, so that they are few.
+    """
+    start, end, whole = text.num_prompt, text.num_prompt + width, Depth.whole()
+    if width <= _AFTER:
+        return False
+    ids = [*text.ids, *(text.ids[-1 - i % _AFTER] for i in range(end - len(text.ids)))]
+    first, last = range(start, start + _ENDS), range(end - _ENDS, end)
+    wide = _Text(ids, range(end), [*first, *last], start)
+    together = _read_on(model, wide, whole)
+    (steps,) = _stepped(model, wide._replace(compared=first), 1, whole)
+    cache = _prefilled(model, ids[:start], whole)
+    _run(model, ids[start : last[0]], start, cache, whole)
+    late = [_run(model, [ids[i]], i, cache, whole)[0].float() for i in last]
+    return _distance(together, torch.cat([steps, *late])) > limit
+
+
+def check_logits(model: Any, ids: Sequence[int]) -> str | None:
     """Why the model does not return the logits of every token; None if it does.
 
-    Nothing is run if the model takes `logits_to_keep`, as those of transformers do, or if the
-    other trials ran all layers and so have compared logits.
+    Nothing is run if the model takes `logits_to_keep`, as those of transformers do.
     """
-    if depth.last_layer is None or takes(model, "logits_to_keep"):
+    if takes(model, "logits_to_keep"):
         return None
     input_ids = torch.tensor([list(ids[:2])], device=device_of(model))
     shape = tuple(model(input_ids=input_ids, use_cache=False).logits.shape[:2])
@@ -252,6 +287,13 @@ def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
     return float((torch.linalg.vector_norm(some - others, dim=-1) / lengths).max())
 
 
+def _sorts_tokens(model: Any) -> bool:
+    """Has a model experts that round a token otherwise if others have chosen them too?"""
+    names = vars(model.config.get_text_config(decoder=True))
+    has_experts = any("expert" in name or "moe" in name for name in names)
+    return has_experts and bool(model.dtype != torch.float32)
+
+
 def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     """A root with wrong children, followed by a chain of right nodes."""
     tree = DraftTree.of_root(root)
@@ -283,9 +325,10 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
 
 def _read_on(model: Any, text: _Text, depth: Depth) -> torch.Tensor:
     """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
-    cache = _prefilled(model, text.ids[:_PROMPT], depth)
-    outcome = _run(model, text.ids[_PROMPT:], _PROMPT, cache, depth)[0]
-    return outcome[[index - _PROMPT for index in text.compared]].float()
+    start = text.num_prompt
+    cache = _prefilled(model, text.ids[:start], depth)
+    outcome = _run(model, text.ids[start:], start, cache, depth)[0]
+    return outcome[[index - start for index in text.compared]].float()
 
 
 def _read_without(
@@ -301,7 +344,7 @@ def _read_without(
 
 def _stepped(model: Any, text: _Text, num_rows: int, depth: Depth) -> list[torch.Tensor]:
     """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
-    cache = _prefilled(model, text.ids[:_PROMPT], depth, num_rows)
+    cache = _prefilled(model, text.ids[: text.num_prompt], depth, num_rows)
     steps = [_run(model, [text.ids[i]], i, cache, depth, num_rows) for i in text.compared]
     return list(torch.cat(steps, dim=1).float())
 

@@ -13,7 +13,15 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from selfspec import GenerationStats, SelfSpec, UnsupportedError, attach, detach, hub_folder
+from selfspec import (
+    GenerationStats,
+    SelfSpec,
+    UnsupportedError,
+    attach,
+    detach,
+    hub_folder,
+    per_token,
+)
 from selfspec.compat.generation import KV
 from tests.fakes import FutureSource, attached_model, prompt
 
@@ -280,6 +288,7 @@ def recorded_forwards(model: Any) -> Iterator[list[int]]:
     """The widths of the forwards inside."""
     widths: list[int] = []
 
+    @per_token
     def record(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         widths.append(0 if ids is None else ids.shape[1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec import SelfSpec
+from selfspec import SelfSpec, per_token
 from selfspec.cost import CostCurve
 from selfspec.engine import Engine
 from selfspec.papers.ghidorah import FittedTree
@@ -78,6 +78,7 @@ def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model whose forwards take what a curve says, on a clock that moves for nothing else."""
     model, now = new_model(), [0.0]
 
+    @per_token
     def advance(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         now[0] += curve.seconds(ids.shape[1])

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec import SelfSpec
+from selfspec import SelfSpec, per_token
 from selfspec.compat.generation import KV
 from tests.fakes import WildSource, prompt, tiny_model
 from tests.lossless.same import (
@@ -118,7 +118,7 @@ def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -
             if place == "layer":
                 last, lit = [m for m in model.modules() if type(m).__name__.endswith("MLP")][-1], []
                 hook = last.register_forward_pre_hook(
-                    lambda *_, fuse=fuse, lit=lit: fuse.burn() if lit else None
+                    per_token(lambda *_, fuse=fuse, lit=lit: fuse.burn() if lit else None)
                 )
                 stack.callback(hook.remove)
                 spec.ability(model)  # A new hook is tried before, and the fuse burns in the call.

@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, SpecConfig, UnsupportedError
+from selfspec import SelfSpec, SpecConfig, UnsupportedError, per_token
 from selfspec.compat.generation import KV, kv_of
 from selfspec.papers.self_draft import Branches
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
@@ -217,13 +217,13 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
 REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
         new_model,
-        lambda model: model.model.layers[0].register_forward_hook(lambda *_: None),
-        "its module 'model.layers.0' has forward hooks",
+        lambda model: model.model.layers[0].register_forward_hook(per_token(lambda *_: None)),
+        "its module 'model.layers.0' has the hook '<lambda>', which a replay would leave out",
     ),
     "pre-hook": (
         new_model,
-        lambda model: model.register_forward_pre_hook(lambda *_: None),
-        "it has forward hooks, which a replay would leave out",
+        lambda model: model.register_forward_pre_hook(per_token(lambda *_: None)),
+        "it has the hook '<lambda>', which a replay would leave out",
     ),
     "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
     "compiled": (new_model, compile_it, "torch.compile runs it"),
@@ -267,9 +267,9 @@ def test_a_hook_that_comes_and_goes(log: list[str]) -> None:
     spec = knowing(stock.ids, inputs, **FIXED)
     run_graphs(model, inputs, spec, **GREEDY)
     num_captures = log.count("capture")
-    handle = model.lm_head.register_forward_hook(lambda *_: heard.append(1))
+    handle = model.lm_head.register_forward_hook(per_token(lambda *_: heard.append(1)))
     run_both(model, inputs, spec, **GREEDY)
-    assert "has forward hooks" in str(spec.stats.eager_reason)
+    assert "has the hook" in str(spec.stats.eager_reason)
     assert len(heard) > spec.stats.num_steps
     handle.remove()
     run_graphs(model, inputs, spec, **GREEDY)

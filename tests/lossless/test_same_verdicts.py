@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import SelfSpec, attach, generate_many
 from tests.fakes import new_model, prompt, tiny_tokenizer
-from tests.lossless.same import FIXED, GREEDY, run_both
+from tests.lossless.same import FIXED, GREEDY, doubting, run_both
 from tests.lossless.test_same_entrances import PEFT_NOTE
 
 Hook = Callable[[Any, Any, Any], Any]
@@ -58,16 +60,21 @@ NOT_DRAFTED = {
 }
 
 
+TRUSTING = {**FIXED, "trust_hooks": True}
+
+
 @pytest.mark.parametrize(("hook", "said"), NOT_DRAFTED.values(), ids=NOT_DRAFTED)
 @pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_a_hook_that_treats_tokens_or_rows_differently(name: str, hook: Hook, said: str) -> None:
-    model, spec = new_model(name), SelfSpec(**FIXED)
+def test_a_trusted_hook_that_treats_tokens_or_rows_differently(
+    name: str, hook: Hook, said: str
+) -> None:
+    model, spec = new_model(name), SelfSpec(**TRUSTING)
     run_both(model, prompt(2), spec, drafts=False, **GREEDY)
     layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
     handle = layers[0].register_forward_hook(hook)
     run_both(model, prompt(2), spec, drafts=False, **GREEDY)
     assert said in spec.stats.disabled_reason
-    assert "0' has forward hooks" in spec.stats.disabled_reason
+    assert "0' has the hook" in spec.stats.disabled_reason
     handle.remove()
     run_both(model, prompt(2), spec, drafts=False, **GREEDY)
     assert said not in str(spec.stats.disabled_reason)
@@ -77,11 +84,11 @@ def test_a_hook_that_treats_tokens_or_rows_differently(name: str, hook: Hook, sa
 def test_a_hook_that_treats_all_tokens_alike_keeps_drafts(hook: Hook) -> None:
     model = new_model()
     model.model.layers[0].register_forward_hook(hook)
-    run_both(model, prompt(2), **GREEDY)
+    run_both(model, prompt(2), partial(doubting, trust_hooks=True), **GREEDY)
 
 
 def test_a_forward_of_somebody_elses_is_compared_with_plain_steps() -> None:
-    model, spec = new_model(), SelfSpec(**FIXED)
+    model, spec = new_model(), SelfSpec(**TRUSTING)
     run_both(model, prompt(), spec, drafts=False, **GREEDY)
     layer = model.model.layers[1]
     stock = layer.forward
@@ -93,7 +100,7 @@ def test_a_forward_of_somebody_elses_is_compared_with_plain_steps() -> None:
 
     layer.forward = steered
     run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert "'model.layers.1' has a forward of its own" in spec.stats.disabled_reason
+    assert "'model.layers.1' has the forward" in spec.stats.disabled_reason
 
 
 # adapters
@@ -202,11 +209,64 @@ def test_a_processor_that_wants_ids_in_one_piece_of_memory() -> None:
     run_both(new_model(), prompt(3), logits_processor=[process], **GREEDY)
 
 
+class Toggled(torch.nn.Module):
+    """Around a layer, or as a hook of it: acts by a switch, a count, or the width of a forward."""
+
+    def __init__(self, inner: torch.nn.Module | None, dice: random.Random) -> None:
+        super().__init__()
+        self.inner, self.switch, self.num_calls = inner, dice.randrange(2), 0
+        self.acts = dice.choice(("switched", "wide", "at first", "each third", "late"))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = args[2] if self.inner is None else self.inner(*args, **kwargs)
+        self.num_calls += 1
+        hidden, number = first(output), self.num_calls
+        if {
+            "switched": self.switch,
+            "wide": hidden.shape[1] > 12,
+            "at first": number == 1,
+            "each third": number % 3 == 0,
+            "late": number > 25,
+        }[self.acts]:
+            hidden[:, -1] += steering(0.3)[: hidden.shape[-1]].to(hidden.dtype)
+        return None if self.inner is None else output
+
+
+def put_around(layers: torch.nn.ModuleList, index: int, dice: random.Random) -> Any:
+    """Puts a wrapper module around a layer; returns what takes it away."""
+    inner = layers[index]
+    layers[index] = Toggled(inner, dice)
+    return SimpleNamespace(remove=lambda: setattr(layers, str(index), inner))
+
+
+def toggled_in(model: torch.nn.Module) -> list[Toggled]:
+    hooks = [hook for m in model.modules() for hook in vars(m)["_forward_hooks"].values()]
+    return [each for each in (*model.modules(), *hooks) if isinstance(each, Toggled)]
+
+
+def counted_anew(model: torch.nn.Module) -> dict[str, Any]:
+    """Lets stock and ours begin with the same counts; an option of no call."""
+    for each in toggled_in(model):
+        each.num_calls = 0
+    return {}
+
+
 def edits(model: PeftModel, dice: random.Random, handles: list[Any]) -> None:
     """One random change of a model's state."""
     inner = model.get_base_model()
-    layer = dice.choice(list(inner.model.layers))
-    kind = dice.randrange(7)
+    layers = inner.model.layers
+    index = dice.randrange(len(layers))
+    layer, kind = layers[index], dice.randrange(-3, 7)
+    toggled = toggled_in(inner)
+    if kind == -3 and toggled:
+        dice.choice(toggled).switch ^= 1
+        return
+    if kind == -2:
+        handles.append(layer.register_forward_hook(Toggled(None, dice)))
+        return
+    if kind == -1 and not toggled:
+        handles.append(put_around(layers, index, dice))
+        return
     if kind < 2 and handles:
         handles.pop(dice.randrange(len(handles))).remove()
     elif kind < 3:
@@ -241,4 +301,5 @@ def test_random_states_of_one_model(seed: int) -> None:
         if any(getattr(m, "merged_adapters", None) for m in model.modules()):
             extra = {}
         options = {"drafts": False, "entrance": "assistant", **extra}
-        run_both(model, prompt(num_rows, seed=number), spec, **options, **GREEDY)
+        inputs = prompt(num_rows, seed=number)
+        run_both(model, inputs, spec, fresh=partial(counted_anew, model), **options, **GREEDY)

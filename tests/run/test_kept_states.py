@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec
+from selfspec import SelfSpec, per_token
 from selfspec.compat.generation import KV, kv_of, update_arguments, with_kv
 from selfspec.compat.states import columns_of, states_of
 from selfspec.run.chains import ChainBackend, KeptStates
@@ -233,6 +233,7 @@ def test_an_interrupt_leaves_the_states_of_a_beginning(name: str, at: int) -> No
 def forgets(model: Any, kinds: tuple[str, ...]) -> Any:
     """The model, whose forwards over several tokens begin without some states."""
 
+    @per_token
     def forget(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         kv = kv_of(kwargs)
         if kv is not None and kwargs["input_ids"].shape[1] > 1:
@@ -260,7 +261,7 @@ def test_a_model_that_reads_on_wrongly_is_decoded_plainly(
     assert probe(model).mode == "chain"
     ability = probe(forgets(model, kinds))
     assert ability.mode == "plain"
-    assert said in ability.reason or "with them several tokens" in ability.reason
+    assert said in ability.reason or "with it several tokens" in ability.reason
 
 
 def test_states_that_limit_what_steps_do_not_are_found_out() -> None:

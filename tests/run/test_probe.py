@@ -194,7 +194,7 @@ def with_noise(model: PreTrainedModel, size: float) -> PreTrainedModel:
     def add_noise(_module: Any, _args: Any, hidden: torch.Tensor) -> torch.Tensor:
         dice = torch.Generator().manual_seed(hidden.shape[0] * hidden.shape[1])
         noise = torch.randn(hidden.shape, generator=dice).to(hidden.dtype)
-        return hidden + noise * size * hidden.std()
+        return hidden + noise * size * hidden.std(-1, keepdim=True)
 
     for layer in model.model.layers:
         layer.register_forward_hook(add_noise)

@@ -20,7 +20,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
     models, model = run.KnownModels(SpecConfig()), tiny_model()
     tried: list[Any] = []
 
-    def slowly(asked: Any) -> Ability:
+    def slowly(asked: Any, _width: int) -> Ability:
         tried.append(asked)
         for _ in range(1000):
             time.sleep(0)  # Lets the other threads go on.

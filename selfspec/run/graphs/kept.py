@@ -18,11 +18,12 @@ from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.machine.device import device_for
 from selfspec.run.backends import TreeBackend
+from selfspec.run.foreign import foreign_code
 from selfspec.run.graphs.runner import StaticRunner
 from selfspec.run.model import AttentionTypes
 from selfspec.run.probe import BrokenTrial, try_backend
 from selfspec.run.rope import changing_rope
-from selfspec.run.state import addresses_of, foreign_hooks, state_of
+from selfspec.run.state import addresses_of, state_of
 
 __all__ = ["KeptRunner"]
 
@@ -88,8 +89,8 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return f"its {kind} rotary embedding changes with the length of a forward"
     if is_parallel(model):
         return "it is spread over several processes"
-    if hooks := foreign_hooks(model):
-        return f"{hooks}, which a replay would leave out"
+    if foreign := foreign_code(model):
+        return f"{foreign[0].what}, which a replay would leave out"
     return _module_reason(model)
 
 

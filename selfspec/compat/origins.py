@@ -1,0 +1,136 @@
+"""Who wrote the code that runs in a model: by the modules that functions and classes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from selfspec.compat.generation import is_of_output_capturing
+
+__all__ = [
+    "functions_of",
+    "is_harmless",
+    "is_of_library",
+    "layer_that_mixes_tokens",
+    "name_of",
+    "packages_of",
+    "written_by_models",
+]
+
+# The modules of these packages are parts of models: layers, quantised ones among them, adapters,
+# and faster kernels. Anybody else's in a model of transformers was put there by its user.
+_LIBRARIES = frozenset(
+    (
+        "accelerate",
+        "auto_gptq",
+        "auto_round",
+        "awq",
+        "bitsandbytes",
+        "causal_conv1d",
+        "compressed_tensors",
+        "fla",
+        "flash_attn",
+        "gptqmodel",
+        "hqq",
+        "kernels",
+        "liger_kernel",
+        "mamba_ssm",
+        "optimum",
+        "peft",
+        "selfspec",
+        "timm",
+        "torch",
+        "torchao",
+        "transformers",
+        "xformers",
+    )
+)
+# Where transformers puts the code that `trust_remote_code=True` loads.
+_OF_MODELS = "transformers_modules"
+# Hooks of these modules move weights, or mask them.
+_HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
+# Gradient checkpointing puts these on embeddings, in transformers and in PEFT.
+_REQUIRES_GRAD = ("make_inputs_require_grads", "make_inputs_require_grad")
+# What leads from a wrapper to the function inside of it.
+_INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable")
+
+
+def _parts(code: Any) -> Iterator[Any]:
+    """The functions and objects that a callable consists of: a wrapper, and what it wraps."""
+    waiting, seen = [code], set[int]()
+    for each in waiting:  # It grows meanwhile.
+        if id(each) not in seen:
+            seen.add(id(each))
+            waiting += [getattr(each, name) for name in _INSIDE if hasattr(each, name)]
+            if not isinstance(each, (partial, MethodType)):
+                yield each
+
+
+def _origin(part: Any) -> str:
+    # `functools.wraps` gives a wrapper the module of what is inside, but not its globals.
+    if isinstance(part, FunctionType):
+        return str(part.__globals__.get("__name__", ""))
+    owner = part if isinstance(part, (type, BuiltinFunctionType)) else type(part)
+    return str(owner.__module__ or "")
+
+
+def packages_of(code: Any) -> set[str]:
+    """The packages in which a callable or a class was written, with all that it wraps.
+
+    >>> packages_of(nn.Linear), packages_of(len)
+    ({'torch'}, {'builtins'})
+    """
+    return {_origin(part).partition(".")[0] for part in _parts(code)}
+
+
+def name_of(code: Any) -> str:
+    """What a hook or a forward is called, by whoever wrote it: the innermost of what is wrapped."""
+    *_, part = _parts(code)
+    return str(getattr(part, "__qualname__", None) or type(part).__qualname__)
+
+
+def functions_of(code: Any) -> Hashable:
+    """The same value for two callables that run the same code, such as closures made in a loop."""
+    return tuple(getattr(part, "__code__", None) or name_of(part) for part in _parts(code))
+
+
+def is_of_library(code: Any, own: frozenset[str] = frozenset()) -> bool:
+    """Was all of this written by a library whose modules are parts of models, or by the model?
+
+    `own` are the packages of the model's code.
+    """
+    return packages_of(code) <= _LIBRARIES | own
+
+
+def written_by_models(model: nn.Module) -> frozenset[str]:
+    """The packages of a model's own code, as far as they are no library's."""
+    return frozenset((packages_of(type(model)) | {_OF_MODELS}) - _LIBRARIES)
+
+
+def is_harmless(hook: Any) -> bool:
+    """Is this a hook of ours or of a library that changes no token's outcome in a plain call?
+
+    Without it, such a hook makes the trial of a model longer, and turns no drafts off.
+    """
+    origins = {_origin(part) for part in _parts(hook)}
+    (origin,) = origins if len(origins) == 1 else ("",)
+    package = origin.partition(".")[0]
+    if package in ("transformers", "peft") and getattr(hook, "__name__", "") in _REQUIRES_GRAD:
+        return True
+    return package == "selfspec" or origin in _HARMLESS or is_of_output_capturing(origin)
+
+
+def layer_that_mixes_tokens(module: nn.Module) -> str | None:
+    """The name of a layer whose result for a token depends on the other tokens of the forward.
+
+    LLM.int8 of bitsandbytes computes columns in half precision that are large in any token. Without
+    this, a trial whose tokens have no such column would pass, and a text could differ from stock's.
+    """
+    if type(module).__name__ != "Linear8bitLt":
+        return None
+    threshold = getattr(getattr(module, "state", None), "threshold", 0)
+    return f"{type(module).__name__} of bitsandbytes" if threshold > 0 else None
