@@ -151,7 +151,7 @@ class Proposer:
         return serials, places
 
     def _observe(self, step: _Step, serials: Ids, places: Ids) -> None:
-        """Learns the new tokens of all rows, one behind the other."""
+        """Learns the new tokens of all rows, one after the other."""
         of = np.repeat(np.arange(len(step.rows)), step.num_new)
         depths = np.arange(len(of)) - (np.cumsum(step.num_new) - step.num_new)[of]
         rows, ends = step.rows[of], (step.ends - step.num_new)[of] + depths
@@ -240,7 +240,7 @@ class _Lasting:
         return chains
 
     def append(self, serials: Ids, text: Ids) -> None:
-        """Keeps new tokens for the next save, each behind the two before it."""
+        """Keeps new tokens for the next save, each after the two before it."""
         if self._remembered is not None:
             self._answers.append(serials, text)
 
