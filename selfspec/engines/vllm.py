@@ -211,7 +211,7 @@ class _Lasting:
             self._remembered = Remembered(remember, tokenizer, saves=saves)
         self._answers = Answers()
         self._vocab_size = model.get_vocab_size()
-        self._memory = Knowledge(
+        self._learned = Knowledge(
             SpecConfig(sources=_SOURCES),
             loaded=loaded,
             remembered=self._remembered,
@@ -223,7 +223,7 @@ class _Lasting:
 
     def chains(self, max_tokens: int, least_chance: float) -> Chains:
         """Chains that know all of it; what was written last counts most."""
-        answers, tables = self._answers.kept, self._memory.tables()
+        answers, tables = self._answers.kept, self._learned.tables()
         num_known = 0 if self._corpus is None else self._corpus.num_prefixes
         num_known += sum(len(table["ids"]) for table in tables.values() if "ids" in table)
         num_known += NUM_LENGTHS * len(answers)
@@ -252,7 +252,7 @@ class _Lasting:
                 return
             for start in range(0, len(text), _LESSON):
                 part = text[start : start + _LESSON]
-                for source in self._memory.sources:
+                for source in self._learned.sources:
                     source.observe_text(part[:, :2], part[:, 2])
             self._remembered.end()
 
