@@ -36,9 +36,9 @@ class SpecConfig:
         top_k: Candidates kept for each token in the look-up tables. It is also the most that a
             source may name for a node, and not the top_k of sampling.
         sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
-            followed a token before. "lut2": what followed two tokens. "context": what this text has
-            said already. "corpus": the n-grams of a loaded cache. "runners": what the model nearly
-            said.
+            followed a token before. "lut2": what followed two tokens. "context": what this text
+            contains already. "corpus": the n-grams of a loaded cache. "runners": what the model
+            nearly chose.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
         forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":
@@ -47,7 +47,7 @@ class SpecConfig:
             from the start, and go on eagerly if that can't be.
         overlap: On CUDA, update tables and move keys and values while the CPU works. False does one
             after the other.
-        strict: Refuse a call that can't be drafted for. False decodes it plainly and says why in
+        strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the reason in
             `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
             the model. True is your word that they treat each token by itself, without a state: what

@@ -18,7 +18,7 @@ class ConfigError(SelfSpecError, ValueError):
 
 
 class BuildError(SelfSpecError, ValueError):
-    """A recipe, its data or the place to build in stand in the way of building a cache."""
+    """A cache can't be built: its recipe, its data or its place is wrong."""
 
 
 class UnsupportedError(SelfSpecError, ValueError):

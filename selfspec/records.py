@@ -40,12 +40,12 @@ def sources_of(kinds: Iterable[Evidence]) -> list[str]:
     return [kind.source for kind in kinds if kind.rank]
 
 
-# The random number of each token in one step of sampling, and that for the tokens behind drafts of
+# The random number of each token in one step of sampling, and that for the tokens after drafts of
 # some depth; None where nobody knows it.
 NoiseOf = Callable[[int], float]
 NoiseAhead = Callable[[int], NoiseOf | None]
 
-# The likeliest next tokens behind a token, with their probabilities, likeliest first.
+# The likeliest next tokens after a token, with their probabilities, likeliest first.
 Likely = list[tuple[int, float]]
 
 # One likely next token, and why a source believes so. A tree looks at hundreds of these tuples.
@@ -148,7 +148,7 @@ Pays = Callable[[DraftTree, float], bool]
 
 
 class TopK(NamedTuple):
-    """The model's K likeliest next tokens behind each of N tokens."""
+    """The model's K likeliest next tokens after each of N tokens."""
 
     ids: NDArray[np.int32]  # (N, K), likeliest first
     probabilities: NDArray[np.float16]  # (N, K)
@@ -159,10 +159,10 @@ class TopK(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """What the model said at each node of a tree, the accepted ones last: they win over others."""
+    """The predictions at the nodes of a tree, the accepted ones last: they win over others."""
 
     pairs: NDArray[np.int64]  # (N, 2): the token above each node, -1 above the root, and its own
-    top: TopK  # (N, K): what comes behind
+    top: TopK  # (N, K): what comes after
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,7 +19,7 @@ _LATEST = {"merge": "latest"}
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Counts and times of one or more `generate()` calls; `a + b` merges those of `b` behind `a`.
+    """Counts and times of one or more `generate()` calls; `a + b` merges those of `b` after `a`.
 
     Attributes:
         num_calls: Calls of `generate()`.
@@ -28,7 +28,7 @@ class GenerationStats:
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_read_again: Accepted tokens that were read a second time, since a running state can't
-            take back the wrong drafts behind them.
+            take back the wrong drafts after them.
         num_draft_forwards: Forwards of the draft model, those over the prompts among them.
         accepted_lengths: How many steps there were by the number of accepted drafts.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
@@ -93,7 +93,7 @@ class GenerationStats:
         """How many times sooner the steps yielded their tokens than plain steps would have.
 
         A plain step is taken to cost what those of the same calls did. None if there were fewer
-        than four: then it can't be said, and neither can it of a call that was decoded plainly.
+        than four, or if the call was decoded plainly: then it is unknown.
         """
         if self.num_plain_steps < _ENOUGH or not self.step_seconds:
             return None
@@ -177,7 +177,7 @@ class GenerationStats:
 
     @property
     def _which_calls(self) -> str:
-        """How many calls were not drafted as asked, where there are others beside them."""
+        """How many calls were not drafted as asked, if there are others."""
         if self.num_disabled_calls in (0, self.num_calls):
             return ""
         return f"{self.num_disabled_calls} of {self.num_calls} calls "
@@ -186,7 +186,7 @@ class GenerationStats:
     def _verdict(self) -> str:
         """Was it faster?"""
         if self.speed_up is None:
-            return "whether this was faster can't be said: there were too few plain steps"
+            return "whether this was faster is unknown: there were too few plain steps"
         plain = self.speed_up * self.step_seconds
         return (
             f"{self.speed_up:.2f}x: {self.step_seconds:.2f} s for the steps, {plain:.2f} s if all "

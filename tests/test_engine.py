@@ -270,7 +270,7 @@ def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     lut = LutSource(VOCAB, 3)
     run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
     run.decode()
-    assert not (lut.table.token_ids >= 0).any()
+    assert not (lut.token_ids >= 0).any()
     assert run.memory.calibration._rates == {}
     assert all(record.top is None for record in run.records)
 
@@ -282,7 +282,7 @@ def test_the_luts_hold_what_the_model_said_last():
     (text,) = run.decode()
     for token in text[1:-1]:
         expected = model.logits((token,)).argsort(descending=True)[:3].tolist()
-        assert lut.table.token_ids[token].tolist() == expected
+        assert lut.token_ids[token].tolist() == expected
     assert run.stats.tokens_per_step > 2
 
 

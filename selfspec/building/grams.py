@@ -34,7 +34,7 @@ class Grams(NamedTuple):
     parents: Array
     tokens: Array
     counts: Array  # How often it came.
-    totals: Array  # How often anything came behind it.
+    totals: Array  # How often anything came after it.
 
 
 Trie = list[Grams]  # n-grams of 1, 2, … tokens.
@@ -51,7 +51,7 @@ def _add_up(parents: Array, tokens: Array, counts: Array, totals: Array) -> tupl
 
 
 def _count(text: NDArray[np.int64], depth: int) -> Trie:
-    """Counts the n-grams of documents, behind each of which stands an end."""
+    """Counts the n-grams of documents, each of which is followed by an end."""
     trie = []
     starts = np.flatnonzero(text != _END)
     parents = np.zeros(len(starts), np.int64)
@@ -95,7 +95,7 @@ def _size(trie: Trie) -> int:
 class GramCounter:
     """Counts what follows each prefix of 1 to `max_prefix` tokens; n-grams stay in a document.
 
-    `max_memory` bounds the arrays in bytes, beside the longest document and the finished tables.
+    `max_memory` bounds the arrays in bytes, without the longest document and the finished tables.
     As long as all different n-grams fit, the counts are exact. Otherwise the rarest of the longest
     ones are dropped, so that some of them end with lower counts than they should.
     """

@@ -60,8 +60,8 @@ def teach(
 def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:
     """What the model reads before each window: for single tokens the beginning of a chat.
 
-    The chat says nothing, so that the model goes on as in an answer. Without a chat template it is
-    the beginning of a text.
+    The chat has no topic, so that the model continues as in an answer. Without a chat template it
+    is the beginning of a text.
     """
     if not recipe.reads_vocabulary:
         return []

@@ -117,7 +117,7 @@ class Recipe(BaseModel):
 
     @classmethod
     def of(cls, **keys: Any) -> Recipe:
-        """A recipe from keywords; the name of the data stands in for a missing name."""
+        """A recipe from keywords; without a name, it gets that of the data."""
         data = keys.get("data")
         if data is None:
             raise BuildError("--data must name what to read: a file, a folder or a Hub id")

@@ -29,7 +29,7 @@ _KEY = "selfspec"  # The one entry of the metadata. Several would be written in 
 
 
 class _Card(BaseModel):
-    """What a file says besides its tables."""
+    """What a file holds apart from its tables."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -40,7 +40,7 @@ class _Card(BaseModel):
 
 
 def file_of(name: str | os.PathLike[str]) -> Path:
-    """The file that a user's name stands for: ``.safetensors`` is added where it is missing."""
+    """The file of this name: ``.safetensors`` is added where it is missing."""
     path = Path(os.path.expanduser(os.fspath(name)))
     return path if path.name.endswith(SUFFIX) else Path(f"{path}{SUFFIX}")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from selfspec.cli.batch import batch
-from selfspec.cli.cache.cache_command import cache
+from selfspec.cli.cache import cache
 from selfspec.cli.chat.chat_command import chat
 from selfspec.cli.check.check_command import check, demo
 from selfspec.cli.generate import generate

@@ -60,7 +60,7 @@ class _Chances(dict[Kinds, float]):
     """What was counted of each kind of evidence, and the prior of single ones; others are guessed.
 
     Joint evidence that is new starts from its parts as if they were independent. Where a draft
-    model has spoken, it starts from what that says: the model sees the text that others count.
+    model names the token, it starts from that one: the model sees the text that others count.
     """
 
     def __init__(self, prior: Callable[[Evidence], float]) -> None:
@@ -111,7 +111,7 @@ class Calibration:
     def rows(self, max_rows: int | None = _MAX_ROWS) -> list[list[Any]]:
         """The rates that were tried most, as plain lists, sorted: [[evidence, …], hits, trials].
 
-        What was seen but a few times says little, and would make a cache slow to open. None: all.
+        Rates with few trials are worth little and make a cache slow to open. None: all.
         """
         with self._lock:
             items = sorted(self._rates.items(), key=lambda item: (-item[1][1], item[0]))

@@ -33,10 +33,10 @@ class Answers(Source):
         self._written: list[NDArray[np.int64]] = []  # each (N, 4): serials, then as in `append`
         self._num_tokens = 0
         self._num_taken = 0
-        self.kept = np.zeros(0, np.int32)  # What the file held, with -1 behind each answer.
+        self.kept = np.zeros(0, np.int32)  # What the file held, with -1 after each answer.
 
     def append(self, serials: NDArray[np.int64], text: NDArray[np.int64]) -> None:
-        """Takes each row's next tokens, in order, behind the two before each; (N, 3)."""
+        """Takes each row's next tokens, in order, after the two before each; (N, 3)."""
         self._written.append(np.column_stack([serials, text]))
         self._num_tokens += len(text)
         while self._num_tokens > _MAX_TOKENS:
@@ -49,7 +49,7 @@ class Answers(Source):
         return np.concatenate([_NO_TEXT, *self._written[start : self._num_taken]])[:, 1:]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The answers one behind the other, each with -1 at its end."""
+        """The answers one after the other, each with -1 at its end."""
         written = np.concatenate([_NO_TEXT, *list(self._written)])
         written = written[np.argsort(written[:, 0], kind="stable")]
         ends = 1 + np.flatnonzero(np.diff(written[:, 0], append=-1))

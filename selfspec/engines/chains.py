@@ -1,6 +1,6 @@
-"""Chains of drafts for all rows at once: which token came behind the last few, by hashed n-grams.
+"""Chains of drafts for all rows at once: which token came after the last few, by hashed n-grams.
 
-Everything that is known is one table: what the row itself has said, and what all rows, caches and
+Everything that is known is one table: the text of the row itself, and that of all rows, caches and
 memory files have. A look-up of all rows is a few operations of numpy, so a step of 64 rows takes
 about as long as ten rows would in a loop over them. Knows tokens and hashes; no text is kept.
 """
@@ -17,7 +17,7 @@ from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["LONGEST", "NUM_LENGTHS", "Chains", "windows"]
 
-# The token behind this many others is kept; of those that are found the longest counts.
+# The token after this many others is kept; of those that are found the longest counts.
 _LENGTHS = np.array([1, 2, 3, 4, 6, 10, 16])
 NUM_LENGTHS, LONGEST = len(_LENGTHS), int(_LENGTHS[-1])
 # An entry is its key's lower half, then a token, then how often that came.
@@ -54,7 +54,7 @@ def windows(token_ids: NDArray[Any], rows: Ids, ends: Ids, length: int) -> Ids:
 
 
 class GramTable:
-    """The token that came behind each n-gram, by the n-gram's key, and how often it did.
+    """The token that came after each n-gram, by the n-gram's key, and how often it did.
 
     A token that came several times gives way only after others have come about as often. The size
     is fixed: a newer key takes an older one's entry.
@@ -71,7 +71,7 @@ class GramTable:
         return np.where(_same_key(found, keys), found, 0)
 
     def add(self, keys: Keys, tokens: Keys, counts: Any = 1) -> None:
-        """Counts tokens behind keys; of a key that is named twice the last one counts."""
+        """Counts tokens after keys; of a key that is named twice the last one counts."""
         slots = (keys >> self._shift).view(np.int64)
         old = self._entries[slots]
         num_old = np.where(_same_key(old, keys), old & _MAX_COUNT, 0)
@@ -113,7 +113,7 @@ class Chains:
             self._grams.add(_keys(before, salt)[:, 0], _tokens(text[ends])[:, 0])
 
     def observe(self, before: Ids, tokens: Ids, serials: Ids) -> None:
-        """Learns the token behind each window, for the row itself and for all."""
+        """Learns the token after each window, for the row itself and for all."""
         self._grams.add(_keys(before, _salts(serials)), _tokens(tokens))
 
     def count(self, places: Ids, depths: Ids, tokens: Ids) -> None:
@@ -163,7 +163,7 @@ class Chains:
         return [chain[:length] for chain, length in zip(chains, lengths.tolist(), strict=True)]
 
     def _look(self, before: Ids, salts: Keys) -> tuple[Ids, Ids]:
-        """What both name behind each window (R, 2), -1 for nothing, and the pair of kinds (R,)."""
+        """What both name after each window (R, 2), -1 for nothing, and the pair of kinds (R,)."""
         entries = self._grams.find(_keys(before, salts))
         longest = ((entries > 0) * np.arange(1, 1 + NUM_LENGTHS)).max(-1)
         found = entries[np.arange(len(entries))[:, None], [0, 1], longest - 1].view(np.int64)
@@ -172,7 +172,7 @@ class Chains:
         return tokens, kinds[:, 0] * _NUM_KINDS + kinds[:, 1]
 
     def read_table(self, keys: Ids, ids: Ids, chances: NDArray[Any]) -> None:
-        """Learns the likeliest token behind each phrase (N, n)."""
+        """Learns the likeliest token after each phrase (N, n)."""
         num_tokens = keys.shape[1]
         if num_tokens not in _LENGTHS:
             return
@@ -186,7 +186,7 @@ class Chains:
             self._grams.add(hashes, _tokens(ids[part][is_some])[:, 0], counts[:, None])
 
     def read_corpus(self, tables: CorpusTables) -> None:
-        """Learns the likeliest token behind each phrase of a corpus."""
+        """Learns the likeliest token after each phrase of a corpus."""
         arrays = tables.arrays()
         phrases = np.zeros((1, 0), np.int64)
         offsets = np.array([0, len(arrays["token.1"])])

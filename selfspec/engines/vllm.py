@@ -151,7 +151,7 @@ class Proposer:
         return serials, places
 
     def _observe(self, step: _Step, serials: Ids, places: Ids) -> None:
-        """Learns the new tokens of all rows, one behind the other."""
+        """Learns the new tokens of all rows, one after the other."""
         of = np.repeat(np.arange(len(step.rows)), step.num_new)
         depths = np.arange(len(of)) - (np.cumsum(step.num_new) - step.num_new)[of]
         rows, ends = step.rows[of], (step.ends - step.num_new)[of] + depths
@@ -211,7 +211,7 @@ class _Lasting:
             self._remembered = Remembered(remember, tokenizer, saves=saves)
         self._answers = Answers()
         self._vocab_size = model.get_vocab_size()
-        self._memory = Knowledge(
+        self._learned = Knowledge(
             SpecConfig(sources=_SOURCES),
             loaded=loaded,
             remembered=self._remembered,
@@ -223,7 +223,7 @@ class _Lasting:
 
     def chains(self, max_tokens: int, least_chance: float) -> Chains:
         """Chains that know all of it; what was written last counts most."""
-        answers, tables = self._answers.kept, self._memory.tables()
+        answers, tables = self._answers.kept, self._learned.tables()
         num_known = 0 if self._corpus is None else self._corpus.num_prefixes
         num_known += sum(len(table["ids"]) for table in tables.values() if "ids" in table)
         num_known += NUM_LENGTHS * len(answers)
@@ -240,7 +240,7 @@ class _Lasting:
         return chains
 
     def append(self, serials: Ids, text: Ids) -> None:
-        """Keeps new tokens for the next save, each behind the two before it."""
+        """Keeps new tokens for the next save, each after the two before it."""
         if self._remembered is not None:
             self._answers.append(serials, text)
 
@@ -252,7 +252,7 @@ class _Lasting:
                 return
             for start in range(0, len(text), _LESSON):
                 part = text[start : start + _LESSON]
-                for source in self._memory.sources:
+                for source in self._learned.sources:
                     source.observe_text(part[:, :2], part[:, 2])
             self._remembered.end()
 

@@ -1,8 +1,8 @@
 """Five papers, a file each, in their own words and symbols.
 
-Each method is made of what a user's own would be made of: a `Source` says what may come, a `Budget`
-how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts are
-next. ``SelfSpec.as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all five:
+Each method is made of the same parts as a user's own: a `Source` names what may come, a `Budget`
+says how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts
+are next. ``SelfSpec.as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all:
 
 ======================================  ==================  ========================================
 what                                    paper               in `SelfSpec()`
@@ -12,11 +12,11 @@ tables of the likeliest next tokens     DIAA                kept; whole rows are
 tree grown anew in each step            DIAA                kept; with chances that are counted
 decays, threshold, update interval      DIAA                thrown out: with counted chances they
                                                             bring nothing
-tables and KV updated beside the CPU    DIAA                kept, on a GPU
+tables and KV updated meanwhile         DIAA                kept, on a GPU
 phrases of a corpus                     Self-Draft          kept, where a cache has one
 n-grams of this text                    Self-Draft          thrown out for suffix matches, which
                                                             bring 1.68 tokens a step for 1.33
-branches beside the tree                Self-Draft          thrown out: nodes of the tree bring as
+branches in the tree                    Self-Draft          thrown out: nodes of the tree bring as
                                                             much for the same queries
 weights read ahead of the forward       EdgeLLM             kept, in `selfspec.load`
 small model that stays in memory        EdgeLLM             kept, with `draft_model`
@@ -29,7 +29,7 @@ prompts sorted by their lengths         edge networks       kept, as `ShortestFi
 batches and lengths by equations        edge networks       thrown out: they need two machines
 ======================================  ==================  ========================================
 
-`docs/papers.md` has the figures behind each line.
+`docs/papers.md` has the figures for each line.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Paths below a threshold τ are pruned, but the first level is always there. A tr
 for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache.
 
 ``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up; its tables were filled from
-ShareGPT, which the recipe `dialogue` of ``selfspec cache build`` stands for.
+ShareGPT, in place of which there is the recipe `dialogue` of ``selfspec cache build``.
 
 What the text leaves open, and how it is read here:
 
@@ -101,9 +101,9 @@ class Tables(Source):
         return TablesCursor(self, prompt_ids[-1] if prompt_ids else -1, learns=learns)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Takes in what the model said behind each last token."""
-        said = zip(pairs[:, -1].tolist(), top.ids.tolist(), top.probabilities.tolist(), strict=True)
-        for token, ids, probabilities in said:
+        """Takes in what the model predicted after each last token."""
+        rows = zip(pairs[:, -1].tolist(), top.ids.tolist(), top.probabilities.tolist(), strict=True)
+        for token, ids, probabilities in rows:
             new = {i: p for i, p in zip(ids, probabilities, strict=True) if i >= 0}
             is_whole = self._merges == "newest" or token not in self._rows
             self._rows[token] = new if is_whole else self._merged(dict(self._rows[token]), new)

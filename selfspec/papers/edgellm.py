@@ -11,7 +11,7 @@ pacer goes on with the branch that lacks most (equations 1 and 2):
 Drafting ends once the largest confidence of all branches, T_c = max_i C_i, is below α. What the
 target then accepts moves α (equation 3): all N_all tokens of the branch, α ← α / 2; N_correct of
 them, α ← α / T_c^((N_all - N_correct) / N_all). While the target is read, the draft LLM goes on
-behind the branch that it likes best (provisional generation).
+after the branch that it likes best (provisional generation).
 
 ``SelfSpec.as_in("edgellm", draft_model=small)``, with a target of `selfspec.load`, which reads
 layers ahead of the forward.
@@ -65,7 +65,7 @@ class Fallback(Budget):
     """A budget: the self-adaptive threshold α, which a branch that was right moves by `factor`.
 
     `as_written` is the paper's: drafting ends once T_c is below α. Otherwise no node below α is
-    drafted but the first, and the confidence of the branch that was right stands for T_c.
+    drafted but the first, and the confidence of the branch that was right takes the place of T_c.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class DraftLLM(Source):
 
 
 class DraftCursor(Cursor):
-    """The text as the draft LLM has read it; the paths behind it are forgotten at once."""
+    """The text as the draft LLM has read it; the paths after it are forgotten at once."""
 
     def __init__(self, text: DraftText, prompt_ids: Sequence[int]) -> None:
         self._text, self._unread = text, list(prompt_ids)
@@ -154,7 +154,7 @@ class DraftCursor(Cursor):
         return ()
 
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
-        """What it finds likely behind a path; nothing where it has no position left."""
+        """What it finds likely after a path; nothing where it has no position left."""
         wanted = [*self._unread, *state]
         if state not in self._behind and wanted and len(wanted) <= self._text.room:
             likely = self._text.read(wanted)

@@ -1,14 +1,14 @@
 """Self-Draft: branches of guesses that the model answers next to its own text.
 
 "Multi-Branch Self-Drafting for LLM Inference Acceleration" (AAAI 2025). N draft branches τ_i of at
-most L tokens ride along in each forward behind the text X, blind to one another:
+most L tokens ride along in each forward after the text X, blind to one another:
 
     x_t, D, V = S(P_M(Y | [X; T; C])),
 
-where T are the branches and D what the model says behind each of their tokens, C the candidate
-drafts and V what it says behind theirs. A branch begins with several random tokens. It goes on with
-the last token of its D, and drops its foremost one once it is full: τ_i = [τ_i; D_i,|τ_i|]. Each
-sub-sequence of G tokens of a branch with the token that the model says behind it is a draft
+where T are the branches and D what the model predicts after each of their tokens, C the candidate
+drafts and V what it predicts after theirs. A branch begins with several random tokens. It goes on
+with the last token of its D, and drops its first one once it is full: τ_i = [τ_i; D_i,|τ_i|]. Each
+sub-sequence of G tokens of a branch with the token that the model predicts after it is a draft
 
     d = [τ_i,k-G:k; D_i,k],
 
@@ -178,7 +178,7 @@ class ContextCacheCursor(Cursor):
 
 
 def freshest_first(evidence: Evidence) -> float:
-    """What stands in for a chance: a fresher draft, or a more frequent phrase, comes first."""
+    """In place of a chance: a fresher draft, or a more frequent phrase, comes first."""
     return float(_FRESHEST * _NEXT ** (evidence.rank - 1))
 
 

@@ -34,8 +34,8 @@ def path(learned, tmp_path):
 def test_what_was_learned_comes_back(learned, path):
     loaded = SelfSpec.from_pretrained(path, tokenizer=TOKENIZER, max_nodes=8)
     ours, theirs = lut_of(loaded), lut_of(learned)
-    np.testing.assert_array_equal(ours.table.token_ids, theirs.table.token_ids)
-    np.testing.assert_array_equal(ours.table.probabilities, theirs.table.probabilities)
+    np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
+    np.testing.assert_array_equal(ours.probabilities, theirs.probabilities)
     assert loaded.learned(VOCAB).calibration.rows() == learned.learned(VOCAB).calibration.rows()
     assert plain(loaded.contents()) == plain(load_cache(path))
 
@@ -60,8 +60,8 @@ def test_saving_needs_to_know_the_tokenizer(learned, path, tmp_path):
 
 @pytest.mark.parametrize("top_k", [1, 3, 12])
 def test_another_k_cuts_or_fills_the_rows(learned, path, top_k):
-    theirs = lut_of(learned).table.token_ids
-    ours = lut_of(SelfSpec.from_pretrained(path, top_k=top_k)).table.token_ids
+    theirs = lut_of(learned).token_ids
+    ours = lut_of(SelfSpec.from_pretrained(path, top_k=top_k)).token_ids
     shared = min(top_k, theirs.shape[1])
     np.testing.assert_array_equal(ours[:, :shared], theirs[:, :shared])
     assert (ours[:, shared:] == -1).all()
@@ -98,7 +98,7 @@ class TestVocabulary:
         for model, width in ((attached_model(), VOCAB), (wide, VOCAB + 64)):
             spec = SelfSpec.from_pretrained(path, tokenizer=TOKENIZER)
             assert write(spec, model).tolist() == write(None, model).tolist()
-            assert len(lut_of(spec, width).table.token_ids) == width
+            assert len(lut_of(spec, width).token_ids) == width
 
     def test_a_model_without_the_ids_is_refused_at_first_use(self, path):
         narrow = selfspec.attach(new_model(vocab_size=VOCAB // 2))

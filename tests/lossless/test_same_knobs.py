@@ -67,5 +67,5 @@ def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
     """All that a call could have changed, as values."""
     memory = spec.learned(VOCAB)
     lut = lut_of(spec, VOCAB)
-    tables = (lut.table.token_ids, lut.table.probabilities)
+    tables = (lut.token_ids, lut.probabilities)
     return (*(np.array(table).tobytes() for table in tables), dict(memory.calibration._rates))

@@ -90,7 +90,7 @@ def test_candidate_generator_learns_how_far_guesses_can_be_trusted(learning: str
     rates = memory.calibration.rows()
     num_right = sum(hits for kinds, hits, _ in rates if [kind[0] for kind in kinds] == ["future"])
     assert bool(rates) == (learning == "session")
-    assert (lut_of(spec).table.token_ids >= 0).any() == (learning == "session")
+    assert (lut_of(spec).token_ids >= 0).any() == (learning == "session")
     if learning == "session":
         assert num_right > 5
 
@@ -116,14 +116,14 @@ def test_recorder_in_stock_generate(call: Call) -> None:
     table = expected_lut(stock.output, inputs, spec.config.top_k)
     for token in range(VOCAB):
         expected = table.get(token, [-1] * spec.config.top_k)
-        assert lut.table.token_ids[token].tolist() == expected
+        assert lut.token_ids[token].tolist() == expected
     spoken = np.array(sorted(table))
-    assert (lut.rows.probabilities[spoken].sum(-1) <= 1.01).all()
-    assert (np.diff(lut.rows.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
+    assert (lut.probabilities[spoken].sum(-1) <= 1.01).all()
+    assert (np.diff(lut.probabilities[spoken].astype(np.float32), axis=-1) <= 0).all()
 
 
 @pytest.mark.parametrize("learning", ["request", "frozen"])
 def test_recorder_leaves_what_is_learned_to_the_learning_scope(learning: str) -> None:
     spec = SelfSpec(learning=learning)
     run(tiny_model(), prompt(), logits_processor=[LutRecorder(spec)], **GREEDY)
-    assert (lut_of(spec, VOCAB).rows.token_ids == -1).all()
+    assert (lut_of(spec, VOCAB).token_ids == -1).all()

@@ -1,4 +1,4 @@
-"""What this request has said already: suffix matches.
+"""What the text of this request contains already: suffix matches.
 
 Keeps every earlier position of prompt and output where the text before reads as it does at the end,
 and for how many tokens. All of this belongs to one request: nothing reaches another row or call.
@@ -19,7 +19,7 @@ __all__ = ["ContextCursor", "ContextSource", "TextEnd"]
 _MAX_MATCHES = 32
 # All longer matches count as the same evidence.
 _MAX_MATCH_LENGTH = 4
-# A prompt that repeats itself throughout would be compared for ever without a bound.
+# A prompt that repeats itself throughout would be compared without end.
 _LONGEST_SEARCHED = 64
 
 # The position of the next token, and the length of the match before it.
@@ -35,12 +35,12 @@ class ContextSource(Source):
         self._top_k = top_k
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> ContextCursor:
-        """A cursor behind the prompt, which is read once."""
+        """A cursor after the prompt, which is read once."""
         return ContextCursor(prompt_ids, self._top_k)
 
 
 class TextEnd:
-    """The end of the text with drafts behind it: a token, below another such end.
+    """The end of the text with drafts after it: a token, below another such end.
 
     Its matches are looked up when they are asked for: most candidates never win a node.
     """
@@ -65,7 +65,7 @@ class ContextCursor(Cursor):
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
         self.token_ids = list(prompt_ids)
         self._top_k = top_k
-        self._after: dict[int, list[int]] = {}  # The positions right behind each token.
+        self._after: dict[int, list[int]] = {}  # The positions right after each token.
         for position, token in enumerate(self.token_ids, start=1):
             self._after.setdefault(token, []).append(position)
         self._matches = self._searched() if self.token_ids else []
@@ -80,7 +80,7 @@ class ContextCursor(Cursor):
         return self._copied(self.find(state))
 
     def follow(self, state: TextEnd, token: int) -> TextEnd:
-        """Any token may have been said before."""
+        """Any token may have come before."""
         return TextEnd(token, above=self.find(state))
 
     def observe(self, record: StepRecord) -> None:
@@ -91,11 +91,11 @@ class ContextCursor(Cursor):
     def find(self, end: TextEnd) -> Sequence[Match]:
         """The matches of an end, looked up once; costs a look at each match above it."""
         if end.matches is None:
-            end.matches = self._behind(end.above, end.token)
+            end.matches = self._extended(end.above, end.token)
         return end.matches
 
     def _copied(self, matches: Sequence[Match]) -> list[Candidate]:
-        """What the text said at each match, the tokens with the longest one first."""
+        """The token after each match, those with the longest match first."""
         if not matches:
             return []
         text, end = self.token_ids, len(self.token_ids)
@@ -118,7 +118,7 @@ class ContextCursor(Cursor):
             for rank, token in enumerate(ranked[: self._top_k], start=1)
         ]
 
-    def _behind(self, above: Sequence[Match], token: int) -> Sequence[Match]:
+    def _extended(self, above: Sequence[Match], token: int) -> Sequence[Match]:
         text = self.token_ids
         matches = [(p + 1, n + 1) for p, n in above if p < len(text) and text[p] == token]
         if not matches:
@@ -139,12 +139,12 @@ class ContextCursor(Cursor):
     def _append(self, token: int) -> None:
         """Moves the end by one token; costs at most two looks at each remembered match."""
         longer = {p + 1: n + 1 for p, n in self._matches if self.token_ids[p] == token}
-        behind = self._after.setdefault(token, [])
-        fresh = {p: longer.get(p, 1) for p in behind[-_MAX_MATCHES:]}
+        positions = self._after.setdefault(token, [])
+        fresh = {p: longer.get(p, 1) for p in positions[-_MAX_MATCHES:]}
         fresh.update(longer)  # An old but long match stays, however often the token came since.
         self._matches = _freshest_first(list(fresh.items()))
         self.token_ids.append(token)
-        behind.append(len(self.token_ids))
+        positions.append(len(self.token_ids))
 
 
 def _freshest_first(matches: list[Match]) -> list[Match]:

@@ -1,6 +1,6 @@
 """What follows a phrase in a corpus: read-only n-gram tables, and the source that asks them.
 
-Longer prefixes first, then higher frequency. Knows neither the corpus nor the file behind the
+Longer prefixes first, then higher frequency. Knows neither the corpus nor the file of the
 arrays, and trusts neither: every bound is checked where it is used.
 """
 
@@ -163,11 +163,11 @@ class CorpusSource(Source):
         self._top_k = top_k
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> CorpusCursor:
-        """A cursor behind the prompt, of which the last few tokens matter."""
+        """A cursor after the prompt, of which the last few tokens matter."""
         return CorpusCursor(self, prompt_ids)
 
     def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:
-        """The candidates behind all prefixes that end here: longest first, then frequency."""
+        """The candidates after all prefixes that end here: longest first, then frequency."""
         candidates: dict[int, Evidence] = {}
         for length in range(len(prefixes), 0, -1):
             if prefixes[length - 1] < 0 or len(candidates) == self._top_k:
@@ -182,7 +182,7 @@ class CorpusSource(Source):
 
 
 class CorpusCursor(Cursor):
-    """What the tables know behind the end of one row's text."""
+    """What the tables know after the end of one row's text."""
 
     def __init__(self, source: CorpusSource, prompt_ids: Sequence[int]) -> None:
         self._source = source
@@ -198,11 +198,11 @@ class CorpusCursor(Cursor):
         return self._source.next_tokens(state)
 
     def follow(self, state: Prefixes, token: int) -> Prefixes | None:
-        """The prefixes behind any token; None where there are none."""
+        """The prefixes after any token; None where there are none."""
         return self._source.tables.step(state, token) or None
 
     def observe(self, record: StepRecord) -> None:
-        """Goes on behind the committed tokens."""
+        """Moves past the committed tokens."""
         self._append(record.committed_ids)
 
     def _append(self, token_ids: Sequence[int]) -> None:

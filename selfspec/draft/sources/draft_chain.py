@@ -1,8 +1,8 @@
-"""A small model's guesses: a chain of tokens, with what it thinks likely behind each of them.
+"""A small model's guesses: a chain of tokens, with what it thinks likely after each of them.
 
-The chain grows while a tree does: where children are wanted of a token behind its last one, one
+The chain grows while a tree does: where children are wanted of a token after its last one, one
 forward of the small model reads this token, if it is likely enough to be accepted. Knows tokens and
-probabilities; the model itself is behind `ModelText`.
+probabilities; the model itself is hidden by `ModelText`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PART = 256
 # A forward takes the median of the last few; the very first ones may be slow.
 _NUM_TIMED, _NUM_FIRST = 5, 3
 
-# The tokens behind the committed text.
+# The tokens after the committed text.
 Drafts = tuple[int, ...]
 
 
@@ -42,7 +42,7 @@ class ModelText(Protocol):
         ...
 
     def read(self, token_ids: Sequence[int]) -> Likely:
-        """Reads further tokens, one at least; returns what is likely behind them."""
+        """Reads further tokens, one at least; returns what is likely after them."""
         ...
 
     def crop(self, num_tokens: int) -> None:
@@ -74,7 +74,7 @@ class DraftModelCursor(Cursor):
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)  # of forwards over one token
         self._unread: list[int] = []  # Committed tokens.
         self._chain: list[int] = []
-        # What the model named behind the text, and behind each token of the chain.
+        # What the model named after the text, and after each token of the chain.
         self._named: list[list[Candidate]] = []
         self._has_prompt = self._read_prompt(prompt_ids, num_left)
 
@@ -90,7 +90,7 @@ class DraftModelCursor(Cursor):
         return (*state, token) if self._is_read(state) else None
 
     def read(self, state: Drafts, score: float) -> None:
-        """Reads a token behind the chain, which becomes its next one, if that pays."""
+        """Reads a token after the chain, which becomes its next one, if that pays."""
         if not state or len(state) != len(self._named) or not self._pays(score, 1):
             return
         start = perf_counter()
@@ -104,7 +104,7 @@ class DraftModelCursor(Cursor):
         return self._named[len(state)] if self._is_read(state) else []
 
     def observe(self, record: StepRecord) -> None:
-        """Keeps of the chain what became text, and what stands behind it if all of the text did."""
+        """Keeps the part of the chain that became text, and its rest if all new text is in it."""
         committed, num_kept = record.committed_ids, 0
         for ours, theirs in zip(self._chain, committed, strict=False):
             if ours != theirs:

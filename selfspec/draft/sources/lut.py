@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from selfspec.draft.sources.source import Cursor, Source
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["MANTISSA_BITS", "LutCursor", "LutSource", "TopKTable", "evidence_table"]
+__all__ = ["MANTISSA_BITS", "LutCursor", "LutSource", "evidence_table"]
 
 Indices = NDArray[np.int64]
 
@@ -57,80 +57,15 @@ def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
     ]
 
 
-class TopKTable:
-    """`num_rows` rows of `top_k` entries, int32 + fp16; an empty entry is -1.
-
-    A row is replaced whole by the newest top-K. Keeping older entries, as DIAA does, guessed
-    worse: what the model predicted last fits best.
-    """
-
-    def __init__(self, source: str, num_rows: int, top_k: int) -> None:
-        self._hold(
-            np.full((num_rows, top_k), -1, np.int32), np.zeros((num_rows, top_k), np.float16)
-        )
-        self._evidence = evidence_table(source, top_k)
-        self.lock = threading.Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the two tables."""
-        return self.token_ids.nbytes + self.probabilities.nbytes
-
-    def write(self, rows: Indices, top: TopK) -> None:
-        """Replaces rows; of one that is named twice the last wins. The caller holds the lock."""
-        self.token_ids[rows] = top.ids
-        self.probabilities[rows] = top.probabilities
-
-    def read(self, row: int) -> list[tuple[int, Evidence]]:
-        """A row's entries, likeliest first. The caller holds the lock."""
-        top_k = len(self._evidence)
-        start, end = row * top_k, (row + 1) * top_k
-        ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
-        kinds = [
-            of_rank[half >> MANTISSA_BITS]
-            for of_rank, half in zip(self._evidence, bits, strict=True)
-        ]
-        entries = zip(ids, kinds, strict=True)
-        return list(entries) if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
-
-    def held(self) -> Indices:
-        """The rows that are not empty, in order."""
-        return np.flatnonzero(self.token_ids[:, 0] >= 0)
-
-    def part(self, rows: Indices) -> TopK:
-        """A copy of some rows."""
-        return TopK(self.token_ids[rows], self.probabilities[rows])
-
-    def fitted(self, top: TopK) -> TopK:
-        """Rows recorded with another K, cut or filled up with empty entries to this one."""
-        num_rows, top_k = len(top.ids), self.token_ids.shape[1]
-        ids = np.full((num_rows, top_k), -1, np.int32)
-        probabilities = np.zeros((num_rows, top_k), np.float16)
-        shared = min(top_k, top.ids.shape[1])
-        ids[:, :shared] = top.ids[:, :shared]
-        probabilities[:, :shared] = top.probabilities[:, :shared]
-        return TopK(ids, probabilities)
-
-    def copy(self) -> TopKTable:
-        """A copy of everything. The caller holds the lock."""
-        twin = copy.copy(self)
-        twin.lock = threading.Lock()
-        twin._hold(self.token_ids.copy(), self.probabilities.copy())
-        return twin
-
-    def _hold(self, token_ids: NDArray[np.int32], probabilities: NDArray[np.float16]) -> None:
-        self.token_ids, self.probabilities = token_ids, probabilities
-        # Views that Python reads faster than arrays, a row at a time.
-        self._flat_ids = token_ids.reshape(-1).data
-        self._flat_bits = probabilities.reshape(-1).view(np.uint16).data
-
-
 class LutSource(Source):
-    """One table, shared by all rows and calls of a `SelfSpec`.
+    """One table, shared by all rows and calls of a `SelfSpec`. Safe for several threads.
+
+    A row has `top_k` entries, the likeliest first; an empty one is -1. It is replaced whole by the
+    newest top-K: to keep older entries, as DIAA does, guessed worse.
 
     For K = 8, the first order takes 6.2 MB for a vocabulary of 128,256, and the second one 7.3 MB
     for 131,072 slots. A prompt may hold tokens beyond the vocabulary, which a model can read and
-    never says; nothing is learned behind them.
+    never predicts; nothing is learned after them.
     """
 
     def __init__(
@@ -140,26 +75,31 @@ class LutSource(Source):
         self._order = order
         self._vocab_size = vocab_size
         self._shift = 64 - slot_bits
+        self._evidence = evidence_table(self.name, top_k)
+        self._lock = threading.Lock()
         num_rows = vocab_size if order == 1 else 1 << slot_bits
-        self._hold_keys(np.full(0 if order == 1 else num_rows, -1, np.int64))
-        self.table = TopKTable(self.name, num_rows, top_k)
+        self._hold(
+            np.full(0 if order == 1 else num_rows, -1, np.int64),
+            np.full((num_rows, top_k), -1, np.int32),
+            np.zeros((num_rows, top_k), np.float16),
+        )
 
     @property
     def nbytes(self) -> int:
         """The bytes of keys and rows."""
-        return self._keys.nbytes + self.table.nbytes
+        return self._keys.nbytes + self.token_ids.nbytes + self.probabilities.nbytes
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
-        """A cursor behind the last tokens of the prompt."""
+        """A cursor after the last tokens of the prompt."""
         before, last = (-1, -1, *prompt_ids[-2:])[-2:]
         return LutCursor(self, (before, last), learns=learns)
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""
         twin = copy.copy(self)
-        with self.table.lock:
-            twin._hold_keys(self._keys.copy())
-            twin.table = self.table.copy()
+        twin._lock = threading.Lock()
+        with self._lock:
+            twin._hold(self._keys.copy(), self.token_ids.copy(), self.probabilities.copy())
         return twin
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
@@ -172,71 +112,100 @@ class LutSource(Source):
         if not known.all():
             tokens, top = tokens[known], top.at(known)
         keys, rows = self._places(tokens)
-        with self.table.lock:
+        with self._lock:
             self._write(keys, rows, top)
 
     def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
-        """Gives the token that came half of its row; what stood there shares the other half."""
+        """Gives the token that came half of its row; the earlier entries share the other half."""
         tokens = pairs[:, -self._order :]
         known = self._are_known(tokens) & (next_ids < self._vocab_size)
         keys, rows = self._places(tokens[known])
-        with self.table.lock:
-            top = self.table.part(rows)
+        with self._lock:
+            top = self._part(rows)
             if self._order == 2:
                 top.ids[self._keys[rows] != keys] = -1  # What another pair left there.
             self._write(keys, rows, _with_next(top, next_ids[known].astype(np.int32)))
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
-        """The candidates behind two tokens, likeliest first."""
-        before, last = pair
-        if not 0 <= last < self._vocab_size:
+        """The candidates after two tokens, likeliest first."""
+        before, row = pair
+        if not 0 <= row < self._vocab_size:
             return []
         if self._order == 1:
-            with self.table.lock:
-                return self.table.read(last)
-        key = before * self._vocab_size + last
+            with self._lock:
+                return self._read(row)
+        key = before * self._vocab_size + row
         slot = (key * _SPREAD & _WORD) >> self._shift
-        with self.table.lock:
-            return self.table.read(slot) if before >= 0 and self._flat_keys[slot] == key else []
+        with self._lock:
+            return self._read(slot) if before >= 0 and self._flat_keys[slot] == key else []
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The rows that are not empty, by token or by pair: what a cache keeps."""
-        with self.table.lock:
+        with self._lock:
             if self._order == 1:
-                held = self.table.held()
-                return {"tokens": held.astype(np.int32), **self.table.part(held)._asdict()}
+                held = np.flatnonzero(self.token_ids[:, 0] >= 0)
+                return {"tokens": held.astype(np.int32), **self._part(held)._asdict()}
             held = np.flatnonzero(self._keys >= 0)
             held = held[np.argsort(self._keys[held])]
             pairs = np.stack(np.divmod(self._keys[held], self._vocab_size), axis=-1)
-            return {"pairs": pairs.astype(np.int32), **self.table.part(held)._asdict()}
+            return {"pairs": pairs.astype(np.int32), **self._part(held)._asdict()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Puts back what `arrays` gave, recorded with whatever K."""
+        """Puts back what `arrays` gave; rows of another K are cut or filled with empty entries."""
         keys = arrays["tokens"][:, None] if self._order == 1 else arrays["pairs"]
-        top = self.table.fitted(TopK(arrays["ids"], arrays["probabilities"]))
-        self.observe_pairs(keys.astype(np.int64), top)
+        num_rows, top_k = len(keys), self.token_ids.shape[1]
+        ids = np.full((num_rows, top_k), -1, np.int32)
+        probabilities = np.zeros((num_rows, top_k), np.float16)
+        shared = min(top_k, arrays["ids"].shape[1])
+        ids[:, :shared] = arrays["ids"][:, :shared]
+        probabilities[:, :shared] = arrays["probabilities"][:, :shared]
+        self.observe_pairs(keys.astype(np.int64), TopK(ids, probabilities))
 
     def _are_known(self, tokens: NDArray[np.int64]) -> Any:
-        """(N,) bool: whether all tokens of a place are in the vocabulary."""
+        """(N,) bool: whether all tokens of a row are in the vocabulary."""
         return ((tokens >= 0) & (tokens < self._vocab_size)).all(-1)
 
-    def _write(self, keys: NDArray[np.int64], rows: NDArray[np.int64], top: TopK) -> None:
-        """Sets rows. The caller holds the lock."""
-        if self._order == 2:
-            self._keys[rows] = keys
-        self.table.write(rows, top)
-
-    def _places(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The keys of tokens or pairs, and where their rows are."""
+    def _places(self, tokens: NDArray[np.int64]) -> tuple[Indices, Indices]:
+        """The keys of tokens or pairs, and the numbers of their rows."""
         if self._order == 1:
             return tokens[:, 0], tokens[:, 0]
         keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
         spread = keys.view(np.uint64) * np.uint64(_SPREAD)
         return keys, (spread >> np.uint64(self._shift)).view(np.int64)
 
-    def _hold_keys(self, keys: NDArray[np.int64]) -> None:
-        self._keys = keys
-        self._flat_keys = keys.data  # A view that Python reads faster than an array.
+    # The caller of these holds the lock.
+
+    def _write(self, keys: Indices, rows: Indices, top: TopK) -> None:
+        if self._order == 2:
+            self._keys[rows] = keys
+        self.token_ids[rows] = top.ids
+        self.probabilities[rows] = top.probabilities
+
+    def _read(self, row: int) -> list[Candidate]:
+        top_k = len(self._evidence)
+        start, end = row * top_k, (row + 1) * top_k
+        ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
+        kinds = [
+            of_rank[half >> MANTISSA_BITS]
+            for of_rank, half in zip(self._evidence, bits, strict=True)
+        ]
+        entries = zip(ids, kinds, strict=True)
+        return list(entries) if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
+
+    def _part(self, rows: Indices) -> TopK:
+        return TopK(self.token_ids[rows], self.probabilities[rows])
+
+    def _hold(
+        self,
+        keys: NDArray[np.int64],
+        token_ids: NDArray[np.int32],
+        probabilities: NDArray[np.float16],
+    ) -> None:
+        self._keys, self.token_ids, self.probabilities = keys, token_ids, probabilities
+        # Views that Python reads faster than arrays, a row at a time.
+        self._flat_keys = keys.data
+        self._flat_ids = token_ids.reshape(-1).data
+        self._flat_bits = probabilities.reshape(-1).view(np.uint16).data
 
 
 def _with_next(top: TopK, next_ids: NDArray[np.int32]) -> TopK:
@@ -253,7 +222,7 @@ def _with_next(top: TopK, next_ids: NDArray[np.int32]) -> TopK:
 
 
 class LutCursor(Cursor):
-    """What a table knows behind the end of one row's text, which is its last two tokens."""
+    """What a table knows after the end of one row's text, which is its last two tokens."""
 
     def __init__(self, source: LutSource, pair: Pair, *, learns: bool) -> None:
         self._source = source
@@ -265,7 +234,7 @@ class LutCursor(Cursor):
         return self._pair
 
     def expand(self, state: Pair) -> list[Candidate]:
-        """The top-K behind two tokens."""
+        """The top-K after two tokens."""
         return self._source.next_tokens(state)
 
     def follow(self, state: Pair, token: int) -> Pair:

@@ -1,9 +1,9 @@
 """What the answer will probably look like: a text of the caller's, followed with changes allowed.
 
-A cursor knows where in the prediction the text stands. After a token that the prediction did not
-foresee, it offers to go on where it was left and right behind that, as after an insertion, a
-replacement or a deletion, and wherever else the last tokens stand in the prediction. A change that
-was made once is offered again. Serves one call; knows nothing of what the prompt says.
+A cursor knows the place of the text in the prediction. After a token that the prediction did not
+foresee, it offers to continue where the prediction was left or a few tokens later, as after an
+insertion, a replacement or a deletion, and wherever else the last tokens occur in the prediction.
+A change that was made once is offered again. Serves one call; knows nothing of the prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
 
 # When this many tokens in a row agree, the text is taken to go on from there.
 _SURE = 4
-# To meet the prediction again near where it was left says as much as this many tokens of agreement.
+# To meet the prediction again near where it was left counts as this many tokens of agreement.
 _HEAD_START = 2
 # A change may lead to where the prediction was left, or to one of the next positions.
 _NUM_WAYS_ON = 3
@@ -36,9 +36,9 @@ Match = tuple[int, int]
 
 
 class Whereabouts(NamedTuple):
-    """Where a text stands in a prediction, drafts included.
+    """The place of a text in a prediction, drafts included.
 
-    `left` is the position behind the last agreement that was sure. `astray` are the tokens since
+    `left` is the position after the last agreement that was sure. `astray` are the tokens since
     then, the first few of them.
     """
 
@@ -52,20 +52,20 @@ class Prediction:
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = list(token_ids)
-        self._behind: dict[int, list[int]] = {}  # The positions right behind each token, in order.
+        self._after: dict[int, list[int]] = {}  # The positions right after each token, in order.
         for position, token in enumerate(self.token_ids, start=1):
-            self._behind.setdefault(token, []).append(position)
+            self._after.setdefault(token, []).append(position)
 
-    def step(self, stand: Whereabouts, token: int) -> Whereabouts:
-        """Where the text stands one token later; O(log n) in the length of the prediction."""
+    def step(self, place: Whereabouts, token: int) -> Whereabouts:
+        """The place one token later; O(log n) in the length of the prediction."""
         ids = self.token_ids
-        matches = [(p + 1, n + 1) for p, n in stand.matches if p < len(ids) and ids[p] == token]
+        matches = [(p + 1, n + 1) for p, n in place.matches if p < len(ids) and ids[p] == token]
         if not matches or matches[0][1] < _SURE:
-            matches = self._with_fresh(matches, stand.left, token)
+            matches = self._with_fresh(matches, place.left, token)
         if matches and matches[0][1] >= _SURE:
             return Whereabouts(tuple(matches), matches[0][0], ())
-        astray = (*stand.astray, token)[:_LONGEST_CHANGE]
-        return Whereabouts(tuple(matches), stand.left, astray)
+        astray = (*place.astray, token)[:_LONGEST_CHANGE]
+        return Whereabouts(tuple(matches), place.left, astray)
 
     def _with_fresh(self, matches: list[Match], left: int, token: int) -> list[Match]:
         """Adds other occurrences of a token; longest match first, then forward, then nearest."""
@@ -74,25 +74,25 @@ class Prediction:
         return ranked[:_MAX_MATCHES]
 
     def _near(self, left: int, token: int) -> list[Match]:
-        behind = self._behind.get(token, [])
-        middle = bisect_left(behind, left + 1)
-        near = behind[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
+        after = self._after.get(token, [])
+        middle = bisect_left(after, left + 1)
+        near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
         return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
 
 
 class PredictionCursor(Cursor):
-    """Where one row's text stands in its prediction, and the changes that the text has made."""
+    """The place of one row's text in its prediction, and the changes that the text has made."""
 
     def __init__(self, prediction: Prediction) -> None:
         self._prediction = prediction
         # In front of the first token, which is expected with some trust.
-        self._stand = Whereabouts(((0, _HEAD_START),), 0, ())
+        self._place = Whereabouts(((0, _HEAD_START),), 0, ())
         # The token that came last between an expected one and the tokens written instead so far.
         self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def root(self) -> Whereabouts:
-        """Where the committed text stands."""
-        return self._stand
+        """The place of the committed text."""
+        return self._place
 
     def expand(self, state: Whereabouts) -> list[Candidate]:
         """What comes next at each match, then by an earlier change, then at the ways on."""
@@ -114,11 +114,11 @@ class PredictionCursor(Cursor):
         return self._prediction.step(state, token)
 
     def observe(self, record: StepRecord) -> None:
-        """Goes on behind the committed tokens and remembers the changes among them."""
+        """Moves past the committed tokens and remembers the changes among them."""
         for token in record.committed_ids:
-            if len(self._stand.astray) < _LONGEST_CHANGE:
-                self._changes[self._change(self._stand)] = token
-            self._stand = self._prediction.step(self._stand, token)
+            if len(self._place.astray) < _LONGEST_CHANGE:
+                self._changes[self._change(self._place)] = token
+            self._place = self._prediction.step(self._place, token)
 
     def _change(self, state: Whereabouts) -> tuple[int, tuple[int, ...]]:
         """The token at which the prediction was left, and what came since."""

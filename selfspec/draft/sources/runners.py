@@ -1,6 +1,6 @@
-"""What the model nearly said: the runners-up of its last logits, as children of the root.
+"""What the model nearly chose: the runners-up of its last logits, as children of the root.
 
-A word that was nearly chosen often comes right behind the one that was. The runners-up also fill a
+A word that was nearly chosen often comes right after the one that was. The runners-up also fill a
 tree whose root the LUTs have never seen.
 """
 

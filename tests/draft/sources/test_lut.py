@@ -198,7 +198,7 @@ class YieldingTable(np.ndarray):
 def test_learning_and_reading_from_several_threads_never_mix_two_rows() -> None:
     """Both halves of a row come from one write: token 1 is sure, token 2 is not."""
     source, pair = LutSource(4, 2), np.array([[-1, 0]])
-    source.table.token_ids = source.table.token_ids.view(YieldingTable)
+    source.token_ids = source.token_ids.view(YieldingTable)
     sure, unsure = top([(1, 0.9), (1, 0.9)]), top([(2, 0.01), (2, 0.01)])
     source.observe_pairs(pair, sure)
     stop = threading.Event()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
 
-from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
+from selfspec.building.recipe import OPTIONS, Recipe, read_recipe
 from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions
+from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions, record
 from selfspec.cli.shared.paint import harmless
 from selfspec.cli.shared.writer import checked
 
@@ -27,6 +27,35 @@ cache = App(
 )
 
 
+_KINDS = {
+    "chat_template": bool,
+    "data_files": tuple[str, ...],
+    "max_documents": int,
+    "warmup_tokens": int,
+}
+
+
+class _Given:
+    def given(self) -> dict[str, Any]:
+        """The keys that were set, as a recipe has them."""
+        held = {name: value for name, value in vars(self).items() if value not in (None, ())}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in held.items()}
+
+
+def _option(name: str) -> tuple[str, Any, Any]:
+    """An option that leaves a key to the recipe or its default where it is not given."""
+    field, kind = Recipe.model_fields[name], _KINDS.get(name, str)
+    parameter = Parameter(help=field.description, negative=None if kind is bool else ())
+    return name, Annotated[kind | None, parameter], None
+
+
+if TYPE_CHECKING:
+    RecipeOptions = _Given
+else:
+    RecipeOptions = record("RecipeOptions", map(_option, OPTIONS), _Given)
+_NONE_GIVEN = RecipeOptions()
+
+
 @cache.command
 def build(
     model: Model,
@@ -36,7 +65,7 @@ def build(
     recipe: str | None = None,
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
-    options: RecipeOptions = RecipeOptions(),
+    options: RecipeOptions = _NONE_GIVEN,
 ) -> None:
     """Build a cache from texts, among them the answers of 'selfspec batch'.
 
@@ -47,7 +76,7 @@ def build(
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
-    wanted = checked(loading, recipe_of(recipe, options))
+    wanted = checked(loading, _recipe_of(recipe, options))
     from selfspec.cache import check_target
 
     check_target(output, overwrite=overwrite)
@@ -93,6 +122,12 @@ def inspect(name: str, /) -> None:
     _print_contents(name, contents)
     for key, value in sorted(contents.about.items()):
         print(harmless(f"{key}: {value}"))  # A card may come from anywhere, and hold anything.
+
+
+def _recipe_of(name_or_path: str | None, options: RecipeOptions) -> Recipe:
+    """The recipe of this name or in this file; options replace its keys."""
+    keys = read_recipe(name_or_path) if name_or_path else {}
+    return Recipe.of(**{**keys, **options.given()})
 
 
 def _print_contents(name: object, contents: CacheContents) -> None:

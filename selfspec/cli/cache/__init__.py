@@ -1,1 +1,0 @@
-"""`selfspec cache`: builds and inspects caches."""
