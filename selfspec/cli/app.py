@@ -11,11 +11,11 @@ from cyclopts import App, CycloptsError
 
 from selfspec.cli.batch import batch
 from selfspec.cli.cache.cache_command import cache
-from selfspec.cli.chat.chat_command import chat
-from selfspec.cli.check.check_command import check, demo
+from selfspec.cli.chat import chat
+from selfspec.cli.check import check, demo
 from selfspec.cli.generate import generate
+from selfspec.cli.options import GENERAL
 from selfspec.cli.serve import serve
-from selfspec.cli.shared.options import GENERAL
 from selfspec.errors import SelfSpecError, one_line
 
 _USER_ERROR = 2

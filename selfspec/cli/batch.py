@@ -13,15 +13,16 @@ from rich import progress as rich
 from rich.console import Console
 
 from selfspec.building.limits import vocab_size
-from selfspec.cli.shared.messages import say
-from selfspec.cli.shared.options import Knobs, Model, WriteOptions
-from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
+from selfspec.cli.loading import check_options, memory_of_texts
+from selfspec.cli.messages import say
+from selfspec.cli.options import Knobs, Model, WriteOptions
+from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
 from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
 from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
-    from selfspec.cli.shared.writer import Writer
+    from selfspec.cli.writer import Writer
     from selfspec.serving.prompt_files import PromptLine
 
 
@@ -42,8 +43,8 @@ def batch(
         answers: The file of answers. If it exists, it is continued.
         max_rows: The most texts that are written at once.
     """
-    asked = replace(asked, model=model)
-    config = checked(asked, knobs.config())
+    asked, config = replace(asked, model=model), knobs.config()
+    check_options(asked)
     files = BatchFiles(prompts, answers)
     with files.locked():
         progress = files.progress()
@@ -78,9 +79,9 @@ def _results(
     session = Session(
         model,
         writer.tokenizer,
-        writer.new_spec(config),
+        writer.loaded.new_spec(config),
         max_rows=max_rows,
-        max_memory=memory_of_texts(model, writer.start.draft_model, asked.max_memory, max_rows),
+        max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
         scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
     )
     encoder = Encoder(

@@ -14,9 +14,9 @@ from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
 from selfspec.building.limits import max_positions, vocab_size
-from selfspec.cli.shared.messages import say, working
-from selfspec.cli.shared.options import DraftOptions, Knobs, Model
-from selfspec.cli.shared.writer import checked, memory_of_texts, opened
+from selfspec.cli.loading import check_options, load_all, memory_of_texts
+from selfspec.cli.messages import say, working
+from selfspec.cli.options import DraftOptions, Knobs, Model
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.serving.prompt_files import Encoder
@@ -123,8 +123,8 @@ def serve(
     Args:
         name: The model's name in requests. Default: MODEL.
     """
-    asked = replace(asked, model=model)
-    config = checked(asked, knobs.config())
+    asked, config = replace(asked, model=model), knobs.config()
+    check_options(asked)
     listening.check()
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
@@ -161,14 +161,14 @@ def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig)
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded, start = opened(asked, num_texts=max_rows)
+    loaded = load_all(asked, num_texts=max_rows)
     model = loaded.model
     listening.check_memory(kv_bytes_per_token(model))
-    left = memory_of_texts(model, start.draft_model, asked.max_memory, max_rows)
+    left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
     return ModelThread(
         model,
         loaded.tokenizer,
-        start.new_spec(config, loaded.tokenizer),
+        loaded.new_spec(config),
         max_rows=max_rows,
         max_memory=listening.kv_bytes or left or free_memory(model.device) // 2,
         max_waiting=listening.max_waiting,

@@ -11,10 +11,10 @@ from cyclopts.types import PositiveInt
 from rich.console import Console
 
 from selfspec.cli.cache.recipe_options import RecipeOptions, recipe_of
-from selfspec.cli.shared.messages import say, working
-from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions
-from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.writer import checked
+from selfspec.cli.loading import check_options
+from selfspec.cli.messages import say, working
+from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
+from selfspec.cli.paint import harmless
 from selfspec.machine.memory import amount_in_bytes
 
 if TYPE_CHECKING:
@@ -51,14 +51,15 @@ def build(
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
-    wanted = checked(loading, recipe_of(recipe, options))
+    wanted = recipe_of(recipe, options)
+    check_options(loading)
     from selfspec.cache import check_target
 
     check_target(output, overwrite=overwrite)
     with working(f"Loading the tokenizer of {loading.title}"):
         from selfspec.building.build import build_cache
         from selfspec.building.texts import find_files
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer
+        from selfspec.cli.loading import load_model, load_tokenizer
 
         if not wanted.reads_vocabulary:
             find_files(wanted)  # A wrong path is told before anything is loaded.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from selfspec.building.recipe import OPTIONS, Recipe, read_recipe
-from selfspec.cli.shared.options import record
+from selfspec.cli.options import record
 
 _KINDS = {
     "chat_template": bool,

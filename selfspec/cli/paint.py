@@ -9,7 +9,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from selfspec.cli.shared.live_text import OWN, SEVERAL
+from selfspec.cli.live_text import OWN, SEVERAL
 from selfspec.records import DRAFT_MODEL
 
 _STYLES = {
