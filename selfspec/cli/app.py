@@ -62,8 +62,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit status.
 
-    What the user got wrong is one line and status 2, and so are a file that can't be opened and a
-    full disk. An error that nobody foresaw keeps its traceback.
+    A mistake of the user is one line and status 2, and so are a file that can't be opened and a
+    full disk. Any other error keeps its traceback.
     """
     try:
         status = app(arguments)

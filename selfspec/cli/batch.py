@@ -61,7 +61,7 @@ def batch(
                     found = _results(writer, files.open_lines(progress), config, max_rows)
                     num_bad += _written(files, progress, found)
             except KeyboardInterrupt:
-                say("Stopped. The same command goes on from here.")
+                say("Stopped. The same command continues from here.")
                 raise
     if num_bad:
         say(f"{num_bad} of {total} lines have no answer; see {files.errors}.")
@@ -95,7 +95,7 @@ def _results(
 
 
 def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:
-    """Writes down what is found, beside a bar; returns how many lines have no answer."""
+    """Writes each result and shows a bar; returns how many lines have no answer."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     about = rich.TextColumn("{task.fields[tokens]} tokens")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _PROMPT = "> "
 _COMMANDS = {
     "/retry": "ask the last question again",
-    "/system TEXT": "begin anew with this system message; without a text, with none",
+    "/system TEXT": "start over with this system message, or without one if TEXT is left out",
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
     "/help": "this list",
@@ -130,7 +130,7 @@ class ChatLoop:
         if turn.is_cut:
             parts.append("cut off")
         if turn.interrupted:
-            parts = ["stopped; the conversation goes on from here"]
+            parts = ["stopped; the conversation continues from here"]
         self._console.print()
         self._note(f"({', '.join(parts)})")
 

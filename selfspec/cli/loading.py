@@ -80,7 +80,7 @@ def load_all(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) ->
     """The model, and what drafts start with.
 
     Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
-    caches are quick to read, so their faults are told before the model is read.
+    caches are quick to read, so their errors come before the model is read.
     """
     from selfspec.cache import Remembered, load_cache
 
@@ -103,7 +103,7 @@ def load_all(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) ->
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
-    """Loads the tokenizer. That is quick, so its faults are told before the model is read."""
+    """Loads the tokenizer. That is quick, so its errors come before the model is read."""
     from transformers import AutoTokenizer
 
     source = options.model or str(TINY)

@@ -1,4 +1,4 @@
-"""`selfspec serve`: one model behind HTTP, by the protocol of OpenAI, for many clients at once."""
+"""`selfspec serve`: one model over HTTP, with OpenAI's protocol, for many clients at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
-_LEAST_TOKENS = 64  # Of them a text must have room among the keys and values.
+_LEAST_TOKENS = 64  # The KV of each text must have room for so many.
 
 _Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
@@ -93,7 +93,7 @@ class Listening:
             )
 
     def notes(self, num_bytes: int) -> Iterator[str]:
-        """What whoever starts the server should know; a weight has `num_bytes`."""
+        """What the user who starts the server should know. A weight has `num_bytes`."""
         if num_bytes < 4:
             yield (
                 "note: in half precision one seed may give two texts, since near-ties depend on "
@@ -101,7 +101,7 @@ class Listening:
             )
         if self.host not in _OWN:
             who = (
-                "whoever reaches this port can use the model and read the statistics; set "
+                "everyone who reaches this port can use the model and read the statistics; set "
                 "SELFSPEC_API_KEY"
                 if self.api_key is None
                 else "the key and all texts travel unencrypted; put a proxy with TLS in front"
@@ -129,7 +129,7 @@ def serve(
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
     with working(f"Loading {asked.title}"):
-        # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
+        # In a thread that ends, since its OpenMP threads would stay and slow down the answers.
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
@@ -155,7 +155,7 @@ def serve(
 
 
 def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig) -> ModelThread:
-    """Loads everything; nothing is answered yet."""
+    """Loads everything, and starts nothing yet."""
     from selfspec.machine.memory import free_memory
     from selfspec.run.rows_backend import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread

@@ -15,7 +15,7 @@ _PATIENCE = 10.0  # Seconds in which the Hub has to answer.
 
 
 def check_model_name(name: str, option: str = "name") -> None:
-    """Refuses what is neither a model's folder nor has the form of a Hub id. Asks nobody."""
+    """Refuses what is neither a model's folder nor has the form of a Hub id. Needs no network."""
     path = Path(name)
     if any((path / file).is_file() for file in _FILES):
         return
@@ -47,7 +47,7 @@ def find_model(name: str, option: str = "name") -> None:
         why = "the Hub has no such model, or only for users who are logged in"
         raise ConfigError(_no_model(name, option, why)) from error
     except HfHubHTTPError:
-        return  # A mirror may answer for files only. The loader tells what is wrong.
+        return  # A mirror may answer for files only. The loader says what is wrong.
     except Exception as error:  # Errors of the client's HTTP library have no name of their own.
         why = f"the Hub's cache has no such model, and the Hub can't be asked: {one_line(error)}"
         raise ConfigError(_no_model(name, option, why)) from error

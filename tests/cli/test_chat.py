@@ -162,7 +162,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):
     ChatLoop(writer, SpecConfig()).run(typed)
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
-    assert "(stopped; the conversation goes on from here)" in out
+    assert "(stopped; the conversation continues from here)" in out
 
 
 @pytest.mark.parametrize(
