@@ -47,8 +47,8 @@ class SpecConfig:
             from the start, and go on eagerly if that can't be.
         overlap: On CUDA, update tables and move keys and values while the CPU works. False does one
             after the other.
-        strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the reason in
-            `spec.stats.disabled_reason`.
+        strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
+            reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
             the model. True is your word that they treat each token by itself, without a state: what
             they do to one depends neither on the others nor on how many there are. One trial is

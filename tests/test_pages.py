@@ -23,7 +23,7 @@ import selfspec
 from eval.command import COMMANDS, MODULES, main
 from selfspec import GenerationStats, SpecConfig, config
 from selfspec.cli.app import app
-from selfspec.cli.shared.options import knob_texts
+from selfspec.cli.options import knob_texts
 from tests.test_imports import ALLOWED
 
 ROOT = Path(__file__).resolve().parent.parent

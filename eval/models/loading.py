@@ -7,13 +7,12 @@ from typing import Any
 import torch
 
 from eval.models.grown import grow
-from selfspec.cli.shared import model_loading as loading
-from selfspec.cli.shared.options import ModelOptions
+from selfspec.cli import loading
+from selfspec.cli.options import ModelOptions
 
 
 def load_model(name: str | None, *, dtype: str, device: str, shape: str | None = None) -> Any:
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
-    loading.check_model(name)
     model = loading.load_model(ModelOptions(model=name, device=device, dtype=dtype))
     return (model if shape is None else grow(model, shape)).eval()
 
@@ -28,5 +27,4 @@ def load_asked(options: Any) -> Any:
 
 def load_tokenizer(name: str | None) -> Any:
     """That model's tokenizer."""
-    loading.check_model(name)
     return loading.load_tokenizer(ModelOptions(model=name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Tokens of a part. A forward over fewer takes hardly less time, as the weights are read once more.
+# Tokens of a part. A forward over fewer takes hardly less time, since it reads all weights too.
 _FEWEST, _MOST = 64, 512
 _AT_FIRST = 64  # While nothing was timed.
 _STEPS = 2.0  # A part may take as long as this many steps.
@@ -38,7 +38,7 @@ class ReadingPace:
         self._step = _mixed(self._step, seconds)
 
     def observe_part(self, num_tokens: int, seconds: float) -> None:
-        """Learns what reading a part takes; short parts tell too little."""
+        """Learns what reading a part takes. Short parts are too noisy."""
         if num_tokens >= _FEWEST:
             self._token = _mixed(self._token, max(seconds, 1e-9) / num_tokens)
 

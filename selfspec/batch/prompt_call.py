@@ -18,10 +18,10 @@ from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
-# Gets the index of a prompt and its new tokens; says whether anybody reads on.
+# Gets the index of a prompt and its new tokens. Returns False if their reader is gone.
 Hear = Callable[[int, Sequence[int]], bool]
 
-# Arguments of `generate()` that belong to one call with prompts of its own.
+# Arguments of `generate()` that make sense for one call only.
 _OF_ONE_CALL = (
     "attention_mask",
     "custom_generate",
@@ -34,7 +34,7 @@ _OF_ONE_CALL = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote behind one prompt.
+    """What the model wrote after one prompt.
 
     Attributes:
         index: Which prompt it is, counted from 0 in the order in which they were given.
@@ -112,11 +112,11 @@ def _decode_alone(
     arguments: dict[str, Any],
     hear: Callable[[list[int]], bool],
 ) -> tuple[list[int], GenerationStats] | None:
-    """Decodes the prompt with a `generate()` of its own; returns the new tokens and what it took.
+    """Decodes the prompt with a `generate()` call of its own; returns new tokens and statistics.
 
-    `hear` gets each of them at once. If it says that nobody reads them, there is no answer.
+    `hear` gets each token at once. None if it says that its reader is gone.
     """
-    told = _Told(hear)
+    streamer = _Forwarder(hear)
 
     @wraps(spec.open_call)
     def decoded(*args: Any, **kwargs: Any) -> tuple[Any, GenerationStats]:
@@ -127,21 +127,21 @@ def _decode_alone(
         try:
             output, stats = model.generate(
                 **_inputs(ids, model),
-                custom_generate=loop_of(decoded, model, {**arguments, "streamer": told}),
-                streamer=told,
+                custom_generate=loop_of(decoded, model, {**arguments, "streamer": streamer}),
+                streamer=streamer,
                 **arguments,
             )
-        except _NobodyReads:
+        except _ReaderGone:
             return None
     return output[0, len(ids) :].tolist(), stats
 
 
-class _NobodyReads(Exception):
-    """Breaks off a call whose text nobody waits for."""
+class _ReaderGone(Exception):
+    """Breaks off a call whose reader is gone."""
 
 
-class _Told:
-    """A streamer that hands on the tokens of one text."""
+class _Forwarder:
+    """A streamer that passes the tokens of one text to `hear`."""
 
     def __init__(self, hear: Callable[[list[int]], bool]) -> None:
         self._hear = hear
@@ -152,10 +152,10 @@ class _Told:
         ids = value.flatten().tolist() if self._has_prompt else []
         self._has_prompt = True
         if not self._hear(ids):
-            raise _NobodyReads
+            raise _ReaderGone
 
     def end(self) -> None:
-        """The answer says so."""
+        """Does nothing: the answer itself is the end."""
 
 
 def _inputs(ids: Sequence[int], model: Any) -> dict[str, torch.Tensor]:

@@ -11,11 +11,11 @@ from cyclopts import App, CycloptsError
 
 from selfspec.cli.batch import batch
 from selfspec.cli.cache import cache
-from selfspec.cli.chat.chat_command import chat
-from selfspec.cli.check.check_command import check, demo
+from selfspec.cli.chat import chat
+from selfspec.cli.check import check, demo
 from selfspec.cli.generate import generate
+from selfspec.cli.options import GENERAL
 from selfspec.cli.serve import serve
-from selfspec.cli.shared.options import GENERAL
 from selfspec.errors import SelfSpecError, one_line
 
 _USER_ERROR = 2
@@ -62,8 +62,8 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit status.
 
-    What the user got wrong is one line and status 2, and so are a file that can't be opened and a
-    full disk. An error that nobody foresaw keeps its traceback.
+    A mistake of the user is one line and status 2, and so are a file that can't be opened and a
+    full disk. Any other error keeps its traceback.
     """
     try:
         status = app(arguments)

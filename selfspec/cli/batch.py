@@ -12,15 +12,17 @@ from cyclopts.types import PositiveInt
 from rich import progress as rich
 from rich.console import Console
 
-from selfspec.cli.shared.messages import say
-from selfspec.cli.shared.options import Knobs, Model, WriteOptions
-from selfspec.cli.shared.writer import checked, loaded, memory_of_texts
+from selfspec.cli.loading import check_options, memory_of_texts
+from selfspec.cli.messages import say
+from selfspec.cli.options import Knobs, Model, WriteOptions
+from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
+from selfspec.run.model import vocab_size
 from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
 from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
-    from selfspec.cli.shared.writer import Writer
+    from selfspec.cli.writer import Writer
     from selfspec.serving.prompt_files import PromptLine
 
 
@@ -41,8 +43,8 @@ def batch(
         answers: The file of answers. If it exists, it is continued.
         max_rows: The most texts that are written at once.
     """
-    asked = replace(asked, model=model)
-    config = checked(asked, knobs.config())
+    asked, config = replace(asked, model=model), knobs.config()
+    check_options(asked)
     files = BatchFiles(prompts, answers)
     with files.locked():
         progress = files.progress()
@@ -59,7 +61,7 @@ def batch(
                     found = _results(writer, files.open_lines(progress), config, max_rows)
                     num_bad += _written(files, progress, found)
             except KeyboardInterrupt:
-                say("Stopped. The same command goes on from here.")
+                say("Stopped. The same command continues from here.")
                 raise
     if num_bad:
         say(f"{num_bad} of {total} lines have no answer; see {files.errors}.")
@@ -72,15 +74,14 @@ def _results(
     """The result of each line."""
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
-    from selfspec.run.model import vocab_size
 
     model, asked = writer.model, writer.asked
     session = Session(
         model,
         writer.tokenizer,
-        writer.new_spec(config),
+        writer.loaded.new_spec(config),
         max_rows=max_rows,
-        max_memory=memory_of_texts(model, writer.start.draft_model, asked.max_memory, max_rows),
+        max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
         scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
     )
     encoder = Encoder(
@@ -94,7 +95,7 @@ def _results(
 
 
 def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:
-    """Writes down what is found, beside a bar; returns how many lines have no answer."""
+    """Writes each result and shows a bar; returns how many lines have no answer."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     about = rich.TextColumn("{task.fields[tokens]} tokens")

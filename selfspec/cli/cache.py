@@ -10,10 +10,10 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from selfspec.building.recipe import OPTIONS, Recipe, read_recipe
-from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import GENERAL, Flag, Model, ModelOptions, record
-from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.writer import checked
+from selfspec.cli.loading import check_options
+from selfspec.cli.messages import working
+from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions, record
+from selfspec.cli.paint import harmless
 
 if TYPE_CHECKING:
     from selfspec.cache import CacheContents
@@ -76,14 +76,15 @@ def build(
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
-    wanted = checked(loading, _recipe_of(recipe, options))
+    wanted = _recipe_of(recipe, options)
+    check_options(loading)
     from selfspec.cache import check_target
 
     check_target(output, overwrite=overwrite)
     with working(f"Loading the tokenizer of {loading.title}"):
         from selfspec.building.build import build_cache
         from selfspec.building.texts import find_files
-        from selfspec.cli.shared.model_loading import load_model, load_tokenizer
+        from selfspec.cli.loading import load_model, load_tokenizer
 
         if not wanted.reads_vocabulary:
             find_files(wanted)  # A wrong path is told before anything is loaded.

@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from selfspec.cli.shared.live_text import LiveText
-from selfspec.cli.shared.messages import say, working
-from selfspec.cli.shared.options import Flag, Knobs, Model, WriteOptions
-from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.writer import checked, loaded
+from selfspec.cli.live_text import LiveText
+from selfspec.cli.loading import check_options
+from selfspec.cli.messages import say, working
+from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
+from selfspec.cli.paint import harmless
+from selfspec.cli.writer import loaded
 from selfspec.errors import CliError
 
 if TYPE_CHECKING:
-    from selfspec.cli.shared.writer import Writer
+    from selfspec.cli.writer import Writer
     from selfspec.plugin import SelfSpec
 
 
@@ -45,13 +46,13 @@ def generate(
         full: Write the prompt too.
         stats: Print statistics on stderr.
     """
-    asked = replace(asked, model=model)
-    config = checked(asked, knobs.config())
+    asked, config = replace(asked, model=model), knobs.config()
+    check_options(asked)
     _check_output(output)
     text = _read_prompt(file, prompt)
     expected = None if prediction is None else _read(prediction, "--prediction")
     with loaded(asked, chats=chat) as writer:
-        spec = writer.new_spec(config)
+        spec = writer.loaded.new_spec(config)
         ids = _encoded(writer, text, chats=chat)
         with (
             nullcontext(sys.stdout)
@@ -119,7 +120,7 @@ def _write(
     start: str,
     expected: str | None,
 ) -> None:
-    """Streams the continuation behind `start`."""
+    """Streams the continuation after `start`."""
     with ExitStack() as spinner:
 
         def show(piece: str, _origin: str = "") -> None:

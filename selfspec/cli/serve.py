@@ -1,4 +1,4 @@
-"""`selfspec serve`: one model behind HTTP, by the protocol of OpenAI, for many clients at once."""
+"""`selfspec serve`: one model over HTTP, with OpenAI's protocol, for many clients at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
-from selfspec.cli.shared.messages import say, working
-from selfspec.cli.shared.options import DraftOptions, Knobs, Model
-from selfspec.cli.shared.writer import checked, memory_of_texts, opened
+from selfspec.cli.loading import check_options, load_all, memory_of_texts
+from selfspec.cli.messages import say, working
+from selfspec.cli.options import DraftOptions, Knobs, Model
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
+from selfspec.run.model import max_positions, vocab_size
 from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
 _WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
-_LEAST_TOKENS = 64  # Of them a text must have room among the keys and values.
+_LEAST_TOKENS = 64  # The KV of each text must have room for so many.
 
 _Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
@@ -92,7 +93,7 @@ class Listening:
             )
 
     def notes(self, num_bytes: int) -> Iterator[str]:
-        """What whoever starts the server should know; a weight has `num_bytes`."""
+        """What the user who starts the server should know. A weight has `num_bytes`."""
         if num_bytes < 4:
             yield (
                 "note: in half precision one seed may give two texts, since near-ties depend on "
@@ -100,7 +101,7 @@ class Listening:
             )
         if self.host not in _OWN:
             who = (
-                "whoever reaches this port can use the model and read the statistics; set "
+                "everyone who reaches this port can use the model and read the statistics; set "
                 "SELFSPEC_API_KEY"
                 if self.api_key is None
                 else "the key and all texts travel unencrypted; put a proxy with TLS in front"
@@ -122,17 +123,16 @@ def serve(
     Args:
         name: The model's name in requests. Default: MODEL.
     """
-    asked = replace(asked, model=model)
-    config = checked(asked, knobs.config())
+    asked, config = replace(asked, model=model), knobs.config()
+    check_options(asked)
     listening.check()
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
     with working(f"Loading {asked.title}"):
-        # In a thread that ends: its threads of OpenMP would stay beside those of the answers.
+        # In a thread that ends, since its OpenMP threads would stay and slow down the answers.
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
-    from selfspec.run.model import max_positions, vocab_size
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
@@ -155,20 +155,20 @@ def serve(
 
 
 def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig) -> ModelThread:
-    """Loads everything; nothing is answered yet."""
+    """Loads everything, and starts nothing yet."""
     from selfspec.machine.memory import free_memory
     from selfspec.run.backends import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded, start = opened(asked, num_texts=max_rows)
+    loaded = load_all(asked, num_texts=max_rows)
     model = loaded.model
     listening.check_memory(kv_bytes_per_token(model))
-    left = memory_of_texts(model, start.draft_model, asked.max_memory, max_rows)
+    left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
     return ModelThread(
         model,
         loaded.tokenizer,
-        start.new_spec(config, loaded.tokenizer),
+        loaded.new_spec(config),
         max_rows=max_rows,
         max_memory=listening.kv_bytes or left or free_memory(model.device) // 2,
         max_waiting=listening.max_waiting,

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from selfspec.errors import ConfigError
+from selfspec.errors import ConfigError, one_line
+from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.run.packed import InPlace, own_memory, pack_in_place
 from selfspec.run.streamed import check_complete, is_streamed, load_within
 
-__all__ = ["load"]
+__all__ = ["load", "load_whole"]
 
 
 def load(
@@ -51,8 +52,9 @@ def load(
         draft_model: The small model that will draft for this one. What it takes is a part of
             `max_memory`, so that fewer layers of this model are resident.
         dtype: ``"auto"`` is the checkpoint's own.
-        device: Where the model computes. On a CUDA device, streamed layers come from pinned
-            memory if that holds them.
+        device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
+            it is a CPU or a CUDA device, where streamed layers come from pinned memory if that
+            holds them.
 
     Raises:
         ConfigError: An option has a wrong value, or `max_memory` is too small; the message names
@@ -60,39 +62,48 @@ def load(
         WeightsError: A file is missing or damaged, or, with `max_memory`, not of safetensors.
         UnsupportedError: Models of this kind can't be streamed.
     """
-    source, device, dtype = str(name), _device(device), _dtype(dtype)
+    source = str(name)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
     if max_memory is None:
-        model = _whole(source, dtype, device)
+        model = load_whole(source, dtype=dtype, device=device).requires_grad_(False)
+        own_memory(model)
     else:
-        room = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
-        model = load_within(source, max_memory, dtype=dtype, device=device, **room)
+        where: Any = {"dtype": _dtype(dtype), "device": _device(device, "cpu", "cuda")}
+        find_model(source)
+        room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
+        model = load_within(source, max_memory, **where, **room)
     pack_in_place(model, InPlace(kept=is_streamed(model), copies=max_memory is None))
     return attach(model)
 
 
-def _whole(name: str, dtype: str | torch.dtype, device: torch.device) -> Any:
-    """The whole model; transformers would make up weights that the files lack."""
-    model, info = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True)
+def load_whole(
+    name: str, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
+) -> Any:
+    """The model as transformers loads it, whole. Refuses files that lack weights.
+
+    transformers would make such weights up. A device of ``"auto"`` is a GPU if there is one.
+    """
+    target, wanted = _device(device), _dtype(dtype)
+    find_model(name)
+    model, info = AutoModelForCausalLM.from_pretrained(name, dtype=wanted, output_loading_info=True)
     check_complete(sorted(info["missing_keys"]))
-    model = model.to(device).requires_grad_(False)
-    own_memory(model)
-    return model
+    return model.to(target)
 
 
-def _device(name: str | torch.device) -> torch.device:
-    """The device, on which torch must be able to put a tensor."""
-    rule = "device must be a CPU or a CUDA device that torch can use here"
+def _device(name: str | torch.device, *kinds: str) -> torch.device:
+    """The device, on which torch must be able to put a tensor; of one of these kinds, or any."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    rule = f"device must be one that torch can use here{' and ' * bool(kinds)}{' or '.join(kinds)}"
     try:
-        device = torch.device(name)
-        if device.type in ("cpu", "cuda"):
-            torch.empty(0, device=device)
-            return device
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"{rule} (got {str(name)!r}: {str(error).splitlines()[0]})") from error
-    raise ConfigError(f"{rule} (got {str(name)!r})")
+        device = torch.empty(0, device=name).device
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise ConfigError(f"{rule} (got {str(name)!r}: {one_line(error)})") from error
+    if device.type == "meta" or (kinds and device.type not in kinds):
+        raise ConfigError(f"{rule} (got {str(name)!r})")
+    return device
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:

@@ -1,4 +1,4 @@
-"""The routes, and the server that listens: what is asked, answered, and told if it goes wrong."""
+"""The routes of the server, its answers and error messages, and the loop that listens."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from selfspec.serving.schema import Chat, Completion, RequestError, checked, jso
 
 T = TypeVar("T")
 
-_LEAST_BODY = 1 << 20  # Every body may have this length,
-_BYTES_A_POSITION = 16  # or this for each position of the model, if that is more.
+# A body may have the larger of these: so many bytes, or so many for each position of the model.
+_LEAST_BODY = 1 << 20
+_BYTES_A_POSITION = 16
 _PATIENCE_FOR_BODY = 30.0  # Seconds in which a body has to come.
-_PATIENCE = 5.0  # Seconds that answers get when the server is being stopped.
-_LAST_WORDS = 5  # Seconds more in which clients are told.
+_PATIENCE = 5.0  # When the server is being stopped, running answers get this many seconds.
+_LAST_WORDS = 5  # After that, error messages get this many seconds to reach their clients.
 _MAX_CONNECTIONS = 1024
 _GONE = 499  # As nginx counts requests whose client had gone.
 
@@ -48,7 +49,7 @@ def serve(app: FastAPI, *, host: str, port: int, access_log: bool = False) -> No
         limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=int(_PATIENCE) + _LAST_WORDS,
     )
-    # uvicorn raises its signals once more at the end. A SIGTERM that was obeyed is no fault.
+    # uvicorn raises its signals once more at the end. The SIGTERM has done its work by then.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         uvicorn.Server(config).run()
@@ -81,7 +82,7 @@ def application(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, encoder)
-    app.add_api_route("/health", routes.health)  # Whoever looks after the server asks for it.
+    app.add_api_route("/health", routes.health)  # Monitors ask for it without a key.
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
     guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
     guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
@@ -91,7 +92,7 @@ def application(
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
     for kind in (HTTPException, RequestError, Exception):
-        app.add_exception_handler(kind, _told)
+        app.add_exception_handler(kind, _error_response)
     if origins:
         methods = ["GET", "POST"]
         app.add_middleware(
@@ -131,14 +132,14 @@ class _Routes:
         return Response(self._meters.as_text(), media_type="text/plain; version=0.0.4")
 
     async def stats(self) -> Any:
-        """What was counted over all answers that ended so far, and what goes on now."""
+        """Counts over all answers that have ended, and what runs and waits now."""
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
     async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
         try:
             response = await self._answer(request, kind)
         except RequestError as error:
-            response = await _told(request, error)
+            response = await _error_response(request, error)
         self._meters.requests[request.url.path, response.status_code] += 1
         return response
 
@@ -197,7 +198,7 @@ class _Routes:
 
 
 def _break_off_at_signals(model: ModelThread) -> None:
-    """uvicorn waits for running answers, but not for ever: Ctrl-C ends them, SIGTERM soon does."""
+    """Ctrl-C breaks running answers off at once, SIGTERM after a while. uvicorn waits for them."""
     loop = asyncio.get_running_loop()
     for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGINT, 0)):
         uvicorns: Any = signal.getsignal(number)
@@ -227,7 +228,7 @@ async def _body(request: Request, max_bytes: int) -> bytes:
 
 
 async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The outcome of some work, which is broken off when the client goes; None if it did."""
+    """The outcome of some work; None if the client disconnected, which breaks the work off."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -242,8 +243,8 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | No
         watching.cancel()
 
 
-async def _told(request: Request, error: Any) -> Response:
-    """What went wrong, as OpenAI's clients read it. uvicorn logs faults of our own."""
+async def _error_response(request: Request, error: Any) -> Response:
+    """An error in the form that OpenAI's clients read. uvicorn logs unexpected ones."""
     headers = None
     if isinstance(error, HTTPException):
         rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers

@@ -1,4 +1,4 @@
-"""One request and the texts that answer it: from what is asked to pieces of text as they come."""
+"""One request, and the texts that answer it, piece by piece as they come."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ class Exchange:
     async def prepare(self, encoder: Encoder, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.
 
-        Tokens are counted and calls prepared for one request after the other. That takes a thread
-        that ends: one that stayed would keep threads of OpenMP, and with more of them than cores
-        all wait.
+        Tokens are counted and calls prepared for one request at a time, each in a thread that ends.
+        A thread that stayed would keep OpenMP threads, and more of them than cores slow down all.
         """
         async with turn:
             with ThreadPoolExecutor(1) as pool:

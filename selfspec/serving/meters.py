@@ -33,7 +33,7 @@ class Meters:
         return "".join(f"selfspec_{name} {value or 0}\n" for name, value in numbers.items())
 
     def numbers(self) -> dict[str, Any]:
-        """What goes on now."""
+        """What runs and waits now, and how much memory it takes."""
         model = self._model
         return {
             "num_waiting": model.num_waiting,

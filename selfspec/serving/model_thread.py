@@ -1,6 +1,6 @@
-"""The thread that owns the model: it lets a session step, and tells each client its tokens.
+"""The thread that owns the model. It runs the steps of a session and sends clients their tokens.
 
-Everything else runs in the event loop, which hands calls over and takes news back. Knows nothing
+Everything else runs in the event loop, which hands calls over and gets events back. Knows nothing
 of HTTP or JSON.
 """
 
@@ -37,7 +37,7 @@ class ModelThread:
     """Answers any number of calls at once, at most `max_rows` in the same step.
 
     `max_memory` bounds the keys and values. At most `max_waiting` texts wait. Its methods are for
-    the event loop, but for `start`, which waits until the model was tried out, and `join`.
+    the event loop, except `start`, which waits until the model was tried out, and `join`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ModelThread:
         self._max_rows = max_rows
         self._max_texts = max_rows + max_waiting
         self._indices = count()
-        # Who hears of the text with an index: each hands news over to its event loop.
+        # Who reads the text with an index: each hands events over to its event loop.
         self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.session: Session  # There is one from `start` on.
@@ -89,7 +89,7 @@ class ModelThread:
     async def events(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, Event]]:
         """The events of each call, with its number here, until all have their answers.
 
-        Raises why there is no answer. When nobody reads on, the texts are forgotten within a step.
+        Raises why there is no answer. When the reader stops, the texts are dropped within a step.
         """
         queue: asyncio.Queue[tuple[int, Event | RequestError]] = asyncio.Queue()
         soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -114,7 +114,7 @@ class ModelThread:
                 self._forget(call.index)
 
     def break_off(self) -> None:
-        """Ends all texts where they stand, and takes no more."""
+        """Ends all texts at once, and takes no more."""
         self.is_stopping = True
         for index, tell in list(self._clients.items()):
             tell(_stopping())
@@ -159,7 +159,7 @@ class ModelThread:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Tells those whose text broke off; what is written alone takes no others along."""
+        """Sends the error to the clients whose text broke off. A text that is alone ends alone."""
         told = RequestError(str(error))
         if not isinstance(error, SelfSpecError):
             _log.exception("an answer broke off")
@@ -184,7 +184,7 @@ class ModelThread:
         self.session.add(call)
 
     def _hear(self, index: int, ids: Sequence[int]) -> bool:
-        """New tokens of a text; False where nobody reads them."""
+        """Sends new tokens of a text; False if its client is gone."""
         if ids:
             self._tell(index, list(ids))
         return index in self._clients

@@ -27,12 +27,12 @@ from selfspec.serving.schema import (
 )
 
 _FORMS = ("prompt", "messages", "turns", "body")
-_DEFAULT_TOKENS = 1024  # Of an answer, if nobody says how long it may be.
+_DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
 
 
 @dataclass(frozen=True)
 class PromptLine:
-    """One line: what is asked, and how the answer is to be written."""
+    """One line: its prompt, and how the answer is to be written."""
 
     number: int  # Counted from 1, empty lines too.
     checksum: str
@@ -59,7 +59,7 @@ def _name(value: Any) -> Any:
 
 
 class _Line(Settings):
-    """A line in the short form. Fields that are not known are somebody's own."""
+    """A line in the short form. Unknown fields are the user's own, and are ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -122,7 +122,7 @@ def read_line(number: int, data: bytes) -> PromptLine:
 
 def _plain(line: _Line) -> tuple[Any, Settings]:
     for name in line.model_extra or ():
-        # Beside a prompt there may be fields of one's own, but hardly one like "temprature".
+        # A line may have fields of the user's own, but hardly one like "temprature".
         if get_close_matches(name, Settings.model_fields, cutoff=0.85):
             raise RequestError(unknown_name("field", name, Settings.model_fields), field=name)
     if line.messages is not None:

@@ -41,7 +41,7 @@ class Form:
         return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
     def chunk(self, *pieces: Piece, **more: Any) -> bytes:
-        """One event of a stream; the first one of a choice says who speaks."""
+        """One event of a stream; the first one of a choice names the role."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
         choices = [
             self._choice(each, "delta", is_first=not (each.text or each.finish_reason))
@@ -51,21 +51,23 @@ class Form:
 
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if is_first else {}
-        said = {where: {**role, "content": piece.text}} if self._is_chat else {"text": piece.text}
+        text: Any = (
+            {where: {**role, "content": piece.text}} if self._is_chat else {"text": piece.text}
+        )
         end = {"logprobs": None, "finish_reason": piece.finish_reason}
-        return {"index": piece.choice, **said, **end}
+        return {"index": piece.choice, **text, **end}
 
 
 def event(data: dict[str, Any]) -> bytes:
-    """One event of a stream, as `text/event-stream` wants it."""
+    """One event of a stream, as `text/event-stream` has it."""
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """What a client is told that goes wrong, in the form that OpenAI's clients read."""
+    """An error in the form that OpenAI's clients read."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    told = {"message": str(error), "type": kind, "param": error.field, "code": error.code}
-    return {"error": told}
+    about = {"message": str(error), "type": kind, "param": error.field, "code": error.code}
+    return {"error": about}
 
 
 def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, Any]:

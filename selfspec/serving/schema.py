@@ -1,4 +1,4 @@
-"""The fields of a request, their limits, and what a wrong one is told.
+"""The fields of a request, their limits, and the messages for wrong ones.
 
 The server's requests and the lines of prompt files are read by the same models. This module runs no
 model and knows nothing of HTTP.
@@ -54,7 +54,7 @@ def whole_characters(text: str) -> str:
 
 
 def text_of_parts(content: Any) -> str:
-    """A text, or the texts of OpenAI's content parts, one behind the other."""
+    """A text, or the texts of OpenAI's content parts, one after the other."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
@@ -99,7 +99,7 @@ Stops = Annotated[
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-# What OpenAI's protocol has and can't be asked for here, with the values that ask for nothing.
+# Fields of OpenAI's protocol that are not served here, with the values that ask for nothing.
 _NOTHING: dict[str, Any] = {
     "best_of": 1,
     "echo": False,
@@ -257,7 +257,7 @@ Known = TypeVar("Known", bound=BaseModel)
 
 
 def checked(kind: type[Known], value: Any) -> Known:
-    """The fields, each of which keeps to its rule. The first fault is told: name, rule, value."""
+    """The fields, checked. The error names the first wrong field, its rule and its value."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

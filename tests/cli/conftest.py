@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_log
 
 from selfspec.cli import app
-from selfspec.cli.shared.model_loading import Loaded
-from selfspec.cli.shared.options import WriteOptions
-from selfspec.cli.shared.writer import Writer
+from selfspec.cli.loading import Loaded
+from selfspec.cli.options import WriteOptions
+from selfspec.cli.writer import Writer
 
 
 class Result(NamedTuple):

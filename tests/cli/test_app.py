@@ -11,9 +11,9 @@ from rich.console import Console
 import selfspec
 from selfspec import SpecConfig
 from selfspec.cli import generate as generate_module
-from selfspec.cli.shared import messages
-from selfspec.cli.shared.messages import show_log, working
-from selfspec.cli.shared.options import Knobs
+from selfspec.cli import messages
+from selfspec.cli.messages import show_log, working
+from selfspec.cli.options import Knobs
 
 COMMANDS = [("demo",), ("check",), ("chat",), ("generate",), ("batch",), ("serve",)]
 CACHE_COMMANDS = [("cache", "build"), ("cache", "inspect")]

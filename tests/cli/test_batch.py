@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfspec.cli.shared.writer import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
+from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
 from selfspec.run.backends import kv_bytes_per_token
 from tests.cli.conftest import write_lines as write
 

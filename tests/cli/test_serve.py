@@ -21,7 +21,7 @@ pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[tes
 import openai
 
 from selfspec.cli import serve
-from selfspec.cli.shared.options import DraftOptions
+from selfspec.cli.options import DraftOptions
 from selfspec.config import SpecConfig
 from tests.waiting import PATIENCE, free_port, wait_until
 

@@ -11,12 +11,12 @@ from prompt_toolkit.output import DummyOutput
 from transformers import MistralConfig, MistralForCausalLM
 
 from selfspec import SelfSpec, SpecConfig
-from selfspec.cli.chat.chat_command import ChatLoop, _reader
-from selfspec.cli.chat.conversation import Conversation
-from selfspec.cli.shared.model_loading import Loaded
-from selfspec.cli.shared.options import WriteOptions
-from selfspec.cli.shared.paint import harmless
-from selfspec.cli.shared.writer import Writer
+from selfspec.cli.chat import ChatLoop, _reader
+from selfspec.cli.conversation import Conversation
+from selfspec.cli.loading import Loaded
+from selfspec.cli.options import WriteOptions
+from selfspec.cli.paint import harmless
+from selfspec.cli.writer import Writer
 from selfspec.errors import CliError, UnsupportedError
 
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
@@ -162,7 +162,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):
     ChatLoop(writer, SpecConfig()).run(typed)
     out = capsys.readouterr().out
     assert "(Ctrl-D or /exit leaves)" in out
-    assert "(stopped; the conversation goes on from here)" in out
+    assert "(stopped; the conversation continues from here)" in out
 
 
 @pytest.mark.parametrize(

@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.shared.live_text import OWN
-from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import ChatOptions, Flag, Knobs, Model
-from selfspec.cli.shared.paint import Painter
-from selfspec.cli.shared.writer import checked, loaded
+from selfspec.cli.live_text import OWN
+from selfspec.cli.loading import check_options
+from selfspec.cli.messages import working
+from selfspec.cli.options import ChatOptions, Flag, Knobs, Model
+from selfspec.cli.paint import Painter
+from selfspec.cli.writer import loaded
 from selfspec.errors import SelfSpecError, unknown_name
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
-    from selfspec.cli.chat.conversation import Turn
-    from selfspec.cli.shared.writer import Writer
+    from selfspec.cli.conversation import Turn
+    from selfspec.cli.writer import Writer
 
 _PROMPT = "> "
 _COMMANDS = {
     "/retry": "ask the last question again",
-    "/system TEXT": "begin anew with this system message; without a text, with none",
+    "/system TEXT": "start over with this system message, or without one if TEXT is left out",
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
     "/help": "this list",
@@ -50,8 +51,8 @@ def chat(
         system: A system message to begin with.
         show_drafts: Colour the tokens that were drafted.
     """
-    asked = replace(asked, model=model)
-    config = checked(asked, knobs.config())
+    asked, config = replace(asked, model=model), knobs.config()
+    check_options(asked)
     with loaded(asked, chats=True) as writer:
         ChatLoop(writer, config, system=system, show_drafts=show_drafts).run(_reader())
 
@@ -67,14 +68,14 @@ class ChatLoop:
         system: str | None = None,
         show_drafts: bool = False,
     ) -> None:
-        from selfspec.cli.chat.conversation import Conversation
+        from selfspec.cli.conversation import Conversation
 
         self._console = Console(highlight=False)
         self._painter = Painter(self._console)
         self._spinner = ExitStack()
         self._show_drafts = show_drafts
         self._writer = writer
-        self._spec = writer.new_spec(config)
+        self._spec = writer.loaded.new_spec(config)
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
@@ -129,7 +130,7 @@ class ChatLoop:
         if turn.is_cut:
             parts.append("cut off")
         if turn.interrupted:
-            parts = ["stopped; the conversation goes on from here"]
+            parts = ["stopped; the conversation continues from here"]
         self._console.print()
         self._note(f"({', '.join(parts)})")
 

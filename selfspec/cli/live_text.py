@@ -1,4 +1,4 @@
-"""Shows the text of a running `generate()` call, each piece with its token's origin."""
+"""Shows the text of a running `generate()` call, each piece with the origin of its token."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from selfspec.records import StepRecord, sources_of
 
-OWN = "model"  # The model's own next token, which nobody drafted.
+OWN = "model"  # The model's own next token, which was not drafted.
 SEVERAL = "several"  # More than one source has named the token.
 
 
 class LiveText:
     """A streamer and a listener in one; `show(piece, origin)` gets the text.
 
-    Tokens come through the streamer and wait until the record of their step says where they came
-    from. A call that is decoded plainly has no records, and shows tokens as they come.
+    Tokens come through the streamer and wait until the record of their step names their origin.
+    A call that is decoded plainly has no records, and shows tokens as they come.
     """
 
     def __init__(

@@ -20,10 +20,10 @@ def say(line: str) -> None:
 
 @contextmanager
 def working(what: str, *, only_spinner: bool = False) -> Iterator[Callable[[str], None]]:
-    """Shows `what` beside a spinner until it is done; without a terminal it prints a plain line.
+    """Shows `what` with a spinner until it is done. Without a terminal it prints a plain line.
 
-    Yields a function that replaces the words beside the spinner. Without a terminal the first
-    line stands for all of them, and with `only_spinner` there is none at all.
+    Yields a function that replaces the text of the spinner. Without a terminal that does nothing,
+    and with `only_spinner` nothing is printed at all.
     """
     console = Console(stderr=True)
     if console.is_interactive:

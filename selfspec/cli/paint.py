@@ -9,7 +9,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 from rich.text import Text
 
-from selfspec.cli.shared.live_text import OWN, SEVERAL
+from selfspec.cli.live_text import OWN, SEVERAL
 from selfspec.records import DRAFT_MODEL
 
 _STYLES = {
@@ -56,7 +56,7 @@ class Painter:
         self.console.file.flush()
 
     def legend(self, sources: Sequence[str]) -> Text:
-        """A line that says which colour stands for which source."""
+        """A line that says which colour each source has."""
         text = Text("drafted by ")
         for name in (*sources, SEVERAL) if len(sources) > 1 else sources:
             text.append(name, _STYLES[name]).append("  ")

@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.check.questions import SNIPPETS, Question, questions_of
-from selfspec.cli.check.report import print_report, too_busy
-from selfspec.cli.check.stopwatch import (
-    CACHED,
-    DRAFTED,
-    MIN_ROUNDS,
-    Asked,
-    measure,
-    share_at_first,
-    timed,
-)
-from selfspec.cli.shared.live_text import LiveText
-from selfspec.cli.shared.messages import working
-from selfspec.cli.shared.options import Model, ModelOptions, RunOptions, WriteOptions
-from selfspec.cli.shared.paint import Painter
-from selfspec.cli.shared.writer import checked, loaded
+from selfspec.cli.comparison import MIN_ROUNDS, Asked, measure, timed
+from selfspec.cli.live_text import LiveText
+from selfspec.cli.loading import check_options
+from selfspec.cli.messages import working
+from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
+from selfspec.cli.paint import Painter
+from selfspec.cli.questions import SNIPPETS, Question, questions_of
+from selfspec.cli.report import print_report
+from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
-from selfspec.machine.busy import LEAST_SHARE
 
 if TYPE_CHECKING:
-    from selfspec.cli.shared.writer import Writer
+    from selfspec.cli.writer import Writer
     from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
-_CURVE_SHARE = 0.15  # of the time goes into measuring what a step costs by its width.
-_CONTEXT = 512  # tokens before a step whose cost is measured
 _ENDLESS = 1 << 30  # positions, where a model's config names no limit
 
 
@@ -82,33 +74,26 @@ def check(
 def _compared(
     asked: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
 ) -> int:
-    """Says what there is, measures, and says what came of it; returns the exit status."""
-    config, console = checked(asked, SpecConfig()), Console(highlight=False)
+    """Prints what the figures depend on, measures, and prints the report."""
+    check_options(asked)
+    config, console = SpecConfig(), Console(highlight=False)
     with loaded(asked) as writer:
-        found = _that_fit(writer, questions)
-        # A large model would take minutes to find that out. The embedded one shows its drafts.
-        if asked.model is not None and (share := share_at_first(writer.model)) < LEAST_SHARE:
-            console.print(Text(too_busy(share), "bold"), soft_wrap=True)
-            return 1
+        found, model = _that_fit(writer, questions), writer.loaded
         with working("Warming up"):
             # What is prepared of a model, such as packed weights, lives as long as this.
-            spec = writer.new_spec(config)
+            spec = model.new_spec(config)
             for assistant in (spec, None):
                 new_ids, took = timed(writer, assistant, found[0][1], _LEAST_TOKENS)
         for line in _facts(writer, spec):
             console.print(Text(line, "dim"), soft_wrap=True)
         if asked.model is None:
             _show(console, writer, config, found)
-        bare = writer.start._replace(cache=None)
-        ways = {DRAFTED: lambda: bare.new_spec(config, writer.tokenizer)}
-        if writer.start.cache is not None:
-            ways[CACHED] = lambda: writer.new_spec(config)
         with working("Measuring") as say:
-            curve = _curve(writer, spec, _CURVE_SHARE * seconds)
-            fits = seconds / took * len(new_ids) / (MIN_ROUNDS * (1 + len(ways)) * len(found))
+            fits = seconds / took * len(new_ids) / (MIN_ROUNDS * 2 * len(found))
             num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
-            measured = measure(writer, found, ways, num_new=num_new, seconds=seconds, say=say)
-        return print_report(console, measured, writer, curve)
+            new_spec = partial(model.new_spec, config)
+            measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
+        return print_report(console, measured, asked, _learned_curve(writer, spec, found))
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Asked:
@@ -143,22 +128,18 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     ]
 
 
-def _curve(writer: Writer, spec: SelfSpec, max_seconds: float) -> CostCurve | None:
-    """What a step costs by its width behind a text, for a model that is whole in memory."""
-    from selfspec.run.profile import profile
+def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | None:
+    """What a step costs by its width, as the calls so far have taught."""
+    from selfspec.run.costs import kept_curve
 
-    if spec.ability(writer.model).attention is None or spec.stats.forward == "streamed":
-        return None
-    context = min(_CONTEXT, (writer.loaded.max_positions or _ENDLESS) // 2)
-    _, curve = profile(
-        writer.model, spec.config, num_columns=context, num_rows=1, max_seconds=max_seconds
-    )
-    return curve
+    length = int(median(len(ids) for _, ids in asked)) + _LEAST_TOKENS
+    forward = spec.stats.forward or "eager"
+    return kept_curve(writer.model, num_columns=length, num_rows=1, forward=forward)
 
 
 def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> None:
     """Streams each text in the colours of its drafts. One `SelfSpec` learns from all of them."""
-    painter, spec = Painter(console), writer.new_spec(config)
+    painter, spec = Painter(console), writer.loaded.new_spec(config)
     if painter.in_colour:
         console.print(painter.legend(writer.origins(config)))
     for question, ids in asked:

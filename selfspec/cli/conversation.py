@@ -7,8 +7,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from selfspec.batch.prompts import encoded
-from selfspec.cli.shared.live_text import LiveText
-from selfspec.cli.shared.writer import Writer
+from selfspec.cli.live_text import LiveText
+from selfspec.cli.writer import Writer
 from selfspec.errors import CliError
 from selfspec.plugin import SelfSpec
 

@@ -21,7 +21,7 @@ _MODEL = Group("Model, memory and what is kept", sort_key=1)
 _DRAFTING = Group("Drafting (for experts, see docs/knobs.md)", sort_key=2)
 
 Model = Annotated[str, Parameter(help="Folder or Hub id of a language model.")]
-# There is no --no-full beside --full.
+# A flag such as --full has no --no-full.
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_default=False)]
 _Place = Annotated[str, Parameter(group=_MODEL, show_default=False)]

@@ -3,7 +3,7 @@
 import torch
 
 from selfspec import DraftTree, StepRecord
-from selfspec.cli.shared.live_text import OWN, SEVERAL, LiveText
+from selfspec.cli.live_text import OWN, SEVERAL, LiveText
 from selfspec.records import Evidence
 from tests.tiny import make_tokenizer
 

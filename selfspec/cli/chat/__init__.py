@@ -1,1 +1,0 @@
-"""`selfspec chat`: a conversation in the terminal, from a typed question to its answer."""

@@ -1,0 +1,126 @@
+"""Answers the same prompts plainly and with drafts, in turns, and compares times and texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from selfspec.cli.questions import Question
+from selfspec.machine.busy import LEAST_SHARE, processor_share
+from selfspec.stats import GenerationStats
+
+if TYPE_CHECKING:
+    from selfspec.cli.writer import Writer
+    from selfspec.plugin import SelfSpec
+
+MIN_ROUNDS, _MOST_ROUNDS = 2, 10
+
+Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
+
+
+@dataclass
+class Comparison:
+    """Plain `generate()` and drafts. Seconds are for answers as long as the plain one."""
+
+    dtype: str
+    lengths: dict[str, int] = field(default_factory=dict)  # of the plain answer to each prompt
+    plain: list[list[float]] = field(default_factory=list)  # seconds of each prompt, by rounds
+    drafted: list[list[float]] = field(default_factory=list)
+    stats: dict[str, GenerationStats] = field(default_factory=dict)  # of each prompt, all rounds
+    parted: set[str] = field(default_factory=set)  # the prompts of which a text was another one
+    shares: list[float] = field(default_factory=list)  # of the processor, on a CPU
+
+    @property
+    def total(self) -> GenerationStats:
+        """What was counted over all prompts."""
+        return sum(self.stats.values(), GenerationStats())
+
+    def speed_ups(self, axis: int) -> np.ndarray:
+        """Of each prompt over all rounds (axis 0), or of all prompts in each round (axis 1)."""
+        speed_ups: np.ndarray = np.array(self.plain).sum(axis) / np.array(self.drafted).sum(axis)
+        return speed_ups
+
+    @property
+    def speed_up(self) -> float:
+        """The median over the rounds."""
+        return float(np.median(self.speed_ups(1)))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The mean of the rounds' logarithms, minus and plus two standard errors."""
+        logs = np.log(self.speed_ups(1))
+        half = 2 * logs.std(ddof=1) / len(logs) ** 0.5
+        return float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+
+    @property
+    def num_drafted(self) -> int:
+        """How many drafted tokens were in any forward."""
+        return self.total.drafted_by_source.total()
+
+    @property
+    def share(self) -> float:
+        """The part of the processor that this process got when it asked for all of it."""
+        return median(self.shares or [1.0])
+
+    @property
+    def is_busy(self) -> bool:
+        """Do other programs take so much of the processor that times say little?"""
+        return self.share < LEAST_SHARE
+
+
+def timed(
+    writer: Writer, spec: SelfSpec | None, ids: Sequence[int], num_new: int
+) -> tuple[list[int], float]:
+    """The new tokens of one call, and its seconds."""
+    writer.reseed()
+    start = perf_counter()
+    new_ids = writer.new_ids(ids, spec, max_new_tokens=num_new)
+    return new_ids, perf_counter() - start
+
+
+def measure(
+    writer: Writer,
+    asked: Asked,
+    new_spec: Callable[[], SelfSpec],
+    *,
+    num_new: int,
+    seconds: float,
+    say: Callable[[str], None] = lambda _: None,
+) -> Comparison:
+    """Answers all prompts plainly and with drafts, in rounds, while there is time.
+
+    Each round has a new `SelfSpec`, so all rounds draft alike: the first prompt from nothing or
+    from a cache, and later ones from what was learned by then. A busy machine gets one round.
+    """
+    end, limit = perf_counter() + seconds, writer.loaded.max_positions or math.inf
+    found = Comparison(writer.loaded.dtype)
+    for number in range(_MOST_ROUNDS):
+        began, spec = perf_counter(), new_spec()
+        found.plain.append([])
+        found.drafted.append([])
+        for index, (question, ids) in enumerate(asked):
+            kind = question.kind
+            say(f"Measuring: round {number + 1}, {kind}")
+            if writer.model.device.type == "cpu":
+                found.shares.append(processor_share())
+            length = int(min(num_new, limit - len(ids)))
+            # The second run may find the processor's caches warm, so the order alternates.
+            turns = (None, spec) if (number + index) % 2 == 0 else (spec, None)
+            answers = {each: timed(writer, each, ids, length) for each in turns}
+            (text, plain), (new_ids, drafted) = answers[None], answers[spec]
+            found.plain[-1].append(plain)
+            found.drafted[-1].append(drafted / len(new_ids) * len(text))
+            found.lengths[kind] = len(text)
+            found.stats[kind] = found.stats.get(kind, GenerationStats()) + spec.stats
+            if new_ids != text:
+                found.parted.add(kind)
+        now = perf_counter()
+        if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
+            break
+    return found

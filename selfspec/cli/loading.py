@@ -1,0 +1,169 @@
+"""Loads what a command's options name: model, tokenizer, caches. What is wrong is one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selfspec.cli.messages import show_log
+from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
+from selfspec.errors import CliError, SelfSpecError, one_line
+from selfspec.machine.memory import amount_in_bytes
+from selfspec.machine.model_names import check_model_name, find_model
+from selfspec.run.model import max_positions
+
+if TYPE_CHECKING:
+    from selfspec import SelfSpec, SpecConfig
+    from selfspec.cache import CacheContents
+
+TINY = Path(__file__).parents[1] / "models" / "tiny"
+
+# Under --max-memory each of many texts has room for this number of tokens, if layers have to be
+# streamed. There is room for two more: one that is being read, and one for dividing rows anew.
+TOKENS_A_TEXT = 512
+OTHER_TEXTS = 2
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with its tokenizer and a name for it, and what drafts start with."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    cache: CacheContents | None = None
+    remember: str | None = None
+    draft_model: Any = None
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions that the model has; None if its config doesn't say."""
+        return max_positions(self.model)
+
+    @property
+    def dtype(self) -> str:
+        """The model's dtype, as options name it."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def __str__(self) -> str:
+        size = self.model.num_parameters() / 1e6
+        amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
+        return f"{self.name} ({amount} parameters, {self.dtype}, {self.model.device})"
+
+    def new_spec(self, config: SpecConfig) -> SelfSpec:
+        """A new `SelfSpec`, which knows what the cache and the remembered file hold."""
+        from selfspec import SelfSpec
+
+        options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
+        return SelfSpec(config, tokenizer=self.tokenizer, contents=self.cache, **options)
+
+
+def check_options(asked: ModelOptions) -> None:
+    """Refuses names and amounts that can't be right, without torch. Shows the log from now on."""
+    show_log(asked.verbose)
+    names = {"MODEL": asked.model}
+    if isinstance(asked, RunOptions) and asked.max_memory is not None:
+        amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
+    if isinstance(asked, DraftOptions):
+        names["--draft-model"] = asked.draft_model
+    for option, name in names.items():
+        if name is not None:
+            check_model_name(name, option)
+
+
+def load_all(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> Loaded:
+    """The model, and what drafts start with.
+
+    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
+    caches are quick to read, so their errors come before the model is read.
+    """
+    from selfspec.cache import Remembered, load_cache
+
+    tokenizer = load_tokenizer(asked)
+    if chats and not tokenizer.chat_template:
+        raise CliError(
+            f"chat needs a MODEL with a chat template, and {asked.model!r} has none; name another, "
+            "or continue text with 'selfspec generate'"
+        )
+    cache = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
+    if asked.remember is not None:
+        Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
+    small = None
+    if asked.draft_model is not None:
+        options = ModelOptions(model=asked.draft_model, device=asked.device, dtype=asked.dtype)
+        small = load_model(options, "draft model")
+    room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
+    model = load_model(asked, max_length=room[0], max_texts=room[1], draft_model=small)
+    return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small)
+
+
+def load_tokenizer(options: ModelOptions) -> Any:
+    """Loads the tokenizer. That is quick, so its errors come before the model is read."""
+    from transformers import AutoTokenizer
+
+    source = options.model or str(TINY)
+    find_model(source, "MODEL")
+    with _one_line(f"the tokenizer of {source!r}"):
+        return AutoTokenizer.from_pretrained(source)
+
+
+def load_model(options: ModelOptions, what: str = "model", **room: Any) -> Any:
+    """Loads the model, in the dtype and onto the device that the options name.
+
+    Within a memory, `room` says what `selfspec.load()` sets aside for texts and a draft model.
+    """
+    from selfspec.plugin.loading import load, load_whole
+
+    source, dtype, device = options.model or str(TINY), options.dtype, options.device
+    if options.model is None and dtype == "auto":
+        # It is saved in half precision to keep the package small. In float32 the promise of the
+        # same text holds to the last token.
+        dtype = "float32"
+    with _one_line(f"the {what} of {source!r}"):
+        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
+            return load(source, max_memory=amount, dtype=dtype, device=device, **room)
+        return load_whole(source, dtype=dtype, device=device)
+
+
+def memory_of_texts(
+    model: Any, draft_model: Any, max_memory: str | None, num_texts: int
+) -> int | None:
+    """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
+    if max_memory is None:
+        return None
+    from selfspec.run.backends import kv_bytes_per_token
+
+    num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
+    weights, set_aside = _weight_bytes(model), num_tokens * kv_bytes_per_token(model)
+    left = amount_in_bytes(max_memory, weights + set_aside) - weights
+    if draft_model is not None:  # It keeps the texts' keys and values, too.
+        left -= _weight_bytes(draft_model) + num_tokens * kv_bytes_per_token(draft_model)
+    return max(left, set_aside)
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(each.nbytes for each in model.parameters())
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turns what a loader finds wrong with files, their place or the memory into one line.
+
+    From now on transformers and the Hub's client log only errors and show no progress bars.
+    """
+    from huggingface_hub.utils import logging as hub_logging
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except SelfSpecError:
+        raise
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise CliError(f"{what} can't be loaded: {one_line(error)}") from error

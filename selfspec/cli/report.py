@@ -1,0 +1,136 @@
+"""What `selfspec check` and `selfspec demo` print: a table, a verdict, and Python to copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from selfspec.cli.comparison import Comparison
+
+if TYPE_CHECKING:
+    from selfspec.cli.options import WriteOptions
+    from selfspec.cost import CostCurve
+
+_GAIN = 1.03  # A smaller speed-up is no gain.
+_ENOUGH = 96  # tokens of one answer to each prompt
+
+
+def print_report(
+    console: Console, measured: Comparison, asked: WriteOptions, curve: CostCurve | None = None
+) -> int:
+    """Prints everything, the verdict and the lines to copy last; returns the exit status."""
+    is_wrong = measured.dtype == "float32" and bool(measured.parted)
+    is_check = asked.model is not None  # The demo shows its drafts, whatever they bring.
+    console.print(table_of(measured))
+    if has_times(measured) and curve is not None:
+        costs = ", ".join(f"{width}: {curve.relative(width):.2f}" for width in curve.widths)
+        console.print(f"Cost of a step by its width in tokens, in plain steps: {costs}")
+    console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
+    console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
+    if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
+        for line in python_lines(asked, measured.dtype):
+            console.print(f"    {line}", markup=False, soft_wrap=True)
+    return 1 if is_wrong or not measured.num_drafted or (is_check and measured.is_busy) else 0
+
+
+def has_times(measured: Comparison) -> bool:
+    """Whether times say anything: something was drafted, and the machine had time for it."""
+    is_enough = sum(measured.lengths.values()) >= _ENOUGH
+    return bool(measured.num_drafted) and is_enough and not measured.is_busy
+
+
+def verdict(measured: Comparison) -> str:
+    """Is it faster, how sure is that, and if it is not, why not?"""
+    num_tokens, total = sum(measured.lengths.values()), measured.total
+    if not measured.num_drafted:
+        why = total.disabled_reason or total.paused or "no step was worth a draft"
+        return f"Nothing was drafted: {why}."
+    if measured.is_busy:
+        return (
+            f"Too busy for times: this process got {measured.share:.0%} of the processor that it "
+            "asked for, so other programs are at work. End them, and run this again."
+        )
+    if num_tokens < _ENOUGH:
+        return (
+            f"Too few tokens for times: the answers have {num_tokens} in all, and {_ENOUGH} are "
+            "needed; give prompts with longer answers."
+        )
+    low, high = measured.interval
+    basis = (
+        f"{low:.2f}x to {high:.2f}x in {len(measured.plain)} rounds of {num_tokens} tokens, in "
+        f"{measured.dtype}"
+    )
+    if low < _GAIN <= high:
+        return f"Not sure: {basis}. A larger --seconds measures more rounds."
+    if high < _GAIN:
+        return (
+            f"No gain here ({basis}): a step brought {total.tokens_per_step:.2f} tokens. Use "
+            "generate() as it is."
+        )
+    text, alone = f"{measured.speed_up:.2f}x faster with selfspec ({basis}).", total.speed_up
+    if total.packed_bytes and alone is not None and alone < measured.speed_up:
+        text += (
+            f" Drafts alone bring {alone:.2f}x; the rest comes from packed weights, which take "
+            f"{total.packed_bytes / 1e6:.0f} MB more."
+        )
+    return text
+
+
+def python_lines(asked: WriteOptions, dtype: str) -> list[str]:
+    """How to load the model, and how to draft."""
+    load = f'AutoModelForCausalLM.from_pretrained("{asked.model}", dtype="{dtype}")'
+    if asked.max_memory is not None:
+        load = f'selfspec.load("{asked.model}", max_memory="{asked.max_memory}")'
+    spec = "SelfSpec()"
+    if asked.cache is not None:
+        spec = f'SelfSpec.from_pretrained("{asked.cache}", tokenizer=tokenizer)'
+    return [f"model = {load}", f"selfspec.attach(model, selfspec.{spec})"]
+
+
+def about_texts(measured: Comparison, is_wrong: bool) -> str:
+    """How many texts are those of plain `generate()`."""
+    total, others = len(measured.lengths), ", ".join(sorted(measured.parted))
+    same = f"{total - len(measured.parted)} of {total} are plain generate()'s, token for token"
+    if not measured.parted:
+        return f"Same text: {same}."
+    if is_wrong:
+        return (
+            f"NOT the same text: {same} (not {others}). In float32 that is right only where two "
+            "tokens are as likely as rounding can tell; please report it."
+        )
+    return (
+        f"In {measured.dtype} a wider forward rounds differently, so texts may part where two "
+        f"tokens are almost equally likely: {same} (not {others})."
+    )
+
+
+def table_of(measured: Comparison) -> Table:
+    """A row for each prompt, and one for all. Times are left out where they would mislead."""
+    lengths, stats = measured.lengths.values(), (*measured.stats.values(), measured.total)
+    columns = {
+        "prompt": [*measured.lengths, "all"],
+        "tokens": [str(each) for each in (*lengths, sum(lengths))],
+    }
+    if has_times(measured):
+        plain, drafted = (_means(each) for each in (measured.plain, measured.drafted))
+        speed_ups = (*measured.speed_ups(0), measured.speed_up)
+        columns["plain,\nseconds"] = [f"{each:.2f}" for each in plain]
+        columns["selfspec,\nseconds"] = [f"{each:.2f}" for each in drafted]
+        columns["speed-up"] = [f"{each:.2f}x" for each in speed_ups]
+    columns["tokens\na step"] = [f"{each.tokens_per_step:.2f}" for each in stats]
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_footer=True)
+    for number, (title, cells) in enumerate(columns.items()):
+        table.add_column(title, cells[-1], justify="right" if number else "left")
+    for row in list(zip(*columns.values(), strict=True))[:-1]:
+        table.add_row(*row)
+    return table
+
+
+def _means(rounds: list[list[float]]) -> list[float]:
+    """The mean seconds of each prompt, and those of all prompts together."""
+    means = [sum(each) / len(each) for each in zip(*rounds, strict=True)]
+    return [*means, sum(means)]

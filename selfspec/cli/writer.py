@@ -1,0 +1,108 @@
+"""A loaded model that continues prompts, with drafts or as stock does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from selfspec.cli.loading import Loaded, load_all
+from selfspec.cli.messages import working
+from selfspec.cli.options import WriteOptions
+from selfspec.records import DRAFT_MODEL
+
+if TYPE_CHECKING:
+    from selfspec import SelfSpec, SpecConfig
+
+
+@contextmanager
+def loaded(asked: WriteOptions, *, chats: bool = False, num_texts: int = 0) -> Iterator[Writer]:
+    """The model, loaded and ready to write."""
+    with working(f"Loading {asked.title}"):
+        writer = Writer(load_all(asked, chats=chats, num_texts=num_texts), asked)
+    yield writer
+
+
+class Writer:
+    """One model with the settings of one command."""
+
+    def __init__(self, loaded: Loaded, asked: WriteOptions) -> None:
+        import torch
+
+        from selfspec import attach
+
+        self.loaded, self.model, self.tokenizer = loaded, loaded.model, loaded.tokenizer
+        attach(self.model)
+        self.asked = asked
+        # Without a given seed one is drawn, since torch starts every process with the same one.
+        self.seed = torch.seed() % 2**32 if asked.seed is None else asked.seed
+        self.reseed()
+
+    def __str__(self) -> str:
+        own, temperature = self.model.generation_config, self.asked.temperature
+        if not (own.do_sample if temperature is None else temperature):
+            return "greedy"
+        return f"sampling at temperature {temperature or own.temperature}, seed {self.seed}"
+
+    def origins(self, config: SpecConfig) -> list[str]:
+        """Where drafted tokens can come from. A corpus is only in a cache."""
+        cache = self.loaded.cache
+        has_corpus = cache is not None and cache.corpus is not None
+        origins = [name for name in config.sources if name != "corpus" or has_corpus]
+        return origins if self.loaded.draft_model is None else [*origins, DRAFT_MODEL]
+
+    def reseed(self) -> None:
+        """Makes the next draws the same as those after the start."""
+        import torch
+
+        torch.manual_seed(self.seed)
+
+    def encode_prediction(self, text: str | None) -> list[int] | None:
+        """The ids of what the answer will probably look like, however long it is."""
+        return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def write(
+        self,
+        ids: Sequence[int],
+        spec: SelfSpec | None,
+        *,
+        streamer: Any = None,
+        kv: Any = None,
+        max_new_tokens: int | None = None,
+        prediction: Sequence[int] | None = None,
+    ) -> Any:
+        """Calls `generate()` with `ids`; without a `spec` it is the stock one.
+
+        A streamer that has a method `hear` gets the record of each step, too.
+        """
+        import torch
+
+        from selfspec.compat.generation import with_kv
+
+        input_ids = torch.tensor([list(ids)], device=self.model.device)
+        hear = getattr(streamer, "hear", None)
+        with spec.listening(hear) if spec and hear else nullcontext():
+            return self.model.generate(
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                assistant=spec,
+                prediction=prediction,
+                streamer=streamer,
+                **with_kv(kv),
+                return_dict_in_generate=True,
+                max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
+                **self.choice(),
+            )
+
+    def new_ids(self, ids: Sequence[int], spec: SelfSpec | None, **options: Any) -> list[int]:
+        """What `write` writes after the prompt; waits for the device."""
+        output = self.write(ids, spec, **options)
+        new_ids: list[int] = output.sequences[0, len(ids) :].tolist()
+        return new_ids
+
+    def choice(self) -> dict[str, Any]:
+        """How the next token is chosen, as arguments of `generate()`."""
+        from selfspec.serving.schema import choice_of
+
+        temperature = self.asked.temperature
+        return {} if temperature is None else choice_of(temperature)
