@@ -20,11 +20,12 @@ from eval.errors import EvalError
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
-from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord, sequence
+from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.cache import load_cache
 from selfspec.cost import Budget, FixedBudget, Took
 from selfspec.draft.learned import Learned
 from selfspec.records import DraftTree, TopK
+from selfspec.row import Row
 from selfspec.verify.walk import walk
 
 # Seconds of a step beside its forward: of each step, to look for drafts, and for each node.
@@ -149,7 +150,7 @@ def replay(
     stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
     length = len(text.prompt_ids) + len(text.output_ids)
     prompt = torch.tensor([text.prompt_ids])
-    row = sequence.Sequence(prompt=prompt, prompt_ids=text.prompt_ids, max_length=length)
+    row = Row(prompt=prompt, prompt_ids=text.prompt_ids, max_length=length)
     row.begin(memory, config)
     so_far = [-1, *text.prompt_ids]
     _teach(memory, so_far)
@@ -181,7 +182,7 @@ def _verified(tree: DraftTree, to_come: Sequence[int]) -> StepRecord:
     return StepRecord(row=0, tree=tree, path=path, committed_ids=committed)
 
 
-def _learn(memory: Learned, row: sequence.Sequence, so_far: list[int], record: StepRecord) -> None:
+def _learn(memory: Learned, row: Row, so_far: list[int], record: StepRecord) -> None:
     """What the engine lets learn, and the text so far grows by the committed tokens."""
     _teach(memory, [*so_far[-2:], *record.committed_ids])
     row.new_ids += record.committed_ids
