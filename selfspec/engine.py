@@ -27,7 +27,7 @@ from selfspec.run.model import num_readable
 from selfspec.run.prompt import Prefilled, PromptReader
 from selfspec.run.run import Run
 from selfspec.run.small_model import DraftText
-from selfspec.verify.choosers import Said
+from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import fits_at_once, in_float32, top_k
 from selfspec.verify.walk import walk
 
@@ -320,9 +320,9 @@ def _read(rows: list[Row], logits: torch.Tensor, device: Device) -> torch.Tensor
     """Asks the device for what the walks need; returns the logits that tables are made of."""
     if fits_at_once(logits):
         logits = in_float32(logits)
-    said = Said(logits, device)
+    step_logits = StepLogits(logits, device)
     for index, row in enumerate(rows):
-        row.chooser.read(said, index)
+        row.chooser.read(step_logits, index)
     return logits
 
 
@@ -362,5 +362,5 @@ def _without_gaps(gaps: list[bool]) -> list[int]:
     [0, 3, 2]
     """
     kept = [index for index, is_gap in enumerate(gaps) if not is_gap]
-    behind = [index for index in kept if index >= len(kept)]
-    return [behind.pop() if gaps[index] else index for index in range(len(kept))]
+    last = [index for index in kept if index >= len(kept)]
+    return [last.pop() if gaps[index] else index for index in range(len(kept))]

@@ -105,9 +105,9 @@ class Row:
 
     @property
     def max_depth(self) -> int:
-        """How many drafts can still be committed with a token of the model's behind them.
+        """How many drafts can still be committed, followed by a token of the model's own.
 
-        Beyond stand positions that stock never reads, and that a model may not have.
+        Stock never reads the positions after that, and a model may not have them.
         """
         return max(self.max_length - self.length - 1, 0)
 
@@ -127,7 +127,7 @@ class Row:
         return self._ids[:, :length]
 
     def commit(self, token: int) -> bool:
-        """Takes in a token and tells whoever listens; does the row stop with it?"""
+        """Takes in a token and tells the listener; does the row stop with it?"""
         self.new_ids.append(token)
         self.is_done = (
             token in self.stops.eos_ids
@@ -158,7 +158,7 @@ class Row:
         )
 
     def observe(self, record: StepRecord) -> None:
-        """Lets every cursor move behind the committed tokens; they and the calibration learn."""
+        """Moves every cursor past the committed tokens; they and the calibration learn."""
         if self.memory.learns:
             self.memory.calibration.observe(record)
         self.shape.observe(record)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.row import Row, Stops, output_of, stream_to
-from selfspec.verify.choosers import BatchChooser, Said
+from selfspec.verify.choosers import BatchChooser, StepLogits
 from tests.oracles import padded
 from tests.scripted import unchanged
 
@@ -85,7 +85,7 @@ def test_moving_together_is_stocks_loop():
 
     def commit(*tokens: int) -> tuple[list[int], bool]:
         logits = torch.nn.functional.one_hot(torch.tensor(tokens), 10)[:, None]
-        chooser.read(Said(logits, None), 0)
+        chooser.read(StepLogits(logits, None), 0)
         return chooser.commit(rows, [0, 0])
 
     assert commit(EOS, 4) == ([EOS, 4], False)

@@ -23,7 +23,7 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
 M = TypeVar("M")
-# Where an instance keeps the methods of its own that `attach` stands in for; None if it had none.
+# Where an instance keeps the methods of its own that `attach` replaces; None if it had none.
 _BEFORE = "_methods_before_attach"
 # Where it keeps the `DefaultAssistant`.
 _DEFAULT = "_default_assistant"

@@ -41,7 +41,7 @@ from selfspec.run.small_model import DraftModel
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
-_NOT_SAID: Any = object()  # Stands for an argument that transformers hands to no loop.
+_NOT_SAID: Any = object()  # The default of an argument that transformers hands to no loop.
 _STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
@@ -193,7 +193,7 @@ class SelfSpec:
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
         """
-        if streamer is _NOT_SAID:  # A reader in another thread might wait for it for ever.
+        if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
                 "custom_generate= needs an attached model, since transformers hands neither "
                 "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
@@ -354,7 +354,7 @@ class SelfSpec:
             self._listeners.remove(listener)
 
     def ability(self, model: Any) -> Ability:
-        """What `model` can verify as it stands now; tried on first use."""
+        """What `model` can verify as it is now; tried on first use."""
         return self.models.run(inside_wrappers(model)).ability()
 
     def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:

@@ -1,7 +1,6 @@
-"""One forward over drafts: its layout, its KV, and how the model is run.
+"""How one model is run: `run.run.Run` says what it can verify and what runs its forwards.
 
-`selfspec.run.prepared` is the door: it says how a call's forwards are computed. Graphs and packed
-weights stand behind it, and nothing outside this room asks which of them it is.
+Nothing outside this room asks whether forwards use captured graphs, packed or streamed weights.
 """
 
 __all__: list[str] = []

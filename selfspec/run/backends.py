@@ -212,7 +212,7 @@ class TreeBackend:
         # If this breaks off, the cache is whole, and nothing else has changed.
         self.kv.add(cache, num_rows, need=need, room=max(room, widest), widest=widest)
         if visible is not None and self._runner is None:
-            # One column more stands for all columns after the prompt, which always count.
+            # One more column represents all columns after the prompt, which always count.
             self._visible = pad(visible, (0, 1), value=True)
         for number, row in enumerate(self.kv.rows[-num_rows:]):
             row.start, row.position = starts[number], positions[..., number]

@@ -59,7 +59,7 @@ class Run:
         self.packing: Packing | None = None
         self.reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
-        self._model = ref(model)  # Whoever runs it holds it; else it may be freed.
+        self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._costs = costs
         # By the state of the model, and by the width of the trial where that counts.
         self._abilities: dict[tuple[State, int], Ability] = {}
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def _captures(self) -> bool:
-        """Are the forwards of a call captured, if nothing stands against it?"""
+        """Are the forwards of a call captured, if nothing prevents it?"""
         device = device_for(device_of(self.model), overlap=False)
         forward = self.config.forward
         return forward == "graph" or (forward == "auto" and device.can_capture)

@@ -54,7 +54,7 @@ class Kind(NamedTuple):
 
 
 class KVLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer as the model sees it: writes a tree's keys and values behind the front."""
+    """One layer as the model sees it: writes a tree's keys and values after the front."""
 
     is_sliding = False
     is_croppable = False
@@ -75,7 +75,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes behind the front and returns all slots up to there, without copying them."""
+        """Writes after the front and returns all slots up to there, without copying them."""
         kv, keys, values = self._kv, self.stores["keys"], self.stores["values"]
         if kv.layout is not None:
             slots = kv.layout.slots[self.attention_type]
@@ -93,7 +93,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_max_length(self) -> int:
-        """-1, which stands for no maximum: slots become more."""
+        """-1, which means no maximum: slots become more."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a small model says behind a text, with an ordinary KV cache of it.
+"""What a small model says after a text, with an ordinary KV cache of it.
 
 Knows tokens; not why they are read, nor what the target says.
 """
@@ -27,7 +27,7 @@ class DraftModel:
     """A small model, and how to ask it; keeps nothing of any text.
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
-    are named behind a token. `packing` packs the model's weights when that pays.
+    are named after a token. `packing` packs the model's weights when that pays.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DraftModel:
         self._options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """The logits (V,) behind further tokens (1, N) of a text."""
+        """The logits (V,) after further tokens (1, N) of a text."""
         self.num_forwards += 1
         with self._packed(ids.shape[1]):
             output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
@@ -84,7 +84,7 @@ class DraftText:
 
     @torch.no_grad()
     def read(self, token_ids: Sequence[int]) -> Likely:
-        """Reads further tokens, one at least; returns what is likely behind them.
+        """Reads further tokens, one at least; returns what is likely after them.
 
         An id that the model lacks is read as its last one.
         """

@@ -1,4 +1,4 @@
-"""The keys and values of some rows while drafting, and room behind them for trees.
+"""The keys and values of some rows while drafting, with room after them for trees.
 
 This module and `slots` hold all that depends on transformers' cache API. A prompt's forward fills a
 stock cache as always. `TreeKV.add` moves its contents into slots, on which drafting works, and
@@ -86,7 +86,7 @@ def bytes_per_token(cache: Cache) -> tuple[int, int]:
 
 
 class TreeKV:
-    """Committed columns of rows, with room behind them for one tree per row.
+    """Committed columns of rows, with room after them for one tree per row.
 
     `rows` says how many columns each row has. Trees are appended at the column `front`, which
     is the longest row's length. The model is given `cache`. `first_columns` has the column of each
@@ -172,11 +172,11 @@ class TreeKV:
     def add(
         self, cache: Cache, num_rows: int = 1, *, need: int = ENDLESS, room: int, widest: int = 1
     ) -> None:
-        """Moves what a prompt has put into a stock cache behind the last row, and empties it.
+        """Moves what a prompt has put into a stock cache to after the last row, and empties it.
 
         `need` is how many columns each of its rows may come to need, trees of `widest` nodes among
-        them, and `room` how many behind the prompt get slots at once. What breaks off here leaves
-        the cache, and the rows that are there, as they were.
+        them, and `room` how many after the prompt get slots at once. On any exception, the cache
+        and the rows are unchanged.
         """
         row, length = len(self.rows), int(cache.get_seq_length())
         if not row:
@@ -216,7 +216,7 @@ class TreeKV:
         Costs nothing if the path already lies in the right slots, as a tree's first nodes do. What
         breaks off here leaves the columns of earlier steps as they were.
         """
-        # The nodes of a path lie behind their targets, so none is overwritten before it is read.
+        # The nodes of a path lie after their targets, so none is overwritten before it is read.
         moves = []
         for index, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
             targets = enumerate(path, start=row.length)

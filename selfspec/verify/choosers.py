@@ -25,7 +25,7 @@ __all__ = [
     "ProcessedChooser",
     "Processing",
     "Processors",
-    "Said",
+    "StepLogits",
     "Text",
 ]
 
@@ -64,11 +64,11 @@ class Text(Protocol):
         ...
 
     def commit(self, token: int) -> bool:
-        """Takes in a token and tells whoever listens; does the row stop with it?"""
+        """Takes in a token and tells the listener; does the row stop with it?"""
         ...
 
 
-class Said:
+class StepLogits:
     """The logits (B, Q, V) of a step; their likeliest tokens come in one copy for all rows."""
 
     def __init__(self, logits: torch.Tensor, device: Device) -> None:
@@ -88,7 +88,7 @@ class Said:
             self._fetched = self.device.fetch(likeliest(self.logits))
 
     def likeliest(self, index: int, node: int) -> int:
-        """The likeliest token behind a node of the row with this index."""
+        """The likeliest token after a node of the row with this index."""
         if self.is_here:
             return int(in_float32(self.logits[index, node]).numpy().argmax())
         if not self._choices:
@@ -105,12 +105,12 @@ class Chooser(Protocol):
         """Must all rows get their next token at once? Else each row is asked for alone."""
         ...
 
-    def read(self, said: Said, index: int) -> None:
+    def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step, the row's at `index`; waits for nothing."""
         ...
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the token behind each row's node; have all of these rows stopped now?"""
+        """Commits the token after each row's node; have all of these rows stopped now?"""
         ...
 
     def noise_ahead(self, text: Text) -> NoiseAhead | None:
@@ -126,13 +126,13 @@ class GreedyChooser:
 
     moves_together = False
 
-    def read(self, said: Said, index: int) -> None:
+    def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step; waits for nothing."""
-        self._said, self._index = said, index
-        said.ask()
+        self._said, self._index = step_logits, index
+        step_logits.ask()
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the likeliest token behind a node."""
+        """Commits the likeliest token after a node."""
         token = self._said.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
@@ -174,16 +174,16 @@ class ProcessedChooser:
         self._logits = torch.empty(0, device="cpu")  # (Q, V)
 
     def noise_ahead(self, text: Text) -> NoiseAhead | None:
-        """The noise behind the next token, and behind drafts of any depth, where it is known."""
+        """The noise of the next token, and of drafts of any depth, as far as it is known."""
         tape, number, step = self._tape, self._number, text.num_new
         return None if tape is None else lambda depth: tape.ahead(number, step + depth)
 
-    def read(self, said: Said, index: int) -> None:
+    def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step."""
-        self._logits = said.logits[index]
+        self._logits = step_logits.logits[index]
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the token behind a node, drawn with its step's noise if the call samples."""
+        """Commits the token after a node, drawn with its step's noise if the call samples."""
         (text,), (node,) = texts, nodes
         token = self._choose(node, text)
         stops = text.commit(token)
@@ -236,9 +236,9 @@ class BatchChooser:
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True
 
-    def read(self, said: Said, index: int) -> None:
+    def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step, which are the same for each row."""
-        self._logits = said.logits
+        self._logits = step_logits.logits
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""

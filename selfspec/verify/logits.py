@@ -93,17 +93,17 @@ def largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The K largest and where they are, the largest first.
 
     On a CPU a wide row is cut into blocks. The K largest lie in the K blocks with the largest
-    maxima, or behind the last whole block, and only those are searched.
+    maxima, or after the last whole block, and only those are searched.
     """
     num_blocks, num_behind = divmod(values.shape[-1], _BLOCK)
     if values.device.type != "cpu" or values.shape[-1] < _LEAST_VOCABULARY or k > num_blocks:
         return values.topk(k, dim=-1)
-    behind = num_blocks * _BLOCK
-    maxima = values[..., :behind].reshape(*values.shape[:-1], num_blocks, _BLOCK).amax(-1)
+    end = num_blocks * _BLOCK
+    maxima = values[..., :end].reshape(*values.shape[:-1], num_blocks, _BLOCK).amax(-1)
     blocks = maxima.topk(k, dim=-1).indices
     candidates = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK, device="cpu")).flatten(-2)
     if num_behind:
-        rest = torch.arange(behind, values.shape[-1], device="cpu")
+        rest = torch.arange(end, values.shape[-1], device="cpu")
         candidates = torch.cat([candidates, rest.expand(*candidates.shape[:-1], -1)], dim=-1)
     highest, chosen = values.gather(-1, candidates).topk(k, dim=-1)
     return highest, candidates.gather(-1, chosen)

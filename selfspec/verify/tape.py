@@ -22,8 +22,9 @@ _MOST_NUMBERS = 1 << 22
 class NoiseTape:
     """The noise of each step of a batch, drawn as stock draws it.
 
-    Same ids, same generator state behind them. Rows of a batch reach a step at different times, so
-    a step's noise is drawn when the first row gets there and kept until the last one has used it.
+    The ids and the generator's state after them are the same. Rows of a batch reach a step at
+    different times, so a step's noise is drawn when the first row gets there and kept until the
+    last one has used it.
     With a `generator` it is drawn from that one, else from the one that stock draws from.
     """
 
@@ -76,7 +77,7 @@ class NoiseTape:
         return self._foresight
 
     def reach(self, row: int, step: float) -> None:
-        """Notes where a row is, and frees the noise of the steps that every row has behind it."""
+        """Notes where a row is, and frees the noise of the steps that every row has passed."""
         self._reached[row] = step
         num_spent = max(min(min(self._reached) - self._first_kept, len(self._kept)), 0)
         del self._kept[: int(num_spent)]
@@ -95,7 +96,7 @@ class _Foresight:
         self._generator = generator
         self._twin = torch.Generator(generator.device)
         self._foreseen: list[Noise] = []
-        self._states: list[torch.Tensor] = []  # Before each of them, and behind the last.
+        self._states: list[torch.Tensor] = []  # Before each of them, and after the last.
         self._kind: tuple[object, ...] = ()  # Of the scores that it was drawn for.
 
     def noise(self, index: int, num_rows: int, like: torch.Tensor) -> Noise | None:

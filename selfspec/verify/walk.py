@@ -19,7 +19,7 @@ Commit = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
 def walk(trees: Sequence[DraftTree], commit: Commit) -> list[list[int]]:
     """The accepted nodes of each tree, the root first, where all go down together.
 
-    `commit(nodes)` chooses and commits the token behind each tree's node, and says whether the
+    `commit(nodes)` chooses and commits the token after each tree's node, and says whether the
     text ends with them. It is called once for each level, in order. The walk ends where one of the
     trees has no child for its token.
     """
