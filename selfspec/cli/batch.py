@@ -17,7 +17,6 @@ from selfspec.cli.messages import say
 from selfspec.cli.options import Knobs, Model, WriteOptions
 from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
-from selfspec.run.model import vocab_size
 from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
 from selfspec.serving.prompt_files import Encoder
 
@@ -74,6 +73,7 @@ def _results(
     """The result of each line."""
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
+    from selfspec.run.model import vocab_size
 
     model, asked = writer.model, writer.asked
     session = Session(

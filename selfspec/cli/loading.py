@@ -13,7 +13,6 @@ from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.model_names import check_model_name, find_model
-from selfspec.run.model import max_positions
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -41,6 +40,8 @@ class Loaded:
     @property
     def max_positions(self) -> int | None:
         """The number of positions that the model has; None if its config doesn't say."""
+        from selfspec.run.model import max_positions
+
         return max_positions(self.model)
 
     @property

@@ -18,7 +18,6 @@ from selfspec.cli.messages import say, working
 from selfspec.cli.options import DraftOptions, Knobs, Model
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.run.model import max_positions, vocab_size
 from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
@@ -133,6 +132,7 @@ def serve(
         with ThreadPoolExecutor(1) as thread:
             answering = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
+    from selfspec.run.model import max_positions, vocab_size
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from selfspec import SelfSpec, per_token
-from selfspec.run import prepared
+from selfspec.run import run as run_module
 from tests.fakes import new_model, prompt
 from tests.lossless.same import FIXED, GREEDY, doubting, run, run_both
 
@@ -51,13 +51,13 @@ HOOKS: dict[str, Callable[[Switch, int], bool]] = {
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A mark for each model that is tried."""
     tried: list[str] = []
-    probe = prepared.probe
+    probe = run_module.probe
 
     def counted(model: Any, width: int) -> Any:
         tried.append(type(model).__name__)
         return probe(model, width)
 
-    monkeypatch.setattr(prepared, "probe", counted)
+    monkeypatch.setattr(run_module, "probe", counted)
     return tried
 
 

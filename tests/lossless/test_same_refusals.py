@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
 
-from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, attach, detach
+from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
 from selfspec.compat.generation import KV
-from tests.fakes import FutureSource, attached_model, new_model, prompt, tiny_model
+from tests.fakes import attached_model, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
@@ -151,17 +151,6 @@ def test_a_compiled_model_is_attached_to_the_model_inside() -> None:
     detach(compiled)
     assert_clean(model)
     assert torch.equal(run(compiled, inputs, **GREEDY).ids, stock.ids)
-
-
-class OldSource(FutureSource):
-    """As sources were written for version 0.1."""
-
-    observe_pairs = None
-
-
-def test_a_source_without_a_method_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="observe_pairs"):
-        SelfSpec(extra_sources=[OldSource([[1]])])
 
 
 def test_a_reason_is_logged_once_for_each_model(caplog) -> None:

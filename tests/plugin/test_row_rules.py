@@ -1,4 +1,4 @@
-"""What of a call looks at one row alone: its processors and its stopping rules."""
+"""What of a call looks at one row alone: its processors and its stopping row_rules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
-from selfspec.plugin import rules
+from selfspec.plugin import row_rules
 from selfspec.plugin.row_rules import (
     for_rows,
     looks_at_rows,
@@ -69,7 +69,7 @@ def three_rows(name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_each_of_the_known_processors_is_tried_here():
-    assert {kind.__name__ for kind in rules._ROW_PROCESSORS} == ROW_PROCESSORS.keys()
+    assert {kind.__name__ for kind in row_rules._ROW_PROCESSORS} == ROW_PROCESSORS.keys()
 
 
 @pytest.mark.parametrize("name", ROW_PROCESSORS)
