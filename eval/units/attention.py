@@ -20,9 +20,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eval.models.shapes import GrownShape
 from eval.report.table import Table
-from eval.units.two_parts import Parts, Tensors, in_two_parts
+from eval.units.two_parts import Parts, Tensors, attention_and_sums, in_two_parts
 from eval.units.unit import Pair, Unit, seconds_of
-from selfspec.compat.kernels import attention_and_sums
 from selfspec.run.layout import ancestors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from selfspec.compat.kernels import attention_and_sums
-
 Tensors = Sequence[torch.Tensor]
 
 
@@ -40,3 +38,24 @@ def in_two_parts(parts: Parts) -> torch.Tensor:
     weights = scores.softmax(dim=-1)
     tree = weights[..., :-1] @ parts.tree[1].float()
     return torch.addcmul(tree, text.float(), weights[..., -1:]).to(parts.query.dtype)
+
+
+def attention_and_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention without a mask (B, H, N, D), and the log-sum-exp of its scores (B, H, N).
+
+    torch has no public call that gives both on every device.
+    """
+    aten = torch.ops.aten
+    if query.device.type == "cpu":
+        outcome, sums = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, scale=scale
+        )
+    elif query.dtype is torch.float32:
+        outcome, sums, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, scale=scale
+        )
+    else:
+        outcome, sums, *_ = aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
+    return outcome, sums[..., : query.shape[2]]  # Some kernels fill up to a multiple of 32.

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 __all__ = [
-    "attention_and_sums",
     "calculates_in_half",
     "float16_packed",
     "float16_product",
@@ -67,24 +66,3 @@ def float16_unpacked(packed: object) -> torch.Tensor:
     """The weight that was packed in float16, in float32."""
     weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(packed)[0]
     return weight
-
-
-def attention_and_sums(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention without a mask (B, H, N, D), and the log-sum-exp of its scores (B, H, N).
-
-    torch has no public call that gives both on every device. Only measurements use this one.
-    """
-    aten = torch.ops.aten
-    if query.device.type == "cpu":
-        outcome, sums = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, scale=scale
-        )
-    elif query.dtype is torch.float32:
-        outcome, sums, *_ = aten._scaled_dot_product_efficient_attention(
-            query, key, value, None, True, scale=scale
-        )
-    else:
-        outcome, sums, *_ = aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
-    return outcome, sums[..., : query.shape[2]]  # Some kernels fill up to a multiple of 32.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from selfspec.machine.memory import free_memory
-from selfspec.run.streamed.files import Shard
+from selfspec.run.streamed.files import BLOCK, Shard, aligned_buffer
 from selfspec.run.streamed.layer_weights import LayerWeights
 from selfspec.run.streamed.memory_plan import NUM_BUFFERS
 
@@ -28,7 +28,7 @@ class Buffers:
         self._layers = layers
         self._shards = shards
         self._size = max(layer.num_bytes for layer in layers)
-        self._scratch = _bytes(max(layer.scratch_bytes for layer in layers))
+        self._scratch = aligned_buffer(max(layer.scratch_bytes for layer in layers))
         self._buffers = [self._new_buffer() for _ in range(NUM_BUFFERS)]
         self.bytes_read = 0
 
@@ -56,7 +56,7 @@ class Buffers:
             shard.close()
 
     def _new_buffer(self) -> torch.Tensor:
-        return _bytes(self._size)
+        return aligned_buffer(self._size)
 
 
 class CudaBuffers(Buffers):
@@ -78,9 +78,9 @@ class CudaBuffers(Buffers):
         self._copied: Any = new_event()
         self._kept: dict[int, torch.Tensor] = {}
         # Torch rounds pinned memory up to a power of two.
-        whole = sum(1 << (layer.num_bytes - 1).bit_length() for layer in layers)
+        whole = sum(1 << (layer.num_bytes + BLOCK - 1).bit_length() for layer in layers)
         keeps = whole <= _SHARE_OF_FREE * free_memory()
-        self._staging = None if keeps else _bytes(self._size, pinned=True)
+        self._staging = None if keeps else aligned_buffer(self._size, pinned=True)
 
     def fill(self, layer: int, buffer: int) -> None:
         """Queues the copy of a layer, after the last use of the buffer."""
@@ -109,13 +109,9 @@ class CudaBuffers(Buffers):
             self._copied.synchronize()  # The copy from the staging buffer must be done.
             host = self._staging
         else:
-            host = self._kept[layer] = _bytes(weights.num_bytes, pinned=True)
+            host = self._kept[layer] = aligned_buffer(weights.num_bytes, pinned=True)
         weights.fill(host, self._scratch)
         return host
 
     def _new_buffer(self) -> torch.Tensor:
         return torch.empty(self._size, dtype=torch.uint8, device=self._device)
-
-
-def _bytes(number: int, *, pinned: bool = False) -> torch.Tensor:
-    return torch.empty(number, dtype=torch.uint8, device="cpu", pin_memory=pinned)

@@ -1,13 +1,15 @@
 """Safetensors files: which tensors they hold, and their bytes read into memory.
 
-What was read is dropped from the page cache, so that a file larger than memory does not fill it.
-Knows files and bytes; nothing of models.
+Reads bypass the page cache if the file system allows that. Otherwise they are dropped from it, so
+that a file larger than memory does not fill it. Knows files and bytes; nothing of models.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +26,9 @@ from transformers.utils import (
 from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
-__all__ = ["Shard", "StoredTensor", "find_files"]
+__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "find_files", "in_blocks"]
 
+BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most this many bytes.
 _HOW_TO_MEND = "download the model again, or save it anew with save_pretrained()"
 
@@ -62,7 +65,7 @@ class Shard:
         self.path = path
         try:
             self.tensors = self._find_tensors()
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+            self._file = _opened(path)
         except (OSError, SafetensorError) as error:
             raise WeightsError(
                 f"{path} must be a whole safetensors file (got {error!r:.200}); {_HOW_TO_MEND}"
@@ -82,21 +85,22 @@ class Shard:
             )
 
     def read(self, start: int, into: torch.Tensor) -> None:
-        """Fills the memory of `into` (N,), on the CPU, with the bytes from `start` on."""
+        """Fills bytes (N,) on the CPU with those from `start` on; fewer at the end of the file.
+
+        `start`, N and the address of the bytes must be multiples of `BLOCK`.
+        """
         self._file.seek(start)
-        array: Any = into.view(torch.uint8).numpy()
-        rest = memoryview(array)
-        while rest:
-            got = self._file.readinto(rest[:_CHUNK])
-            if not got:
+        memory, done, end = _memory(into), 0, min(len(into), self._state[0] - start)
+        while done < end:
+            got = self._file.readinto(memory[done : done + _CHUNK])
+            done += got
+            if not got or (got % BLOCK and done < end):
                 raise WeightsError(
                     f"{self.path} must have {self._state[0]} bytes, as when the model was loaded "
-                    f"(it ends at byte {self._file.tell()} now); load the model again"
+                    f"(it ends at byte {start + done} now); load the model again"
                 )
-            rest = rest[got:]
-            if hasattr(os, "posix_fadvise"):
-                end = self._file.tell()  # What the system reads ahead lies after it, and stays.
-                os.posix_fadvise(self._file.fileno(), 0, end, os.POSIX_FADV_DONTNEED)
+            if hasattr(os, "posix_fadvise"):  # What the system has read ahead stays.
+                os.posix_fadvise(self._file.fileno(), 0, start + done, os.POSIX_FADV_DONTNEED)
 
     def _find_tensors(self) -> dict[str, StoredTensor]:
         """The format lets tensors fill the end of the file without gaps."""
@@ -139,3 +143,36 @@ def _required(name: str, file: str) -> Path:
     if path is None:
         raise WeightsError(f"{name!r} must hold {file} (it is missing); {_HOW_TO_MEND}")
     return path
+
+
+def in_blocks(num_bytes: int) -> int:
+    """The number, rounded up to a multiple of `BLOCK`."""
+    return -(-num_bytes // BLOCK) * BLOCK
+
+
+def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:
+    """Bytes (N,) on the CPU that direct reads can fill; N is a multiple of `BLOCK`."""
+    num_bytes = in_blocks(num_bytes)
+    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    first = -buffer.data_ptr() % BLOCK
+    return buffer[first : first + num_bytes]
+
+
+def _memory(buffer: torch.Tensor) -> memoryview:
+    array: Any = buffer.numpy()
+    return memoryview(array)
+
+
+def _opened(path: Path) -> FileIO:
+    """A file whose reads bypass the page cache, if a first read shows that they can."""
+    if hasattr(os, "O_DIRECT"):
+        with suppress(OSError):
+            number = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            file = FileIO(number, "rb")
+            try:
+                file.readinto(_memory(aligned_buffer(BLOCK)))
+            except OSError:
+                file.close()
+                raise
+            return file
+    return FileIO(path, "rb")

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from selfspec import WeightsError
 from selfspec.run.streamed import files
-from selfspec.run.streamed.files import Shard
+from selfspec.run.streamed.files import BLOCK, Shard, aligned_buffer
 from selfspec.run.streamed.layer_weights import LayerWeights, Weight, new_scratch, read_into
 
 
@@ -37,25 +37,35 @@ def shard(path):
     shard.close()
 
 
-@pytest.mark.parametrize("chunk", [100, files._CHUNK])
-@pytest.mark.parametrize("has_fadvise", [True, False])
+@pytest.fixture(params=["direct", "cached", "refused", "no posix_fadvise"])
+def way(request, monkeypatch):
+    """How bytes are read. A file system may open files for direct reads and refuse the read."""
+    if request.param == "refused":
+        monkeypatch.setattr(files, "aligned_buffer", lambda size: torch.empty(size + 1).byte()[1:])
+    elif request.param != "direct":
+        monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    if request.param == "no posix_fadvise":
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+
+
+@pytest.mark.parametrize("chunk", [BLOCK, files._CHUNK])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_hold_what_the_file_holds(tensors, shard, dtype, has_fadvise, chunk, monkeypatch):
+def test_layers_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK", chunk)
     monkeypatch.setattr("selfspec.run.streamed.layer_weights._PART", 256)
-    if not has_fadvise:
-        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    shard = Shard(path)
     layer = LayerWeights(
         [
             Weight(dtype, tuple(tensor.shape), [shard.tensors[name]])
             for name, tensor in tensors.items()
         ]
     )
-    buffer = torch.empty(layer.num_bytes, dtype=torch.uint8)
-    layer.fill(buffer, torch.empty(layer.scratch_bytes, dtype=torch.uint8))
+    buffer = aligned_buffer(layer.num_bytes)
+    layer.fill(buffer, aligned_buffer(layer.scratch_bytes))
     for view, tensor in zip(layer.views(buffer), tensors.values(), strict=True):
         assert view.dtype == dtype
         assert torch.equal(view, tensor.to(dtype))
+    shard.close()
 
 
 def test_nothing_is_converted_that_has_the_right_dtype(tensors, shard):
@@ -100,5 +110,5 @@ def test_a_file_that_gets_shorter_while_it_is_read(path):
     shard = Shard(path)
     os.truncate(path, 100)
     with pytest.raises(WeightsError, match="it ends at byte 100 now"):
-        shard.read(0, torch.empty(3000))
+        shard.read(0, aligned_buffer(3 * BLOCK))
     shard.close()
