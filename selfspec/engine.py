@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, Step, Took
+from selfspec.cost import Budget, FixedBudget, Step, StepTime
 from selfspec.draft.memory import Memory
 from selfspec.errors import ConfigError
-from selfspec.machine.device import CpuDevice, Device, Fetched
+from selfspec.machine.device import Device, Fetched, PlainDevice
 from selfspec.records import DraftTree, StepRecord, TopK
 from selfspec.run.backend import Backend
 from selfspec.sequence import Sequence
@@ -52,7 +52,7 @@ class Decoder:
     config: SpecConfig
     rows: list[Sequence] = field(default_factory=list)  # Those that still decode, in their order.
     budget: Budget = field(default_factory=FixedBudget)
-    device: Device = field(default_factory=CpuDevice)
+    device: Device = field(default_factory=PlainDevice)
     listeners: Collection[Listener] = ()
     num_readable: int | None = None  # Ids that the model can't read are not worth learning.
     before_step: Callable[[int], None] | None = None  # Told the rows; may change how they are run.
@@ -102,7 +102,7 @@ class Decoder:
         timed("learn", self._learn, rows, records, tops)
         width = (pending or 0) + max(map(len, trees))
         rest = self._lap - drafted - self.backend.setting_up
-        timed("learn", step.observe, Took(width, drafted - start, rest), records)
+        timed("learn", step.observe, StepTime(width, drafted - start, rest), records)
         for row, record in zip(rows, records, strict=True):
             row.stats.count_step(record)
             row.stats.num_read_again += pending or 0

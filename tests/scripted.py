@@ -21,7 +21,7 @@ from selfspec.draft.memory import Memory
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.engine import Decoder, first_tokens
-from selfspec.machine.device import CpuDevice, Device
+from selfspec.machine.device import Device, PlainDevice
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.sequence import Stops, output_of
 from selfspec.stats import GenerationStats
@@ -183,7 +183,7 @@ class Run:
     eos: int | None = None
     config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
     learns: bool = True
-    device: Device = CpuDevice()  # noqa: RUF009 has no state
+    device: Device = PlainDevice()  # noqa: RUF009 has no state
     budget: Budget = FixedBudget()  # noqa: RUF009 has no state
     shape: Shape = Shape()  # noqa: RUF009 has no state
     clock: Callable[[], float] = perf_counter

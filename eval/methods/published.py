@@ -13,7 +13,7 @@ from typing import Any
 
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.switch import SwitchSource
-from selfspec.draft.calibration import Uncounted
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.fitted import FittedTree
 from selfspec.draft.shape import Shape
 from selfspec.papers import method_of
@@ -74,7 +74,7 @@ def _edgellm(given: Resources) -> dict[str, Any]:
 
 
 def _suffix_branches(given: Resources) -> dict[str, Any]:
-    own = {"sources": ("context", "corpus"), "calibration": Uncounted()}
+    own = {"sources": ("context", "corpus"), "calibration": FixedPrior()}
     return method_of("self-draft", None, **own, **given.options)
 
 
@@ -86,7 +86,7 @@ def _keeping_shapes(given: Resources) -> dict[str, Any]:
     return {"shape": DynamicTree(delta=1.0, alpha=1.0, tau=0.0, **given.options)}
 
 
-_LUT: dict[str, Any] = {"sources": ("lut",), "calibration": Uncounted(), "top_k": 8}
+_LUT: dict[str, Any] = {"sources": ("lut",), "calibration": FixedPrior(), "top_k": 8}
 _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "lut-static": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
     "diaa": _as_in("diaa"),

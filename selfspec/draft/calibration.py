@@ -16,7 +16,7 @@ from typing import Any
 from selfspec.draft.luck import NoiseTrust
 from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
-__all__ = ["Calibration", "Kinds", "Uncounted", "combine", "prior"]
+__all__ = ["Calibration", "FixedPrior", "Kinds", "combine", "prior"]
 
 # A prior counts as much as this many trials.
 _PRIOR_WEIGHT = 4.0
@@ -131,7 +131,7 @@ class Calibration:
         self._chances[kinds] = hits / trials
 
 
-class Uncounted(Calibration):
+class FixedPrior(Calibration):
     """Believes its prior for ever: of what sources say, nothing is counted."""
 
     def observe(self, record: StepRecord) -> None:

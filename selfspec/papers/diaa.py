@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.calibration import Uncounted
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Place, Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.errors import ConfigError
@@ -187,7 +187,7 @@ def method(
         "sources": (),
         "extra_sources": [Tables(top_k, merges=merges)],
         "shape": DynamicTree(**own),
-        "calibration": Uncounted(recorded),
+        "calibration": FixedPrior(recorded),
         "budget": "fixed",
         "top_k": top_k,
         **options,

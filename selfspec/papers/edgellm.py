@@ -31,8 +31,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, Step, Took
-from selfspec.draft.calibration import Uncounted
+from selfspec.cost import Budget, Step, StepTime
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.errors import ConfigError
@@ -102,7 +102,7 @@ class _FallbackStep(Step):
         held = confidence(tree) if self._budget.as_written else score
         return held >= self._budget.alpha
 
-    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
+    def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         """By the branch that the accepted tokens are on."""
         for record in records:
             tree, leaf = record.tree, record.path[-1]
@@ -183,7 +183,7 @@ def method(
         "extra_sources": [DraftLLM(draft_model)],
         "shape": Pacer(SpecConfig.of(max_nodes=max_nodes).max_nodes - 1),
         "budget": Fallback(),
-        "calibration": Uncounted(recorded),  # The draft LLM's own probabilities.
+        "calibration": FixedPrior(recorded),  # The draft LLM's own probabilities.
         "max_nodes": max_nodes,
         **options,
     }

@@ -35,7 +35,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from selfspec.draft.calibration import Uncounted
+from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.errors import ConfigError
@@ -181,7 +181,7 @@ def method(
         "sources": ("corpus",),
         "extra_sources": [ContextCache()],
         "shape": Branches(num_branches, length, gram_length),
-        "calibration": Uncounted(freshest_first),
+        "calibration": FixedPrior(freshest_first),
         "budget": "fixed",
         **options,
     }

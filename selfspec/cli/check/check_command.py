@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
@@ -34,12 +35,9 @@ from selfspec.machine.busy import LEAST_SHARE
 
 if TYPE_CHECKING:
     from selfspec.cli.shared.writer import Writer
-    from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
-_CURVE_SHARE = 0.15  # of the time goes into measuring what a step costs by its width.
-_CONTEXT = 512  # tokens before a step whose cost is measured
 _ENDLESS = 1 << 30  # positions, where a model's config names no limit
 
 
@@ -83,6 +81,8 @@ def _compared(
     asked: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
 ) -> int:
     """Says what there is, measures, and says what came of it; returns the exit status."""
+    from selfspec.run.costs import learned_curve
+
     config, console = checked(asked, SpecConfig()), Console(highlight=False)
     with loaded(asked) as writer:
         found = _that_fit(writer, questions)
@@ -104,10 +104,11 @@ def _compared(
         if writer.start.cache is not None:
             ways[CACHED] = lambda: writer.new_spec(config)
         with working("Measuring") as say:
-            curve = _curve(writer, spec, _CURVE_SHARE * seconds)
             fits = seconds / took * len(new_ids) / (MIN_ROUNDS * (1 + len(ways)) * len(found))
             num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
             measured = measure(writer, found, ways, num_new=num_new, seconds=seconds, say=say)
+        length = _LEAST_TOKENS + int(median(len(ids) for _, ids in found))
+        curve = learned_curve(writer.model, spec.stats.forward or "eager", length)
         return print_report(console, measured, writer, curve)
 
 
@@ -141,19 +142,6 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
         f"model: {writer.loaded}, {writer}",
         f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
     ]
-
-
-def _curve(writer: Writer, spec: SelfSpec, max_seconds: float) -> CostCurve | None:
-    """What a step costs by its width behind a text, for a model that is whole in memory."""
-    from selfspec.run.profile import profile
-
-    if spec.ability(writer.model).attention is None or spec.stats.forward == "streamed":
-        return None
-    context = min(_CONTEXT, (writer.loaded.max_positions or _ENDLESS) // 2)
-    _, curve = profile(
-        writer.model, spec.config, num_columns=context, num_rows=1, max_seconds=max_seconds
-    )
-    return curve
 
 
 def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> None:
