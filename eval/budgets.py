@@ -49,7 +49,7 @@ _ROW_BY_ROW = {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000}
 
 def _timed(milliseconds: dict[int, float]) -> CostCurve:
     """A curve that an earlier process learned from steps of such costs."""
-    return CostCurve({width: cost / 1000 for width, cost in milliseconds.items()}).reopened()
+    return CostCurve({width: cost / 1000 for width, cost in milliseconds.items()}).as_expectation()
 
 
 CASES = {

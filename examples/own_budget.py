@@ -11,7 +11,7 @@ from importlib import resources
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec import SelfSpec, StepRecord, attach
-from selfspec.cost import Budget, Step, Took
+from selfspec.cost import Budget, Step, StepTime
 
 
 class Cautious(Budget):
@@ -32,7 +32,7 @@ class CautiousStep(Step):
         super().__init__(max_nodes)
         self.budget = budget
 
-    def observe(self, took: Took, records: list[StepRecord]) -> None:
+    def observe(self, took: StepTime, records: list[StepRecord]) -> None:
         right = all(record.num_accepted == max(record.tree.depths) for record in records)
         self.budget.width = min(2 * took.width, 64) if right else max(took.width // 2, 2)
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, Took
+from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.learning import tables, teach
-from selfspec.machine.device import CpuDevice, Device, Fetched, device_for
+from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.run.backends import Backend
@@ -70,7 +70,7 @@ class Engine:
         self.budget = budget
         self._run = run
         self._learned = learned
-        self._device = CpuDevice() if device is None else device
+        self._device = PlainDevice() if device is None else device
         self._listeners = listeners
         self._num_readable = num_readable
         self._clock = clock
@@ -189,7 +189,7 @@ class Engine:
         self._learn(rows, records, tops)
         done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
-        took = Took(width, drafted - start, done - drafted - backend.setting_up)
+        took = StepTime(width, drafted - start, done - drafted - backend.setting_up)
         step.observe(took, records)
         done = laps.end("learn")
         for row, record in zip(rows, records, strict=True):

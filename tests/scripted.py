@@ -21,7 +21,7 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.engine import Engine, first_tokens
-from selfspec.machine.device import CpuDevice, Device
+from selfspec.machine.device import Device, PlainDevice
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.row import Stops, output_of
 from selfspec.stats import GenerationStats
@@ -184,7 +184,7 @@ class Run:
     eos: int | None = None
     config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
     learns: bool = True
-    device: Device = CpuDevice()  # noqa: RUF009 has no state
+    device: Device = PlainDevice()  # noqa: RUF009 has no state
     budget: Budget = FixedBudget()  # noqa: RUF009 has no state
     shape: Shape = Shape()  # noqa: RUF009 has no state
     clock: Callable[[], float] = perf_counter

@@ -86,7 +86,7 @@ def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name, slope):
 @pytest.mark.parametrize("kept", CURVES)
 def test_it_never_loses_whatever_an_earlier_process_wrote_down(name, kept):
     """The worst of all: no draft is ever right, and what steps cost is not what it was."""
-    curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).reopened()
+    curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).as_expectation()
     assert speed(curve, wrong, measured(start)) > 0.97
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
 from selfspec.draft.sources import LutSource
-from selfspec.machine.device import CpuDevice
+from selfspec.machine.device import PlainDevice
 from tests.recorder import RecordingDevice
 from tests.scripted import EOS, VOCAB, Run, ScriptedModel, doubtful, omniscient
 
@@ -37,7 +37,7 @@ def decoded(model: ScriptedModel, device: Any, chooser: str, **changes: Any) -> 
 def test_the_same_with_and_without_overlap(seed, chooser, eos, max_nodes):
     model = ScriptedModel(seed)
     config = SpecConfig(max_nodes=max_nodes)
-    devices = [CpuDevice(), *(RecordingDevice([], overlap=overlap) for overlap in (True, False))]
+    devices = [PlainDevice(), *(RecordingDevice([], overlap=overlap) for overlap in (True, False))]
     runs = [decoded(model, device, chooser, eos=eos, config=config) for device in devices]
     for *rest, arrays in runs[1:]:
         assert rest == list(runs[0][:-1])

@@ -23,6 +23,7 @@ from eval.papers.accuracies import Accuracies, fastest_width
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
 from selfspec.papers.ghidorah import FittedTree, best_tree
+from selfspec.run.costs import learned_curve
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.
@@ -104,9 +105,11 @@ def _counted(
 def _measured_seconds(
     model: Any, prompts: Sequence[torch.Tensor], max_new_tokens: int, widest: int
 ) -> list[float]:
-    """What a forward of each width costs after a text as long as these are in their middle."""
-    from selfspec.run.profile import profile
-
+    """What a forward of each width costs after texts like these, as answers to them show."""
+    spec = SelfSpec()
+    _counted(model, prompts, spec, max_new_tokens)
     length = int(median(ids.shape[1] for ids in prompts)) + max_new_tokens // 2
-    _, curve = profile(model, SpecConfig(), num_columns=length, num_rows=1, max_seconds=10.0)
-    return [0.0, *(curve.seconds(width) for width in range(1, widest + 1))]
+    curve = learned_curve(model, spec.stats.forward or "eager", length)
+    if curve is None:
+        raise EvalError("answers are too short to show what steps cost; give more tokens")
+    return curve.table(widest)

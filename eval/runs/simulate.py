@@ -22,7 +22,7 @@ from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.cache import load_cache
-from selfspec.cost import Budget, FixedBudget, Took
+from selfspec.cost import Budget, FixedBudget, StepTime
 from selfspec.draft.learned import Learned
 from selfspec.records import DraftTree, TopK
 from selfspec.row import Row
@@ -166,7 +166,7 @@ def replay(
         record = _verified(tree, left)
         stats.count_step(record)
         _learn(memory, row, so_far, record)
-        step.observe(Took(len(tree), drafted - start, clock.now - drafted), [record])
+        step.observe(StepTime(len(tree), drafted - start, clock.now - drafted), [record])
     return stats
 
 

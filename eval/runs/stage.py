@@ -20,12 +20,9 @@ from selfspec import SpecConfig
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
-from selfspec.run.costs import kept_curve
+from selfspec.run.costs import learned_curve
 from selfspec.run.model import max_positions
-from selfspec.run.profile import profile
 from selfspec.stats import GenerationStats
-
-_CURVE_SECONDS = 10.0
 
 
 class Stage(NamedTuple):
@@ -51,13 +48,13 @@ class Stage(NamedTuple):
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def curve(self, num_columns: int) -> CostCurve:
-        """What a forward costs by its width: as the methods came to know it, else measured now."""
+        """What a forward costs by its width, as the methods came to know it."""
         known = (method.stats for method in self.methods.values())
         last = next((stats for stats in known if stats is not None), GenerationStats())
-        of: Any = {"num_columns": num_columns, "num_rows": 1}
-        kept = kept_curve(self.model, forward=last.forward, **of)
-        config = SpecConfig(forward=last.forward or "auto")
-        return kept or profile(self.model, config, max_seconds=_CURVE_SECONDS, **of)[1]
+        curve = learned_curve(self.model, last.forward or "eager", num_columns)
+        if curve is None:
+            raise ValueError("no method with a measured budget has made enough steps")
+        return curve
 
 
 def check_methods(asked: Asked) -> None:

@@ -130,11 +130,11 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
 
 def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | None:
     """What a step costs by its width, as the calls so far have taught."""
-    from selfspec.run.costs import kept_curve
+    from selfspec.run.costs import learned_curve
 
     length = int(median(len(ids) for _, ids in asked)) + _LEAST_TOKENS
     forward = spec.stats.forward or "eager"
-    return kept_curve(writer.model, num_columns=length, num_rows=1, forward=forward)
+    return learned_curve(writer.model, forward, length)
 
 
 def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> None:

@@ -3,11 +3,10 @@
 Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
-from selfspec.cost.budget import Choice, WidthSearch, best_width
+from selfspec.cost.budget import Budget, FixedBudget, MeasuredBudget, Step, StepTime
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.measuring import measure_curve
-from selfspec.cost.policy import Budget, FixedBudget, MeasuredBudget, Step, Took
+from selfspec.cost.width import Choice, WidthSearch, best_width
 
 __all__ = [
     "WIDTHS",
@@ -18,8 +17,7 @@ __all__ = [
     "Ledger",
     "MeasuredBudget",
     "Step",
-    "Took",
+    "StepTime",
     "WidthSearch",
     "best_width",
-    "measure_curve",
 ]

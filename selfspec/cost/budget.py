@@ -1,127 +1,193 @@
-"""How wide a step pays.
+"""How a step spends its width: all that is allowed, or what pays.
 
-The tokens that a tree of w nodes brings are 1 + Σ of its first w - 1 scores: a node's score is
-the chance that it is accepted, and the model's own next token comes in any case. The best width
-has the most tokens a second. Width 1, plain decoding, is one of the choices.
+The engine asks a budget for a step, lets the step decide while it drafts, and tells it what came.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
+from selfspec.cost.ledger import Ledger, MeanRatio
+from selfspec.cost.width import WidthSearch, best_width
+from selfspec.records import DraftTree, Pays, StepRecord
+
+# What the model says behind a verified node is learned, and brings about this many tokens later.
+_LESSON = 0.01
+# A plain step is timed anew after this many others.
+_RETIME = 64
+# A time that is farther off than this factor from what its width took before counts as this far.
+_FAR = 1.5
+# Statistics mention plain steps from this many on, if they are half of all.
+_MANY = 16
+# Of a time that is this many times what was believed, one plain step is charged, and the rest only
+# if the next step with drafts shows that it was no bad luck.
+_SURPRISE = 2.0
+# A token that needs no step of its own saves about this share of a plain step: steps with drafts
+# take longer and yield several tokens.
+_SAVED = 0.5
 
 
-class Choice(NamedTuple):
-    """A width, and what it is expected to bring."""
+class StepTime(NamedTuple):
+    """The width of a step's forward, and its seconds: to draft, and for all the rest."""
 
     width: int
-    tokens: float  # The tokens of all rows in one forward.
-    rate: float  # Tokens a second.
+    drafting: float
+    rest: float
 
 
-class StepCosts:
-    """The seconds of steps with chains or trees, by width.
+class Step:
+    """One step's width, as it is decided. This one takes all that is allowed."""
 
-    `num_pending` tokens are read in front of a chain whose wrong drafts can't be taken back. If it
-    has a wrong draft, they and what was accepted are read once more. None: wrong drafts are taken
-    back.
-    """
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
-    def __init__(self, curve: CostCurve, max_nodes: int, num_pending: int | None) -> None:
-        self._reads_again = num_pending is not None
-        self._pending = pending = num_pending or 0
-        self._table = curve.table(pending + max_nodes)
-        self.by_width = self._table[pending:]  # Those of the forwards alone.
-        self.ends = [end - pending for end in curve.ends(pending + max_nodes) if end > pending]
+    def search(self) -> Pays | None:
+        """Asked for each tree: says, node by node, whether the next one may pay; None: all may.
 
-    def seconds(self, width: int, tokens: float, score: float) -> float:
-        """What `width` nodes cost, whose last one has the chance `score`, the others `tokens`."""
-        wrong = 1 - score
-        if not self._reads_again or wrong <= 0:
-            return self.by_width[width]
-        read_again = self._pending + (tokens - (width - 1) * score) / wrong
-        again = self._table[min(1 + math.ceil(read_again), len(self._table) - 1)] - self._table[1]
-        return self.by_width[width] + wrong * again
-
-
-def best_width(
-    scores: Sequence[Sequence[float]],
-    curve: CostCurve,
-    max_nodes: int,
-    num_pending: int | None = None,
-) -> Choice:
-    """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
-
-    `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
-    the order they were added, without the root. A row whose tree has fewer brings what it has.
-    The narrowest of equal ones is taken.
-    """
-    num_rows, costs = len(scores), StepCosts(curve, max_nodes, num_pending)
-    tokens = float(num_rows)
-    best = Choice(1, tokens, tokens / costs.by_width[1])
-    gains = map(sum, zip_longest(*scores, fillvalue=0.0))
-    for width, gain in zip(range(2, max_nodes + 1), gains, strict=False):
-        seconds = costs.seconds(width, tokens / num_rows, gain / num_rows)
-        tokens += gain
-        if tokens / seconds > best.rate:
-            best = Choice(width, tokens, tokens / seconds)
-    return best
-
-
-class WidthSearch:
-    """The best width of one tree, found while it grows, node by node, best score first.
-
-    ``take(score)`` before each node; where it says no, growth is over, and the tree is cut to
-    the first `best.width` nodes. Costs less than 1 µs a node.
-
-    >>> search = WidthSearch(CostCurve({1: 1.0, 2: 1.1, 4: 1.3, 8: 4.0}), max_nodes=8)
-    >>> [search.take(score) for score in (0.9, 0.6, 0.5, 0.4)]
-    [True, True, True, False]
-    >>> search.num_nodes, search.best.width
-    (4, 4)
-    """
-
-    def __init__(self, curve: CostCurve, max_nodes: int, num_pending: int | None = None) -> None:
-        self._costs = StepCosts(curve, max_nodes, num_pending)
-        self._tokens = 1.0
-        self.num_nodes = 1
-        self.best = Choice(1, 1.0, 1.0 / self._costs.by_width[1])
-
-    def take(self, score: float) -> bool:
-        """Counts the next node in, unless no tree with it can beat the best one so far.
-
-        Exact as long as no later score is above this one.
+        It is told the tree so far and the score of the node.
         """
-        width = self.num_nodes + 1
-        if width >= len(self._costs.by_width):
-            return False
-        tokens = self._tokens + score
-        rate = tokens / self._costs.seconds(width, self._tokens, score)
-        if rate > self.best.rate:
-            self.best = Choice(width, tokens, rate)
-        elif not self._may_pay(score):
-            return False
-        self.num_nodes, self._tokens = width, tokens
-        return True
+        return None
 
-    def _may_pay(self, score: float) -> bool:
-        """Could any wider tree beat the best one, if every further node had this score?
+    def fit(self, trees: Sequence[DraftTree]) -> None:
+        """Cuts the trees of a batch to the width that pays for all of them."""
 
-        With n nodes that bring S tokens, the best rate R so far, and no further score above s, a
-        tree of w > n nodes brings at most S + (w - n)·s tokens. It beats R only if
+    def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
+        """Learns what the step took, and what came of it."""
 
-            f(w) = S + (w - n)·s - R·T(w) > 0.
 
-        T is level up to each width that has a time of its own, and f does not fall there. So it is
-        highest at one of these widths or at max. Where f is not above 0 at those beyond n and at
-        max, no wider tree pays, and none of those that have lower scores.
+class Budget:
+    """Decides on the steps of one call, or of rows that come and go.
+
+    `SelfSpec(budget=...)` takes one of your own; it can't change the text. This one takes all that
+    is allowed.
+    """
+
+    def open(self) -> Budget:
+        """The budget of one call. One that keeps something from step to step returns a new one."""
+        return self
+
+    def step(self, allowed: int, num_pending: int | None = None) -> Step:
+        """The next step, of at most `allowed` nodes; `Backend.num_pending` is read in front."""
+        return Step(allowed)
+
+    @property
+    def paused(self) -> str | None:
+        """Why drafting was paused, if it was for a good part of the call."""
+        return None
+
+    def worth(self, seconds: float) -> float:
+        """How many tokens a draft model must bring for some seconds of its own to pay."""
+        return 0.0
+
+
+class FixedBudget(Budget):
+    """Always all that is allowed, and a draft model reads whatever is wanted."""
+
+
+class MeasuredBudget(Budget):
+    """The width that brings the most tokens a second, by what steps of each width took.
+
+    Serves one call, or rows that come and go. `ledger` outlives calls, so that many short ones lose
+    no more than a long one; None: a new one.
+    """
+
+    def __init__(self, curve: CostCurve, ledger: Ledger | None = None) -> None:
+        self.curve = curve  # Another one is set when rows have come or gone.
+        self.ledger = Ledger() if ledger is None else ledger
+        self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
+        self.num_since_plain = 0
+        self.is_surprised = False  # Was the last step with drafts far slower than believed?
+        self.num_steps = self.num_plain = 0
+
+    def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
+        """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
+        plain, pending = self.curve.seconds(1), num_pending or 0
+        end = plain + plain * self.ledger.room() - self.looking.value
+        if num_pending is not None:  # A wrong draft lets the root be read again, too.
+            end -= self.curve.seconds(pending + 2) - plain
+        # Behind a slow step, a plain one tells whether the machine is slow or the width.
+        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME or self.is_surprised
+        widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
+        return MeasuredStep(self, max(widest, 1), num_pending)
+
+    @property
+    def paused(self) -> str | None:
+        """What a step with drafts costs, if half of the steps were plain, and 16 at least."""
+        if self.num_plain < max(_MANY, self.num_steps / 2):
+            return None
+        cost = f"a step of 4 tokens takes {self.curve.relative(4):.1f} plain steps"
+        return f"no drafts in {self.num_plain} of {self.num_steps} steps: {cost}"
+
+    def worth(self, seconds: float) -> float:
+        """As many as would take so long without it."""
+        return seconds / (_SAVED * self.curve.seconds(1))
+
+
+class MeasuredStep(Step):
+    """One step of a measured budget."""
+
+    def __init__(self, budget: MeasuredBudget, max_nodes: int, num_pending: int | None) -> None:
+        super().__init__(max_nodes)
+        self._budget = budget
+        self._num_pending = num_pending
+        self._trust = budget.ledger.trust
+        self._search: WidthSearch | None = None  # The one that grew the last tree.
+
+    def search(self) -> Pays | None:
+        """Says where the growth of a tree may stop."""
+        if self.max_nodes <= 1:
+            return None
+        search = self._search = WidthSearch(self._budget.curve, self.max_nodes, self._num_pending)
+        return lambda _tree, score: search.take(self._worth(score))
+
+    def fit(self, trees: Sequence[DraftTree]) -> None:
+        """All rows share a forward, and so its width."""
+        if self._search is not None and len(trees) == 1:
+            choice = self._search.best  # It was found while the only tree grew.
+        else:
+            worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
+            most = 1 + max(map(len, worth))
+            choice = best_width(worth, self._budget.curve, most, self._num_pending)
+        for tree in trees:
+            if len(tree) > choice.width:
+                tree.cut(choice.width)
+
+    def _worth(self, score: float) -> float:
+        """The tokens that a node of a score brings, now and by what it teaches."""
+        return self._trust * score + _LESSON
+
+    def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
+        """Refines the curve, and weighs what the step took against plain steps for its tokens.
+
+        The plain steps near it count, and a time that is far from what is usual counts as this far.
         """
-        spare = self._tokens - self.num_nodes * score
-        rate, costs, ends = self.best.rate, self._costs.by_width, self._costs.ends
-        wider = ends[bisect_right(ends, self.num_nodes) :]
-        return any(spare + width * score > rate * costs[width] for width in wider)
+        budget, curve = self._budget, self._budget.curve
+        num_tokens = sum(len(record.committed_ids) for record in records)
+        believed = curve.relative(took.width)
+        curve.refine(took.width, took.rest)
+        plain = curve.slowness * curve.seconds(1)
+        usual = curve.slowness * curve.seconds(took.width)
+        rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain)
+        tokens, saved = num_tokens / max(len(records), 1), 0.0
+        if self.max_nodes > 1 or took.width > 1:
+            saved = tokens * plain - rest - took.drafting
+        if self.max_nodes > 1:
+            budget.looking.observe(took.drafting, 1)
+        if took.width > 1:
+            slope = (rest / plain - 1) / (took.width - 1)
+            saved -= plain * budget.ledger.settle(slope)
+            budget.is_surprised = took.rest > _SURPRISE * believed * plain
+            if budget.is_surprised and saved < -plain:
+                budget.ledger.doubt(slope, saved / -plain - 1)
+                saved = -plain
+        else:
+            budget.is_surprised = False
+        budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
+        budget.ledger.observe((rest + took.drafting) / plain, saved / plain)
+        budget.num_steps += 1
+        budget.num_plain += took.width == 1
+        for record in records:
+            promised = sum(record.tree.scores) - 1
+            budget.ledger.kept.observe(record.num_accepted, promised)

@@ -177,7 +177,7 @@ class CostCurve:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
-    def reopened(self) -> CostCurve:
+    def as_expectation(self) -> CostCurve:
         """What to expect at another time or behind another text: the shape of this curve.
 
         The machine may have been busy: no query is expected to cost so much that none is tried.

@@ -14,9 +14,9 @@ import torch
 from selfspec.machine.cuda import CudaDevice, Fetched, index_of
 
 __all__ = [
-    "CpuDevice",
     "Device",
     "Fetched",
+    "PlainDevice",
     "Replay",
     "default_generator",
     "device_for",
@@ -61,7 +61,7 @@ class Device(Protocol):
         ...
 
 
-class CpuDevice:
+class PlainDevice:
     """A device without streams: all work is done when the call returns."""
 
     can_capture = False
@@ -89,7 +89,7 @@ def device_for(device: torch.device, *, overlap: bool) -> Device:
     """The `Device` for a device of torch; with `overlap`, one of CUDA gets a side stream."""
     if device.type == "cuda":
         return CudaDevice(device, overlap=overlap)
-    return CpuDevice("CPU" if device.type == "cpu" else f"{device.type} device")
+    return PlainDevice("CPU" if device.type == "cpu" else f"{device.type} device")
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,15 +1,18 @@
 """What was measured on this machine: one JSON file in the user's cache folder.
 
-A file that can't be read counts as empty. If the file can't be written, there is one warning, and
-each process measures anew. Knows keys and plain values; not what they mean.
+It is read once in a process, and written once in some minutes and at the end. A file that can't be
+read counts as empty. Where none can be written, a warning says so once, and each process measures
+anew. Knows keys and plain values; not what they mean.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterable, Mapping
-from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,40 +25,70 @@ __all__ = ["Key", "find_measured", "keep_measured"]
 
 _log = logging.getLogger("selfspec")
 
-_FORMAT = 2
-# Other programs may have kept the machine busy, so measurements are used for some days only.
-_MAX_DAYS = 3
-_MAX_ENTRIES = 64  # Those kept first are dropped: calls read and write the whole file.
+_FORMAT = 3
+_SAVE_SECONDS = 300.0  # Between two times that the file is written.
+_MAX_ENTRIES = 64  # Those kept first are dropped.
 _PATIENCE = 1.0  # In seconds, for other processes that write.
 
 Key = Mapping[str, str | int]  # Names and values of everything that a measurement depends on.
+_Entries = dict[str, dict[str, Any]]  # The values, by the names of the keys.
 
 
 def find_measured(key: Key) -> dict[str, Any]:
-    """The values kept under exactly this key in the last days; empty if there are none."""
-    path = _path()
-    return {} if path is None else dict(_entries(path).get(_name(key), {}).get("values", {}))
+    """The values kept under exactly this key, also by this process; empty if there are none."""
+    file = _file(_path())
+    with file.lock:
+        return {**file.kept.get(_name(key), {}), **file.new.get(_name(key), {})}
 
 
 def keep_measured(measured: Iterable[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Adds values to those of their keys; of several writers of a value, the last one wins."""
-    path = _path()
-    if path is None:
-        _warn("you have no home folder")
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=_PATIENCE):
-            entries = _entries(path)
-            for key, values in measured:
-                known = entries.pop(_name(key), {"values": {}})["values"]
-                entries[_name(key)] = {"date": str(date.today()), "values": {**known, **values}}
-            kept = dict(list(entries.items())[-_MAX_ENTRIES:])
-            replace_text(path, json.dumps({"format": _FORMAT, "entries": kept}))
-    except TimeoutError:  # A later call keeps it.
-        _log.info("%s is in use, so nothing was added to it", path)
-    except (NotImplementedError, OSError) as error:
-        _warn(f"{path}: {getattr(error, 'strerror', None) or error}")
+    """Adds values to those of their keys, on disk when that is due."""
+    file = _file(_path())
+    with file.lock:
+        for key, values in measured:
+            file.new[_name(key)] = {**file.new.pop(_name(key), {}), **values}
+    if time.monotonic() - file.saved_at >= _SAVE_SECONDS:
+        file.save()
+
+
+class _File:
+    """The file as it was read, and what is to be added to it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.kept: _Entries = {} if path is None else _entries(path)
+        self.new: _Entries = {}
+        self.saved_at = time.monotonic()
+        self.lock = threading.Lock()
+        atexit.register(self.save)
+
+    def save(self) -> None:
+        """Adds what is new to the file; of several writers of a value, the last one wins."""
+        self.saved_at = time.monotonic()
+        if not self.new:
+            return
+        if self.path is None:
+            _warn("you have no home folder")
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=_PATIENCE), self.lock:
+                entries = _entries(self.path)
+                for name, values in self.new.items():
+                    entries[name] = {**entries.pop(name, {}), **values}
+                self.kept = dict(list(entries.items())[-_MAX_ENTRIES:])
+                replace_text(self.path, json.dumps({"format": _FORMAT, "entries": self.kept}))
+                self.new = {}
+        except TimeoutError:  # It is saved the next time.
+            _log.info("%s is in use, so nothing was added to it", self.path)
+        except (NotImplementedError, OSError) as error:
+            _warn(f"{self.path}: {getattr(error, 'strerror', None) or error}")
+
+
+@cache
+def _file(path: Path | None) -> _File:
+    """The one file of this process; tests have several."""
+    return _File(path)
 
 
 def _path() -> Path | None:
@@ -67,17 +100,14 @@ def _name(key: Key) -> str:
     return json.dumps(dict(key), sort_keys=True)
 
 
-def _entries(path: Path) -> dict[str, dict[str, Any]]:
-    """What the file holds and is not too old, by the names of the keys."""
+def _entries(path: Path) -> _Entries:
+    """What the file holds."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["format"] != _FORMAT:
             return {}
-        days = {str(date.today() - timedelta(each)) for each in range(_MAX_DAYS + 1)}
         return {
-            name: entry
-            for name, entry in kept["entries"].items()
-            if entry["date"] in days and isinstance(entry["values"], dict)
+            name: values for name, values in kept["entries"].items() if isinstance(values, dict)
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
@@ -85,5 +115,5 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
 
 @cache
 def _warn(why: str) -> None:
-    """Warns once in a process, and not after each call."""
+    """Says it once in a process."""
     _log.warning("what was measured on this machine can't be kept for the next process: %s", why)

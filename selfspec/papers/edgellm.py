@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, Step, Took
+from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
@@ -107,7 +107,7 @@ class _FallbackStep(Step):
         held = confidence(tree) if self._budget.as_written else score
         return held >= self._budget.alpha
 
-    def observe(self, took: Took, records: Sequence[StepRecord]) -> None:
+    def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         """By the branch that the accepted tokens are on."""
         for record in records:
             tree, leaf = record.tree, record.path[-1]

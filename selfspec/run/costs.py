@@ -23,7 +23,7 @@ from selfspec.run.backends import Backend
 from selfspec.run.model import device_of
 from selfspec.run.packed.copies import PackedWeight
 
-__all__ = ["Costs", "context_bucket", "keep_curve", "kept_curve"]
+__all__ = ["Costs", "context_bucket", "learned_curve"]
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
@@ -76,17 +76,17 @@ class Costs:
             known = tuple(key.values())
             if known not in self._curves:
                 kept = _read(find_measured(key))
-                self._curves[known] = key, {i: curve.reopened() for i, curve in kept.items()}
+                self._curves[known] = key, {i: curve.as_expectation() for i, curve in kept.items()}
             _, curves = self._curves[known]
             if first not in curves:
                 if nearest := _nearest(curves, first):
-                    curves[first] = nearest.reopened()
+                    curves[first] = nearest.as_expectation()
                 else:
                     curves[first] = CostCurve.unknown(_query_of(model, backend))
             return curves[first]
 
     def keep(self) -> None:
-        """Writes all curves to disk, with what the steps have taught."""
+        """Keeps all curves for later processes, with what the steps have taught."""
         with self._lock:
             known = [(key, dict(curves)) for key, curves in self._curves.values()]
         timed = [
@@ -99,24 +99,13 @@ class Costs:
             keep_measured(timed)
 
 
-def kept_curve(
-    model: Any, *, num_columns: int, num_rows: int, forward: str = "eager"
-) -> CostCurve | None:
-    """The kept curve that calls with a text of that length start from; None if there is none.
+def learned_curve(model: Any, forward: str, num_columns: int) -> CostCurve | None:
+    """What calls with one row have learned for a length near this one; None if they did not.
 
     `forward` is how forwards are run, as `GenerationStats.forward` names it.
     """
-    kept = _read(find_measured(_key(model, num_rows, forward)))
-    return kept.get(context_bucket(num_columns)[0])
-
-
-def keep_curve(
-    model: Any, backend: Backend, curve: CostCurve, *, num_columns: int, num_rows: int
-) -> _Key:
-    """Keeps a curve that was measured; returns everything that it depends on but the length."""
-    key = _key(model, num_rows, _forward_of(backend))
-    keep_measured([(key, {str(context_bucket(num_columns)[0]): curve.as_dict()})])
-    return key
+    kept = _read(find_measured(_key(model, 1, forward)))
+    return _nearest(kept, context_bucket(num_columns)[0])
 
 
 def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from selfspec.machine.device import CpuDevice, Device, Fetched
+from selfspec.machine.device import Device, Fetched, PlainDevice
 from selfspec.records import NoiseAhead
 from selfspec.verify.logits import in_float32, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
@@ -80,7 +80,7 @@ class StepLogits:
     @property
     def is_here(self) -> bool:
         """Can they be read without waiting for a device?"""
-        return isinstance(self.device, CpuDevice) and self.logits.device.type == "cpu"
+        return isinstance(self.device, PlainDevice) and self.logits.device.type == "cpu"
 
     def ask(self) -> None:
         """Asks the device for the likeliest tokens, if it was not asked yet."""

@@ -1,107 +1,103 @@
-"""The best width is the best of all widths, and stopping early never loses it."""
+"""A budget spends what pays: trees are cut to it, and drafting rests where it brings nothing."""
 
-from itertools import accumulate, pairwise
+from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
+import copy
+
+from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import CostCurve, WidthSearch, best_width
-from selfspec.cost.budget import StepCosts
-from tests.oracles import token_rates
-
-probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
-score_lists = st.lists(probabilities, max_size=24)
-falling = score_lists.map(lambda scores: sorted(scores, reverse=True))
-# flat stretches and cliffs, so that the best width may lie behind many that do not pay
-rises = st.sampled_from([0.0, 0.1, 0.5, 3.0])
-points = st.dictionaries(st.integers(1, 24), rises, min_size=1, max_size=8).map(
-    lambda rise: dict(zip(sorted(rise), accumulate(rise.values(), initial=1.0), strict=False))
+from selfspec.cost import (
+    CostCurve,
+    FixedBudget,
+    MeasuredBudget,
+    StepTime,
+    best_width,
 )
-curves = st.builds(CostCurve, points)
+from selfspec.records import DraftTree, StepRecord
+from tests.strategies import trees
+
+CURVES = st.lists(st.floats(0.01, 2), min_size=8, max_size=8).map(
+    lambda steps: CostCurve({w: 1 + sum(steps[:w]) for w in range(1, 9)})
+)
+
+TOOK = StepTime(4, 0.0, 1.0)
 
 
-def grown(search: WidthSearch, scores: list[float]) -> WidthSearch:
-    for score in scores:
-        if not search.take(score):
-            break
-    return search
+def record(num_accepted: int = 0, **counted: int) -> StepRecord:
+    """A step in which the first drafts of a chain of three were right."""
+    tree = DraftTree.of_root(1)
+    for node, score in enumerate((0.9, 0.6, 0.3)):
+        tree.add(node, 2, score)
+    path = list(range(num_accepted + 1))
+    return StepRecord(row=0, tree=tree, path=path, committed_ids=[2] * len(path), **counted)
 
 
-# -- the best width ----------------------------------------------------------------------------
+@given(trees(max_nodes=8), st.integers(1, 9))
+def test_a_cut_tree_is_the_one_that_was_grown_so_far(tree, num_nodes):
+    expected = DraftTree.of_root(tree.tokens[0])
+    for node in range(1, min(len(tree), num_nodes)):
+        expected.add(tree.parents[node], tree.tokens[node], tree.scores[node], tree.evidence[node])
+    tree.cut(num_nodes)
+    tree.check()
+    assert tree == expected
 
 
-@settings(deadline=None)
-@given(st.lists(score_lists, min_size=1, max_size=4), curves, st.integers(1, 30))
-def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes):
-    choice = best_width(scores, curve, max_nodes)
-    rates = token_rates(scores, curve.seconds, max_nodes)
-    assert choice.rate == pytest.approx(max(rates))
-    assert choice.rate == pytest.approx(rates[choice.width - 1])
-    assert choice.tokens == pytest.approx(choice.rate * curve.seconds(choice.width))
-    clearly_less = [rate for rate in rates[: choice.width - 1] if rate < choice.rate]
-    assert len(clearly_less) == choice.width - 1
+@given(st.lists(trees(max_nodes=8), min_size=1, max_size=3), CURVES)
+def test_all_rows_are_cut_to_the_width_that_pays(batch, curve):
+    cut = copy.deepcopy(batch)
+    step = MeasuredBudget(curve).step(8)
+    step.fit(cut)
+    worth = [[0.01 + score for score in tree.scores[1 : step.max_nodes]] for tree in batch]
+    width = best_width(worth, curve, step.max_nodes).width
+    assert [len(tree) for tree in cut] == [min(len(tree), width) for tree in batch]
 
 
-# -- found while growing -----------------------------------------------------------------------
+def test_a_fixed_budget_takes_all_that_is_allowed():
+    budget = FixedBudget()
+    tree = DraftTree.of_root(1)
+    tree.add(0, 2, 1e-9)
+    for _ in range(50):
+        step = budget.step(7)
+        assert step.max_nodes == 7
+        assert step.search() is None
+        step.fit([tree])
+        step.observe(StepTime(2, 0.0, 1.0), [record()])
+    assert len(tree) == 2
 
 
-@settings(deadline=None)
-@given(falling, curves, st.integers(1, 30))
-def test_stopping_early_finds_what_all_scores_would(scores, curve, max_nodes):
-    search = grown(WidthSearch(curve, max_nodes), scores)
-    choice = best_width([scores], curve, max_nodes)
-    assert search.best.rate == pytest.approx(choice.rate)
-    assert search.best.width <= search.num_nodes <= max_nodes
-    rates = token_rates([scores], curve.seconds, max_nodes)
-    assert rates[search.best.width - 1] == pytest.approx(max(rates))
+def test_drafting_rests_where_it_brings_nothing_and_comes_back():
+    budget = MeasuredBudget(CostCurve({1: 1.0, 8: 1.5}))
+
+    def looks(num_accepted: int) -> bool:
+        step = budget.step(8)
+        looked = step.max_nodes > 1
+        took = StepTime(8, 0.1, 1.5) if looked else StepTime(1, 0.0, 1.0)
+        step.observe(took, [record(num_accepted * looked)])
+        return looked
+
+    assert sum([looks(0) for _ in range(100)][-50:]) < 10
+    assert sum([looks(3) for _ in range(100)][-50:]) > 45
 
 
-@settings(deadline=None)
-@given(falling, curves, st.integers(1, 30))
-def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, most):
-    """A refusal is right, and so is an acceptance: with scores no lower than this, more pays."""
-    search = WidthSearch(curve, most)
-    taken: list[float] = []
-    for score in scores:
-        best = search.best.rate
-        rates = token_rates([taken + [score] * most], curve.seconds, most)
-        could = max(rates[len(taken) + 1 :], default=0.0)
-        took = search.take(score)
-        if could > best * (1 + 1e-9):
-            assert took
-        if could < best * (1 - 1e-9):
-            assert not took
-        if not took:
-            break
-        taken.append(score)
+def test_a_row_alone_stops_growing_where_nothing_wider_pays():
+    search = MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(8).search()
+    assert search is not None
+    assert not search(DraftTree.of_root(1), 0.1)
+    assert MeasuredBudget(CostCurve({1: 1.0, 8: 8.0})).step(1).search() is None
 
 
-# -- where accepted tokens are read again ----------------------------------------------------------
+def test_what_was_decided_is_said_in_a_line():
+    budget = MeasuredBudget(CostCurve({1: 1.0, 64: 1.5}))
 
+    def see(*widths):
+        for width in widths:
+            alone = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
+            budget.step(8).observe(StepTime(width, 0.0, 1.9 if width == 2 else 1.0), [alone])
 
-@settings(deadline=None)
-@given(falling.filter(lambda scores: 1.0 not in scores), curves, st.integers(0, 6))
-def test_what_a_wrong_draft_lets_be_read_again_counts(scores, curve, num_pending):
-    """By the chance of each number of accepted drafts; the time is that of their mean."""
-    costs = StepCosts(curve, len(scores) + 1, num_pending)
-    for width in range(2, len(scores) + 2):
-        chain = [1.0, *scores[: width - 1]]
-        wrong = 1 - chain[-1]
-        chances = [before - behind for before, behind in pairwise(chain)]
-        again = sum(chance * (num_pending + 1 + i) for i, chance in enumerate(chances)) / wrong
-        least, most = (
-            curve.seconds(num_pending + width)
-            + wrong * (curve.seconds(1 + max(round(again + off), 1)) - curve.seconds(1))
-            for off in (-0.5, 1.5)
-        )
-        seconds = costs.seconds(width, sum(chain[:-1]), chain[-1])
-        assert least - 1e-9 <= seconds <= most + 1e-9
-
-
-@settings(deadline=None)
-@given(falling, curves, st.integers(1, 30), st.integers(0, 6))
-def test_one_chain_has_the_width_of_a_batch_of_one(scores, curve, max_nodes, num_pending):
-    search = grown(WidthSearch(curve, max_nodes, num_pending), scores)
-    choice = best_width([scores[: search.num_nodes - 1]], curve, max_nodes, num_pending)
-    assert search.best == pytest.approx(choice)
+    see(*[1] * 11, *[2] * 11)
+    assert budget.paused is None
+    see(*[1] * 5)
+    assert str(budget.paused).startswith("no drafts in 16 of 27 steps: a step of 4 tokens takes 1.")
+    see(*[2] * 10)
+    assert budget.paused is None

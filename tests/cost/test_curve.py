@@ -4,14 +4,13 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from selfspec.cost import WIDTHS, CostCurve, measure_curve
+from selfspec.cost import WIDTHS, CostCurve
 from selfspec.cost import curve as curve_module
 from tests.oracles import isotonic
 
@@ -20,36 +19,6 @@ timed = st.dictionaries(st.sampled_from(WIDTHS), times, min_size=1, max_size=10)
 measured = timed | st.dictionaries(st.integers(1, 80), times, min_size=1, max_size=10)
 
 TYPICAL = {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.2, 16: 1.5, 32: 1.9, 64: 3.0}
-
-
-class Machine:
-    """Runs forwards on a clock of its own; `slowness` sees how many forwards were run before."""
-
-    def __init__(
-        self,
-        seconds: Callable[[int], float] = lambda width: 1 + 0.03 * width,
-        slowness: Callable[[int], float] = lambda _number: 1.0,
-    ) -> None:
-        self.now = 0.0
-        self.runs: list[int] = []
-        self._seconds = seconds
-        self._slowness = slowness
-
-    def run(self, width: int) -> None:
-        self.now += self._seconds(width) * self._slowness(len(self.runs))
-        self.runs.append(width)
-
-    def clock(self) -> float:
-        return self.now
-
-    def measure(self, *widths: int, repeats: int = 5, max_seconds: float = 1e6) -> CostCurve:
-        return measure_curve(
-            self.run,
-            widths or WIDTHS,
-            repeats=repeats,
-            max_seconds=max_seconds,
-            clock=self.clock,
-        )
 
 
 # -- shape -------------------------------------------------------------------------------------
@@ -85,63 +54,6 @@ def test_one_point_promises_nothing():
     """A tree of w nodes costs w forwards, and no tree brings more tokens than that."""
     curve = CostCurve({1: 0.5})
     assert [curve.seconds(width) for width in (1, 2, 7)] == pytest.approx([0.5, 1.0, 4.0])
-
-
-# -- measuring ---------------------------------------------------------------------------------
-
-
-def test_measuring_finds_the_cost_in_rounds_over_all_widths():
-    machine = Machine(seconds=lambda width: 0.01 + 0.0003 * width)
-    curve = machine.measure(8, 1, 2, 8, repeats=3)
-    assert curve.widths == (1, 2, 8)
-    for width in curve.widths:
-        assert curve.seconds(width) == pytest.approx(0.01 + 0.0003 * width)
-    warm_up, rounds = [1, 1, 2, 2, 8, 8], [1, 2, 8] * 2
-    assert machine.runs == warm_up + rounds
-
-
-# The first run of each width; and two rounds of five, when the machine does something else.
-FIRST_RUNS = range(0, 2 * len(WIDTHS), 2)
-SLOW_MOMENT = range(2 * len(WIDTHS) + len(WIDTHS) // 2, 4 * len(WIDTHS) + len(WIDTHS) // 2)
-
-
-@pytest.mark.parametrize("slow", [FIRST_RUNS, SLOW_MOMENT])
-def test_slow_runs_do_not_count(slow):
-    curve = Machine(slowness=lambda number: 50.0 if number in slow else 1.0).measure()
-    expected = [1 + 0.03 * width for width in WIDTHS]
-    assert [curve.seconds(width) for width in WIDTHS] == pytest.approx(expected)
-
-
-def test_measuring_keeps_to_its_time():
-    for limit in (10.0, 20.0, 40.0, 80.0):
-        machine = Machine(seconds=lambda width: 1 + 0.1 * width)
-        curve = machine.measure(max_seconds=limit)
-        assert machine.now <= limit
-        assert curve.seconds(curve.widths[-1]) == pytest.approx(1 + 0.1 * curve.widths[-1])
-    assert curve.widths == WIDTHS
-    assert machine.measure(max_seconds=1.0).widths == (1, 2)  # However long they take.
-
-
-def test_the_narrow_widths_are_repeated_where_there_is_no_time_for_all():
-    """The machine is slow at first: what most steps will take is still found."""
-    machine = Machine(
-        seconds=lambda width: width / 10, slowness=lambda number: 3.0 if number < 6 else 1.0
-    )
-    curve = machine.measure(1, 2, 4, 8, 64, max_seconds=15.0)
-    assert machine.runs.count(64) < machine.runs.count(8) <= machine.runs.count(1)
-    assert [curve.seconds(width) for width in (1, 2, 4, 8)] == pytest.approx([0.1, 0.2, 0.4, 0.8])
-    assert machine.now <= 15.0
-
-
-def test_a_clock_too_coarse_to_see_anything():
-    curve = Machine(seconds=lambda _width: 0.0).measure()
-    assert 0 < curve.seconds(1) <= curve.seconds(64) < 1e-6
-
-
-def test_what_takes_long_anyway_is_not_run_untimed():
-    machine = Machine(seconds=lambda width: 0.01 if width == 1 else 0.5)
-    machine.measure(1, 2, 4, repeats=1)
-    assert machine.runs == [1, 1, 2, 2, 4]
 
 
 # -- refining ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from selfspec.cost import CostCurve, MeasuredBudget, Took
+from selfspec.cost import CostCurve, MeasuredBudget, StepTime
 from selfspec.cost.ledger import Ledger
 from selfspec.records import DraftTree, StepRecord
 
@@ -71,7 +71,7 @@ def steps(budget: MeasuredBudget, num_steps: int, cost: float, drafting: float =
         step.fit([tree])
         widths.append(len(tree))
         record = StepRecord(row=0, tree=tree, path=[0], committed_ids=[2])
-        step.observe(Took(len(tree), drafting, 1 + cost * (len(tree) - 1)), [record])
+        step.observe(StepTime(len(tree), drafting, 1 + cost * (len(tree) - 1)), [record])
     return widths
 
 
@@ -104,7 +104,7 @@ def test_looking_for_drafts_is_a_loss_too():
         step = budget.step(64)
         looked += step.max_nodes > 1
         record = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[2])
-        step.observe(Took(1, 0.2 * (step.max_nodes > 1), 1.0), [record])
+        step.observe(StepTime(1, 0.2 * (step.max_nodes > 1), 1.0), [record])
     assert 0.2 * looked <= 1 + 0.02 * 400
 
 
@@ -126,7 +126,7 @@ def test_while_all_is_drafted_plain_steps_are_timed_now_and_then():
             tree.add(node, 2, 0.9)
         ids = [2] * len(tree)
         record = StepRecord(row=0, tree=tree, path=list(range(len(tree))), committed_ids=ids)
-        step.observe(Took(len(tree), 0.0, 1.0), [record])
+        step.observe(StepTime(len(tree), 0.0, 1.0), [record])
     assert plain == 4
 
 
@@ -150,7 +150,7 @@ def chains(budget: MeasuredBudget, right: float, costs: CostCurve, num_tokens: i
         while kept < len(tree) and dice.random() < right:
             kept += 1
         record = StepRecord(row=0, tree=tree, path=list(range(kept)), committed_ids=[2] * kept)
-        took = Took(pending + len(tree), 0.0, costs.seconds(pending + len(tree)))
+        took = StepTime(pending + len(tree), 0.0, costs.seconds(pending + len(tree)))
         step.observe(took, [record])
         pending = pending + kept if kept < len(tree) else 0
         seconds, num_left = seconds + took.rest, num_left - kept

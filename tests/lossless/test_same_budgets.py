@@ -70,7 +70,7 @@ def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -
     run(model, prompt(), custom_generate=again, max_new_tokens=1)
     (((_, found),),) = (list(again.models.costs._curves.values()),)
     assert {first: curve.as_dict() for first, curve in found.items()} == {
-        first: curve.reopened().as_dict() for first, curve in learned.items()
+        first: curve.as_expectation().as_dict() for first, curve in learned.items()
     }
 
 

@@ -19,11 +19,10 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, SpecConfig, UnsupportedError, per_token
+from selfspec import SelfSpec, UnsupportedError, per_token
 from selfspec.compat.generation import KV, kv_of
 from selfspec.papers.self_draft import Branches
 from selfspec.run.graphs.runner import ForwardKey, StaticRunner
-from selfspec.run.profile import profile
 from selfspec.run.tree_kv import TreeKV
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
@@ -519,14 +518,6 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
 
 
 def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: None) -> None:
-    model = tiny_model()
-    curves = {}
-    for forward in ("graph", "eager"):
-        key, curve = profile(model, SpecConfig(forward=forward), num_columns=20, num_rows=2)
-        assert key["forward"] == forward
-        curves[forward] = curve
-    assert curves["graph"].seconds(3) == curves["graph"].seconds(4)
-    assert curves["graph"].widths == (1, 2, 4, 8, 16, 32, 64)
     spec = SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
     keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from selfspec.machine.cuda import CudaDevice
-from selfspec.machine.device import CpuDevice, device_for, own_seed
+from selfspec.machine.device import PlainDevice, device_for, own_seed
 from tests.recorder import NOT_PERMITTED, RecordingDevice
 
 
 def test_a_cpu_has_no_side():
     device = device_for(torch.device("cpu"), overlap=True)
-    assert isinstance(device, CpuDevice)
+    assert isinstance(device, PlainDevice)
     assert device.capture(lambda: None) == "a CPU captures no graphs"
     tensor = torch.zeros(3)
     with device.side(tensor):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
-from selfspec.cost import Took
+from selfspec.cost import StepTime
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
@@ -18,7 +18,7 @@ from selfspec.papers.edgellm import Fallback, Pacer, confidence
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import ScriptedCursor, probability_of
 
-TOOK = Took(4, 0.0, 1.0)
+TOOK = StepTime(4, 0.0, 1.0)
 CHANCES = (0.6, 0.2, 0.1)
 BEHIND = {n: [(n + i, chance) for i, chance in enumerate(CHANCES, 1)] for n in range(40)}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from selfspec.cost import CostCurve
 from selfspec.run import costs as module
-from selfspec.run.costs import Costs, context_bucket, kept_curve
+from selfspec.run.costs import Costs, context_bucket, learned_curve
 from tests.fakes import new_model
 
 pytestmark = pytest.mark.usefixtures("measuring")
@@ -62,16 +62,19 @@ def test_what_was_learned_comes_back(costs):
     teach(curve, 0.3)
     costs.keep()
     again = Costs().curve(model, backend(), 1)
-    assert again.as_dict() == curve.reopened().as_dict()
+    assert again.as_dict() == curve.as_expectation().as_dict()
     assert again.seconds(1) == curve.seconds(1)
     assert not again.knows_plain  # The machine may be slower or faster by now.
+    learned = learned_curve(model, "eager", 600)  # Of the nearest length that is known.
+    assert learned is not None
+    assert learned.as_dict() == curve.as_dict()
 
 
 @pytest.mark.parametrize("kept", [{"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
 def test_what_is_no_curve_counts_as_none(kept, costs, monkeypatch):
     monkeypatch.setattr(module, "find_measured", lambda _key: kept)
     assert not costs.curve(new_model(), backend(), 1).knows_plain
-    assert kept_curve(new_model(), num_columns=20, num_rows=1) is None
+    assert learned_curve(new_model(), "eager", 20) is None
 
 
 def test_quantised_weights_are_expected_to_cost_what_was_measured(costs):
