@@ -519,6 +519,6 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
 
 def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: None) -> None:
     spec = SelfSpec(budget="measured", max_nodes=16)
-    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    run_graphs(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
     keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]
     assert keys == ["graph"]
