@@ -165,7 +165,7 @@ class TreeGrower:
         here = {0: 0}  # Maps each numbered place to its node in this tree.
         for place, (above, rank) in enumerate(places[: self.max_nodes - 1], start=1):
             parent = here.get(above)
-            if parent is None or not self._has_room(parent):
+            if parent is None or not self._has_room(parent) or (rank and self._config.top_k == 1):
                 continue
             siblings = tree.looked_at[parent] or self._look(parent)
             if rank < len(siblings.tokens):
