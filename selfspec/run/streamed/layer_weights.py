@@ -1,7 +1,7 @@
 """The weights of one layer: how they lie in a buffer, and how they are read from their files.
 
-A tensor that the file holds as the model wants it is read straight into the buffer. What must be
-converted or joined passes through a scratch buffer.
+A large tensor that the file holds as the model wants it is read straight into the buffer. What is
+small, or must be converted or joined, passes through a scratch buffer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from selfspec.run.streamed.files import BLOCK, StoredTensor, aligned_buffer, in_
 __all__ = ["LayerWeights", "Weight", "new_scratch", "read_into"]
 
 _PART = 1 << 22  # At most this many bytes are converted at a time.
+_LEAST = 1 << 16  # Weights of fewer bytes are not read directly, since whole blocks are too much.
+_ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
 
 
 class Weight(NamedTuple):
@@ -38,9 +40,8 @@ class Weight(NamedTuple):
         torch needs an address that is a multiple of the size of an element.
         """
         first, *others = self.tensors
-        if others or first.dtype is not self.dtype or first.offset % self.dtype.itemsize:
-            return None
-        return first.offset % BLOCK
+        is_copied = others or first.dtype is not self.dtype or self.num_bytes < _LEAST
+        return None if is_copied or first.offset % self.dtype.itemsize else first.offset % BLOCK
 
 
 class LayerWeights:
@@ -51,9 +52,13 @@ class LayerWeights:
         self._starts: list[int] = []  # of each weight in the buffer
         self.num_bytes = 0
         for weight in weights:
-            skip = weight.skip or 0
-            self._starts.append(self.num_bytes + skip)
-            self.num_bytes += in_blocks(skip + weight.num_bytes)
+            if (skip := weight.skip) is None:
+                self._starts.append(self.num_bytes)
+                self.num_bytes += -(-weight.num_bytes // _ALIGNMENT) * _ALIGNMENT
+            else:
+                first = in_blocks(self.num_bytes)
+                self._starts.append(first + skip)
+                self.num_bytes = first + in_blocks(skip + weight.num_bytes)
         self.num_read = sum(tensor.num_bytes for each in weights for tensor in each.tensors)
 
     @property

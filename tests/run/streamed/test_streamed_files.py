@@ -50,8 +50,10 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [BLOCK, files._CHUNK])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_layers_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monkeypatch):
+@pytest.mark.parametrize("least", [0, 1000])
+def test_layers_hold_what_the_file_holds(way, tensors, path, dtype, chunk, least, monkeypatch):
     monkeypatch.setattr(files, "_CHUNK", chunk)
+    monkeypatch.setattr("selfspec.run.streamed.layer_weights._LEAST", least)
     monkeypatch.setattr("selfspec.run.streamed.layer_weights._PART", 256)
     shard = Shard(path)
     layer = LayerWeights(
@@ -68,7 +70,8 @@ def test_layers_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monke
     shard.close()
 
 
-def test_nothing_is_converted_that_has_the_right_dtype(tensors, shard):
+def test_nothing_is_copied_that_has_the_right_dtype(tensors, shard, monkeypatch):
+    monkeypatch.setattr("selfspec.run.streamed.layer_weights._LEAST", 0)
     weights = [Weight(each.dtype, each.shape, [each]) for each in shard.tensors.values()]
     assert LayerWeights(weights).scratch_bytes == 0
     assert LayerWeights(weights).num_read == sum(each.nbytes for each in tensors.values())
