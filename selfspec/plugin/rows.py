@@ -116,11 +116,10 @@ class Rows:
         So they do where rows have come or gone.
         """
         prepared, backend = self.prepared, self._backend
-        if prepared.may_pack_more:
-            left = max((row.max_length - row.length for row in self.sequences), default=0)
-            if prepared.before_step(num_rows, left) and backend.kind != prepared.kind:
-                backend.kind, self._has_changed = prepared.kind, True
-                prepared.ledger.forgive()
+        is_done = prepared.may_pack_more and prepared.before_step(num_rows)
+        if is_done and backend.kind != prepared.kind:
+            backend.kind, self._has_changed = prepared.kind, True
+            prepared.ledger.forgive()
         assert self._decoder is not None
         budget = self._decoder.budget
         if self._has_changed and isinstance(budget, MeasuredBudget):

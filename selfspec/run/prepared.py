@@ -98,13 +98,10 @@ class Prepared:
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
 
-    def before_step(self, num_rows: int, num_left: int) -> bool:
-        """Packs weights between two steps if that pays by now; true once no more will be packed.
-
-        The longest row may get `num_left` more tokens.
-        """
+    def before_step(self, num_rows: int) -> bool:
+        """Packs weights between two steps if that pays by now; true once no more will be packed."""
         assert self.packing is not None
-        self.packing.before_forward(_STEP * num_rows, num_left)
+        self.packing.before_forward(_STEP * num_rows)
         self.is_settled = self.packing.is_settled
         return self.is_settled
 
