@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled
-from selfspec.errors import AttachError, UnsupportedError
+from selfspec.errors import AttachError, UnsupportedError, shown
 from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
@@ -59,7 +59,10 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     """
     target = inside_compiled(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
-        raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
+        raise AttachError(
+            f"attach needs a model instance with generate() (got {shown(model)}); load a model "
+            "and call selfspec.attach(model), or for a pipeline selfspec.attach(pipe.model)"
+        )
     own = vars(target)
     if assistant is not None:
         check_assistant(assistant)
@@ -173,4 +176,4 @@ _STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 def check_assistant(assistant: Any) -> None:
     """Refuses what is no `SelfSpec`."""
     if not isinstance(assistant, SelfSpec):
-        raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
+        raise AttachError(f"assistant must be a SelfSpec (got {shown(assistant)})")
