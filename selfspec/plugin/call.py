@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from selfspec.compat.generation import decode_plainly, with_kv
+from selfspec.compat.generation import decode_plainly, update_arguments, with_kv
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.draft.sources.prediction import Prediction
@@ -21,7 +21,7 @@ from selfspec.plugin.rules import end_ids, for_rows, length_limit, row_stops, sp
 from selfspec.run.draft_model import DraftModel
 from selfspec.run.prepared import Forwards
 from selfspec.run.probe import Ability
-from selfspec.run.prompt import Prompt
+from selfspec.run.prompt import Prompt, next_positions
 from selfspec.sequence import Sequence, Stops, Streamer, output_of, stream_to
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
@@ -83,8 +83,13 @@ class Call:
 
     @cached_property
     def ability(self) -> Ability:
-        """What the model can verify, tried on first use."""
-        return self.forwards.ability(self.model)
+        """What the model can verify in this call, tried on first use."""
+        ability = self.forwards.ability(self.model)
+        if ability.mode != "tree":
+            return ability
+        arguments = update_arguments(self.model, dict(self.model_kwargs))
+        positions = next_positions(self.model, self.input_ids, arguments)
+        return Ability.of_chains(positions) if isinstance(positions, str) else ability
 
     @property
     def plain_reason(self) -> str | None:

@@ -62,7 +62,8 @@ class Rows:
         first = first_tokens(rows, prompt.logits, device)
         memory = self._learned(call, prompt)
         if self._shared is not None:
-            self._shared.add_row(prompt.cache, prompt.next_positions, call.need)
+            positions = prompt.next_positions(call.model)
+            self._shared.add_row(prompt.cache, positions, call.need)
             self._shared.kind = self.prepared.kind  # Weights may be packed before a prompt is read.
         else:  # Without rows that come and go, this is the only call.
             self._backend = self.prepared.backend(prompt, reach=call.reach, width=call.width)

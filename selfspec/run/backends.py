@@ -20,6 +20,7 @@ from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.kept_states import KeptStates
 from selfspec.run.layout import InputShape, RowState, hiding, read, write
 from selfspec.run.model import AttentionTypes, device_of, logits_of, takes
+from selfspec.run.prompt import plain_inputs
 from selfspec.run.tree_kv import ENDLESS, TreeKV
 
 __all__ = ["ChainBackend", "TreeBackend"]
@@ -100,7 +101,8 @@ class TreeBackend:
         """
         positions = next_positions[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
-        starts = [0] * num_rows if visible is None else visible.int().argmax(-1).tolist()
+        # As transformers counts it: a row that is all padding begins after the prompt.
+        starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
         if self._runner is not None:
             self._runner.show(visible, num_rows, int(cache.get_seq_length()))
             widest = stepped(widest)
@@ -291,7 +293,4 @@ class ChainBackend:
         # The arguments are those of a step that reads the first root.
         num_more = self._ids.shape[1] - self._num_given - 1
         arguments = update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_more)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            self._ids, next_sequence_length=num_tokens, **arguments
-        )
-        return inputs
+        return plain_inputs(self._model, self._ids, arguments, num_tokens)

@@ -130,7 +130,7 @@ class Prepared:
         device, attention = device_of(self.model), self.ability.attention
         assert attention is not None
         visible = None if prompt.visible is None else prompt.visible.to(device)
-        arguments = (prompt.cache, prompt.next_positions, visible)
+        arguments = (prompt.cache, prompt.next_positions(self.model), visible)
         # All that may come, or as much as the prompt has.
         length = prompt.input_ids.shape[1]
         room, static_room = (

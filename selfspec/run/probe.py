@@ -48,6 +48,11 @@ class Ability(NamedTuple):
     reason: str | None
     attention: AttentionTypes | None
 
+    @classmethod
+    def of_chains(cls, reason: str) -> Ability:
+        """Chains, and why there are no trees."""
+        return cls("chain", f"{reason}; drafting chains instead of trees", None)
+
 
 class BrokenTrial(Exception):
     """A trial failed in our own code, or in what it calls; this says nothing of the model."""
@@ -103,7 +108,7 @@ def probe(model: Any) -> Ability:
         types, reason, chain_reason = None, steps, steps
         if steps is None:
             types, reason = _try_tree(model, ids)
-            chain_reason = None if reason is None else _try_chain(model, ids)
+            chain_reason = None if reason is None else _attempt(_chain_reason, model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
@@ -117,7 +122,7 @@ def probe(model: Any) -> Ability:
     if reason is None:
         return Ability("tree", None, types)
     if chain_reason is None:
-        return Ability("chain", f"{reason}; drafting chains instead of trees", None)
+        return Ability.of_chains(str(reason))
     return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
 
 
@@ -164,14 +169,18 @@ def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | 
     types = attention_for_trees(model)
     if isinstance(types, str):
         return None, types
-    depth = Depth.of(model)
-    reason = _attempt(check_tree, model, ids, types, depth, TreeBackend)
-    return types, reason or _attempt(check_logits, model, ids, depth)
+    return types, _attempt(_tree_reason, model, ids, types)
 
 
-def _try_chain(model: Any, ids: list[int]) -> str | None:
+def _tree_reason(model: Any, ids: list[int], types: AttentionTypes) -> str | None:
     depth = Depth.of(model)
-    return _attempt(check_chain, model, ids, depth) or _attempt(check_logits, model, ids, depth)
+    reason = check_tree(model, ids, types, depth, TreeBackend)
+    return reason or check_logits(model, ids, depth)
+
+
+def _chain_reason(model: Any, ids: list[int]) -> str | None:
+    depth = Depth.of(model)
+    return check_chain(model, ids, depth) or check_logits(model, ids, depth)
 
 
 def _devices(model: Any) -> list[torch.device]:
