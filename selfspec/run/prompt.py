@@ -16,15 +16,50 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from selfspec.compat.generation import kv_of, length_of_dropped_mask, update_arguments
 from selfspec.compat.states import columns_of, keeps_only_states
 
-__all__ = ["Prefilled", "PromptReader"]
+__all__ = ["Prefilled", "PromptReader", "next_positions", "plain_inputs"]
 
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
+
+
+def plain_inputs(
+    model: Any, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
+) -> dict[str, Any]:
+    """What the model's own `generate()` code gives a forward over the last tokens of the ids."""
+    inputs: dict[str, Any] = model.prepare_inputs_for_generation(
+        input_ids, next_sequence_length=num_tokens, **arguments
+    )
+    return inputs
+
+
+def next_positions(
+    model: Any,
+    input_ids: torch.Tensor,  # (B, P)
+    arguments: dict[str, Any],  # those of the step that reads the token after these
+) -> torch.Tensor | str:
+    """(..., B, 1): the position ids of the rows' next tokens, as the model's plain step gives them.
+
+    A model may shift the positions in its arguments. Where it gives none, columns count. Returns
+    the reason if the nodes of a tree can't be given the positions of plain steps.
+    """
+    # Any token will do as the next one, since positions do not depend on it.
+    positions = plain_inputs(model, pad(input_ids, (0, 1)), arguments).get("position_ids")
+    if positions is None:
+        mask = arguments.get("attention_mask")
+        if mask is not None and not mask.all():
+            return "its plain steps are given no positions, and some columns are padding"
+        positions = torch.full((1, 1), kv_of(arguments).get_seq_length(), device=input_ids.device)
+    elif positions.is_floating_point():
+        given, positions = positions, positions.long()
+        if not (given == positions).all():
+            return "the positions of its plain steps are no whole numbers"
+    return positions.expand(*positions.shape[:-2], len(input_ids), 1)
 
 
 @dataclass(frozen=True)
@@ -41,11 +76,11 @@ class Prefilled:
         """The KV of the prompt."""
         return kv_of(self.model_kwargs)
 
-    @property
-    def next_positions(self) -> torch.Tensor:
-        """(..., B, 1): the position id of each row's next token."""
-        positions: torch.Tensor = self.model_kwargs["position_ids"][..., -1:]
-        return positions.expand(*positions.shape[:-2], len(self.input_ids), 1)
+    def next_positions(self, model: Any) -> torch.Tensor:
+        """(..., B, 1): the position id of each row's next token; only to be asked for trees."""
+        positions = next_positions(model, self.input_ids, self.model_kwargs)
+        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
+        return positions
 
     @cached_property
     def visible(self) -> torch.Tensor | None:
