@@ -222,8 +222,7 @@ class Engine:
             return budget
         kind = known = self._way[0]
         if not self._is_settled:
-            left = max((row.max_length - row.length for row in self.rows), default=0)
-            run.before_step(len(self.rows), left)
+            run.before_step(len(self.rows))
             self._is_settled, kind = run.is_settled, self.backend.kind
         if kind != known:
             run.ledger.forgive()

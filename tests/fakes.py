@@ -26,7 +26,7 @@ from selfspec.draft.sources import Cursor, LutSource, Source
 from selfspec.records import Candidate, Evidence
 from selfspec.run.packed import packing as packing_module
 from selfspec.run.packed.copies import ways_for
-from selfspec.run.packed.packing import WIDTHS, Kind, Trial
+from selfspec.run.packed.packing import ProductTimes
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
 
@@ -72,28 +72,24 @@ def packs_here(dtype: torch.dtype = torch.float32) -> bool:
 
 def fake_trials(
     monkeypatch: pytest.MonkeyPatch, *, pays: bool = True, saves: float = 1.0, packing: float = 0.0
-) -> list[Kind]:
-    """Trials without a clock, also of tiny layers; returns the kinds that were tried.
+) -> list[torch.dtype]:
+    """Times without a clock, also of tiny layers; returns the dtypes of what was timed.
 
-    A layer takes a second however many tokens it gets, and less by `saves` once it is packed, which
-    takes `packing` seconds.
+    A weight takes a second however many tokens there are, and less by `saves` once it is packed,
+    which takes `packing` seconds.
     """
-    tried = []
+    timed = []
 
-    def trial(kind: Kind, _weights: object) -> tuple[Trial, bool]:
-        tried.append(kind)
-        own = dict.fromkeys(WIDTHS, 1.0)
-        if not pays:
-            return Trial(own, None, {}, 0.0), False
-        packed = dict.fromkeys(WIDTHS, 1.0 - saves)
-        return Trial(own, ways_for(kind.dtype)[0], packed, packing), False
+    def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
+        dtype = weights[0].dtype
+        timed.append(dtype)
+        way = ways_for(dtype)[0] if pays else None
+        return ProductTimes((1.0, 1.0), way, (1.0 - saves, 1.0 - saves), packing)
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(packing_module, "_trial", trial)
-    monkeypatch.setattr(packing_module, "_known_trial", lambda _kind: None)
-    monkeypatch.setattr(packing_module, "_TRIAL", 0)
-    monkeypatch.setattr(packing_module, "is_busy", lambda: False)
-    return tried
+    monkeypatch.setattr(packing_module, "product_times", product_times)
+    monkeypatch.setattr(packing_module, "_DUE", 0)
+    return timed
 
 
 def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from selfspec.errors import ConfigError, one_line
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
-from selfspec.run.packed import InPlace, own_memory, pack_in_place
+from selfspec.run.packed import InPlace, own_memory, pack_loaded
 from selfspec.run.streamed import check_complete, is_streamed, load_within
 
 __all__ = ["load", "load_whole"]
@@ -30,10 +30,9 @@ def load(
     """Loads a causal language model for generating, attached.
 
     It is the model that `AutoModelForCausalLM.from_pretrained()` loads, without gradients. On a CPU
-    its linear layers are packed in place where a short trial shows that this makes them faster, as
-    soon as the calls so far would have saved the time that packing takes. So the model takes as
-    much memory as its weights. Code that reads packed weights gets them back, and from then on the
-    model is packed no more.
+    its linear layers are packed in place, if timing a few of them shows that this makes them
+    faster. So the model takes as much memory as its weights. Code that reads packed weights gets
+    them back, and from then on the model is packed no more.
 
     With `max_memory`, embeddings, norms, the output head and as many decoder layers as the budget
     allows are resident. The other layers are *streamed*: read from the model's safetensors files
@@ -74,7 +73,7 @@ def load(
         find_model(source)
         room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
         model = load_within(source, max_memory, **where, **room)
-    pack_in_place(model, InPlace(kept=is_streamed(model), copies=max_memory is None))
+    pack_loaded(model, InPlace(kept=is_streamed(model), copies=max_memory is None))
     return attach(model)
 
 

@@ -127,8 +127,8 @@ class Run:
     def may_pack(self) -> bool:
         """Whether weights may be packed unasked, by the clock.
 
-        Only a measured budget may depend on clocks: with another one a text must not change once a
-        trial finds another way to be faster, and in half precision it could.
+        Only a measured budget may depend on clocks: with another one a text must not change once
+        another way turns out to be faster, and in half precision it could.
         """
         return self.config.forward == "auto" and self.config.budget == "measured"
 
@@ -156,13 +156,10 @@ class Run:
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
 
-    def before_step(self, num_rows: int, num_left: int) -> None:
-        """Packs weights between two steps, if that pays by now.
-
-        The longest row may get `num_left` more tokens.
-        """
+    def before_step(self, num_rows: int) -> None:
+        """Packs weights between two steps, if that pays by now."""
         if self.packing is not None:
-            self.packing.before_forward(_STEP * num_rows, num_left)
+            self.packing.before_forward(_STEP * num_rows)
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, the model is run as it is over prompts."""

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.cost import CostCurve, WidthSearch, best_width
-from selfspec.cost.width import StepCosts
 from tests.oracles import token_rates
 
 probabilities = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1))
@@ -84,7 +83,7 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
 @given(falling.filter(lambda scores: 1.0 not in scores), curves, st.integers(0, 6))
 def test_what_a_wrong_draft_lets_be_read_again_counts(scores, curve, num_pending):
     """By the chance of each number of accepted drafts; the time is that of their mean."""
-    costs = StepCosts(curve, len(scores) + 1, num_pending)
+    costs = WidthSearch(curve, len(scores) + 1, num_pending)
     for width in range(2, len(scores) + 2):
         chain = [1.0, *scores[: width - 1]]
         wrong = 1 - chain[-1]

@@ -10,7 +10,7 @@ from selfspec.run.packed.packing import (
     Packing,
     is_packed_in_place,
     own_memory,
-    pack_in_place,
+    pack_loaded,
 )
 
-__all__ = ["InPlace", "Packing", "is_packed_in_place", "own_memory", "pack_in_place"]
+__all__ = ["InPlace", "Packing", "is_packed_in_place", "own_memory", "pack_loaded"]

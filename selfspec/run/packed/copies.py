@@ -29,10 +29,10 @@ from selfspec.run.weights import refuse_write, set_data
 
 __all__ = [
     "Copy",
+    "CopyOf",
     "Held",
     "Origin",
     "PackedWeight",
-    "Slot",
     "StandIns",
     "linears_of",
     "own_linear",
@@ -239,30 +239,28 @@ class Origin(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The copy of one weight, or None if it can't be packed, and the inputs it is faster for."""
+    """The copy of one weight, from so many tokens on; None if it can't be packed."""
 
     origin: Origin
     copy: Copy | None
     least_tokens: int = 1
-    most_tokens: int | None = None
 
 
-class Slot:
+class CopyOf:
     """Where the copy of one layer is, once it has one."""
 
     held: Held | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Slot:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyOf:
         """A layer that is copied while it is in use has no copy of its weight yet."""
-        return Slot()
+        return CopyOf()
 
     def copy_for(self, weight: torch.Tensor, num_tokens: int) -> Copy | None:
         """The copy, if it is of this weight and the faster way for that number of tokens."""
         held = self.held
         if held is None or held.origin.place != _place_of(weight):
             return None
-        is_narrow = held.most_tokens is None or num_tokens <= held.most_tokens
-        return held.copy if is_narrow and num_tokens >= held.least_tokens else None
+        return held.copy if num_tokens >= held.least_tokens else None
 
 
 class PackedWeight(nn.Parameter):
@@ -363,16 +361,16 @@ _this_thread = _ThisThread()
 class _StandIn:
     """Replaces one layer's `forward` while it is put into the layer."""
 
-    def __init__(self, module: nn.Linear, slot: Slot) -> None:
+    def __init__(self, module: nn.Linear, copy: CopyOf) -> None:
         self._module = module
-        self._slot = slot
+        self._copy = copy
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._module.weight, self._module.bias
         num_tokens = x.numel() // x.shape[-1] if _this_thread.is_inside else 0
         if not num_tokens or type(weight) is PackedWeight:
             return linear(x, weight, bias)
-        copy = self._slot.copy_for(weight, num_tokens)
+        copy = self._copy.copy_for(weight, num_tokens)
         return own_linear(x, weight, bias) if copy is None else packed_linear(x, weight, bias, copy)
 
 
@@ -385,13 +383,13 @@ class StandIns:
         self._put: set[nn.Linear] = set()
 
     @contextmanager
-    def put(self, slots: Mapping[nn.Linear, Slot]) -> Iterator[None]:
-        """Inside, and in this thread alone, layers compute from the copies in their slots."""
+    def put(self, copies: Mapping[nn.Linear, CopyOf]) -> Iterator[None]:
+        """Inside, and in this thread alone, layers compute from their copies."""
         with self._lock:
             self._num_inside += 1
-            for module, slot in slots.items():
+            for module, copy in copies.items():
                 if _has_own_forward(module):
-                    vars(module)["forward"] = _StandIn(module, slot)
+                    vars(module)["forward"] = _StandIn(module, copy)
                     self._put.add(module)
         outside, _this_thread.is_inside = _this_thread.is_inside, True
         try:

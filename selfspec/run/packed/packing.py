@@ -1,9 +1,7 @@
-"""When the weights of a model are packed: once that would have paid, as a short trial shows.
+"""When the weights of a model are packed: once that pays, as timing a few layers shows.
 
-A layer is packed only if its trial shows that this cuts its time by at least 10 %, and only when
-the forwards so far would have saved as much time as packing takes. What trials found is kept on
-disk for the processor, torch's version and its number of threads. Beside a busy program all threads
-of a product wait for each other, so trials wait too: they would find products slow that are not.
+Weights are packed if that cuts the time of products by at least 10 %. A model of ours is packed
+when it is loaded, any other once the forwards so far would have saved as much time as that takes.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import mean
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -24,15 +21,12 @@ import torch
 from torch import nn
 from transformers.utils import logging as hf_logging
 
-from selfspec.machine.busy import is_busy
-from selfspec.machine.hardware import processor
-from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.machine.memory import free_memory
 from selfspec.run.packed.copies import (
+    CopyOf,
     Held,
     Origin,
     PackedWeight,
-    Slot,
     StandIns,
     linears_of,
     own_linear,
@@ -41,89 +35,50 @@ from selfspec.run.packed.copies import (
 )
 
 __all__ = [
-    "WIDTHS",
     "InPlace",
-    "Kind",
     "Packing",
-    "Trial",
+    "ProductTimes",
     "is_packed_in_place",
     "own_memory",
-    "pack_in_place",
+    "pack_loaded",
 ]
 
 _log = logging.getLogger("selfspec")
 
-WIDTHS = (1, 4, 16, 64)  # A trial times inputs of this many tokens.
-_DECIDE = WIDTHS[:3]  # Steps are as wide as these; 64 stands for a prompt.
-_PAYS = 0.9  # Pack a layer only if that cuts its time by at least 10 %.
-_EQUAL = 1.02  # The copy is used from the number of tokens on where it takes at most 2 % longer.
-_NEARLY = 1.25  # In place, one token may take this much longer than with the weight as it was.
-# A trial takes this many weights, so that they leave the CPU's cache between two products.
-_MOST_WEIGHTS = 1 << 23
-_ROUNDS = 2
-# Reading weights takes as long as computing this many tokens, and a trial of weights, with their
-# packing, about as long as computing that many. Trials are made once they take about this share of
-# the time that products took so far.
-_READING = 8
-_TRIAL = 250
-_SHARE_FOR_TRIALS = 0.25
-# A busy machine puts them off until that many times as much is done. Behind that, it may be that we
-# never get all threads, as in a container that has fewer processors than torch has threads.
-_PATIENCE = 8
+_PLAIN, _WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
+_PAYS = 0.9  # Pack only if that cuts their time by at least 10 %.
+_AS_FAST = 1.1  # Use copies for a single token unless it takes longer than this.
+_SAMPLE = 1 << 23  # So many weights are timed: they leave the CPU's cache between two products.
+_PARTS = 8  # They are parts of this many layers, or of more.
+_ROUNDS = 3
+# Timing takes about as long as this many forwards over the weights that are timed. It is done once
+# the model was asked for several times as much.
+_DUE = 640
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _SHOWN = 2.0  # What takes longer than this many seconds is shown.
 _AT_ONCE = 1 << 25  # About this many weights are packed between two looks at the clock.
 
-_Product = Callable[[torch.Tensor], object]
+_Layers = dict[torch.dtype, list[nn.Linear]]
 
 
-class Kind(NamedTuple):
-    """The shape and dtype of a weight; layers of one kind take the same time."""
+class ProductTimes(NamedTuple):
+    """Seconds of products for each weight: with one token and with several."""
 
-    num_out: int
-    num_in: int
-    dtype: torch.dtype
-
-    @property
-    def num_weights(self) -> int:
-        """The weights of one layer."""
-        return self.num_out * self.num_in
-
-    @property
-    def num_bytes(self) -> int:
-        """What one layer's weight takes, and its packed copy too."""
-        return self.num_weights * self.dtype.itemsize
-
-
-class Trial(NamedTuple):
-    """Seconds of one layer's product by its number of tokens, and the way that is faster."""
-
-    own: dict[int, float]  # as torch computes it
-    way: str | None  # None: no way is at least 10 % faster
-    packed: dict[int, float]  # in that way; empty without one
-    packing: float  # seconds to pack the layer
+    own: tuple[float, float]  # As torch computes them.
+    way: str | None = None  # How to pack; None: nothing is at least 10 % faster.
+    packed: tuple[float, float] = (0.0, 0.0)  # In that way.
+    packing: float = 0.0  # To pack.
 
     @property
     def least_tokens(self) -> int:
-        """From how many tokens on the copy is used, as far as narrow inputs go."""
-        slower = [w for w in _DECIDE if self.packed[w] > _EQUAL * self.own[w]]
-        return min(slower[-1] + 1, _DECIDE[-1]) if slower else 1
+        """From how many tokens on copies are used: not for one if that is slower."""
+        return 1 if self.packed[0] <= _AS_FAST * self.own[0] else 2
 
     @property
-    def most_tokens(self) -> int | None:
-        """Up to how many tokens the copy is used; None for any number."""
-        widest = WIDTHS[-1]
-        return None if self.packed[widest] <= self.own[widest] else WIDTHS[-2]
-
-    @property
-    def suits_in_place(self) -> bool:
-        """Whether a single token takes about as long packed, since stock's steps do so in place."""
-        return self.packed[1] <= _NEARLY * self.own[1]
-
-    def saved(self, width: int) -> float:
-        """The seconds that a packed layer saves in a forward."""
-        return max(self.own[width] - self.packed.get(width, self.own[width]), 0.0)
+    def saved(self) -> float:
+        """What a forward saves."""
+        return sum(max(own - new, 0.0) for own, new in zip(self.own, self.packed, strict=True)) / 2
 
 
 @dataclass(eq=False)
@@ -138,6 +93,7 @@ class InPlace:
     copies: bool
     layers: WeakSet[nn.Linear] = field(default_factory=WeakSet)  # that are packed in place
     is_over: bool = False
+    packing: Packing | None = None  # Copies live as long as the model.
 
     def renew(self, layers: Iterable[nn.Linear]) -> None:
         """Looks at the model's layers as they are now."""
@@ -157,9 +113,11 @@ def is_packed_in_place(module: nn.Module) -> bool:
     return type(getattr(module, "weight", None)) is PackedWeight
 
 
-def pack_in_place(model: nn.Module, how: InPlace) -> None:
-    """From now on, whoever packs this model's weights packs them in place."""
+def pack_loaded(model: nn.Module, how: InPlace) -> None:
+    """Packs the weights of a model that was just loaded in place, if that pays."""
     _in_place[model] = how
+    how.packing = Packing.of(model)
+    how.packing.pack()
 
 
 def own_memory(model: nn.Module) -> None:
@@ -180,18 +138,17 @@ class Packing:
     """
 
     def __init__(self) -> None:
-        self.slots: WeakKeyDictionary[nn.Linear, Slot] = WeakKeyDictionary()
-        self.trials: dict[Kind, Trial] = {}
+        self.copies: WeakKeyDictionary[nn.Linear, CopyOf] = WeakKeyDictionary()
         self.reason: str | None = None  # why nothing is packed
         # Whether all layers that get faster are packed, and some do. Other threads read it.
         self.is_packed = False
         self.is_settled = False  # Is there nothing left to do in the calls at hand?
+        self._times: dict[torch.dtype, ProductTimes] = {}
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
-        self._forwards: Counter[int] = Counter()  # that the model was asked for, by their width
-        self._try_from = 0  # Trials come behind this many tokens.
-        self._kinds: dict[Kind, list[nn.Linear]] = {}
-        self._in_use: dict[nn.Linear, Slot] = {}
+        self._num_forwards = 0.0  # One over many tokens counts as several.
+        self._layers: _Layers = {}  # that can be packed
+        self._in_use: dict[nn.Linear, CopyOf] = {}
         self._how: InPlace | None = None
         self._alone: set[nn.Linear] = set()  # may be packed in place
 
@@ -222,117 +179,76 @@ class Packing:
                 self._how.renew(layers)
                 self._alone = _alone(model, self._how)
             linears = [module for module in layers if not is_packed_in_place(module)]
-            self._kinds = _kinds_of(linears)
-            for kind in self._kinds.keys() - self.trials.keys():
-                if (known := _known_trial(kind)) is not None:  # By an earlier process.
-                    self.trials[kind] = known
-            self._in_use = {module: self.slots.setdefault(module, Slot()) for module in linears}
+            self._layers = _packable(linears)
+            self._in_use = {module: self.copies.setdefault(module, CopyOf()) for module in linears}
             self._drop_changed()
             nothing = "it has no plain linear layers that torch can pack"
-            self.reason = None if self._kinds or self._is_in_place() else nothing
-            self.is_settled = self._has_all()
+            self.reason = None if self._layers or self._is_in_place() else nothing
             self._note_packed()
+            self.is_settled = self._knows_all() and not self._missing()
 
     @property
     def num_bytes(self) -> int:
         """How many bytes the copies take beside the weights."""
-        held = [(module, slot.held) for module, slot in list(self.slots.items())]
+        held = [(module, copy.held) for module, copy in list(self.copies.items())]
         return sum(module.weight.nbytes for module, each in held if each and each.copy)
-
-    def _note_packed(self) -> None:
-        self.is_packed = (self._is_in_place() or self.num_bytes > 0) and self._has_all()
-
-    def _has_all(self) -> bool:
-        """Is all that gets faster packed, as far as trials can tell?"""
-        return self._knows_all() and not self._missing()
 
     def in_use(self) -> AbstractContextManager[None]:
         """Inside, in this thread alone, layers compute from their copies once they have them."""
         return self._stand_ins.put(self._in_use)
 
-    def before_forward(self, num_tokens: int, num_left: int = 0) -> None:
-        """Counts a forward over this many tokens of all rows; packs before it if that pays.
-
-        Behind it there may come `num_left` more in the call at hand.
-        """
+    def before_forward(self, num_tokens: int) -> None:
+        """Counts a forward over this many tokens of all rows; packs before it if that pays."""
         if self.is_settled:
             return
         with self._lock:
-            width = next((w for w in WIDTHS if num_tokens <= w), WIDTHS[-1])
-            self._forwards[width] += max(round(num_tokens / width), 1)
-            if self._knows_all() or self._may_try(num_left):
-                self._try_all()
-                if self._saved() >= self._price():
+            self._num_forwards += max(num_tokens / _WIDE, 1.0)
+            num_weights = sum(map(_num_weights, self._layers.values()))
+            is_due = self._num_forwards * num_weights >= _DUE * min(num_weights, _SAMPLE)
+            if self._knows_all() or is_due:
+                self._time_all()
+                saved = self._num_forwards * self._seconds(self._layers, "saved")
+                if saved >= self._seconds(self._missing(), "packing"):
                     self._pack_all(whatever_memory=False)
                 self._note_packed()
 
     def pack(self, *, whatever_memory: bool = False) -> str | None:
-        """Packs all layers that get faster now; returns why none is, or None."""
+        """Packs all layers now, if they get faster; returns why they are not packed, or None."""
         with self._lock:
-            self._try_all()
+            self._time_all()
             self._pack_all(whatever_memory=whatever_memory)
             self._note_packed()
         return self.reason
 
+    def _note_packed(self) -> None:
+        is_any = self._is_in_place() or self.num_bytes > 0
+        self.is_packed = is_any and self._knows_all() and not self._missing()
+
     def _knows_all(self) -> bool:
-        return all(kind in self.trials for kind in self._kinds)
-
-    def _may_try(self, num_left: int) -> bool:
-        """Did products take so long by now that the time of trials is a small part of it?
-
-        They must have taken twice as long if hardly anything can come behind them in this call.
-        While the machine is busy, trials are put off until as much work again is done, three times
-        at most.
-        """
-        sizes = [kind.num_weights * len(modules) for kind, modules in self._kinds.items()]
-        tokens = sum(n * max(width, _READING) for width, n in self._forwards.items())
-        trials = _TRIAL * sum(min(size, _MOST_WEIGHTS) for size in sizes)
-        share = _SHARE_FOR_TRIALS * sum(sizes)
-        makes_up = trials <= share * _READING * num_left
-        least = trials * (1 if makes_up else 2)
-        if tokens < self._try_from or share * tokens < least:
-            return False
-        if share * tokens < _PATIENCE * least and is_busy():
-            self._try_from = 2 * tokens
-            return False
-        return True
+        return self._layers.keys() <= self._times.keys()
 
     @torch.no_grad()
-    def _try_all(self) -> None:
-        """Makes the trials that are missing; ends the matter if no way is faster."""
-        news = []
-        for kind, modules in self._kinds.items():
-            if kind not in self.trials:
+    def _time_all(self) -> None:
+        """Times the layers that were not timed yet; ends the matter if none gets faster."""
+        for dtype, modules in self._layers.items():
+            if dtype not in self._times:
                 start = perf_counter()
-                found, is_general = _trial(kind, [module.weight for module in modules])
-                self.trials[kind] = found
-                if is_general:
-                    news.append((_key(kind), found._asdict()))
-                _log.info("tried %s in %.2f s: %s", kind, perf_counter() - start, found.way)
-        if news and not is_busy():
-            keep_measured(news)
-        if not self._is_in_place() and not any(self.trials[kind].way for kind in self._kinds):
+                found = self._times[dtype] = product_times([module.weight for module in modules])
+                _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, found)
+        if not self._is_in_place() and not any(self._times[each].way for each in self._layers):
             self.reason = self.reason or "no layer is at least 10 % faster packed"
             self.is_settled = True
 
-    def _saved(self) -> float:
-        """The seconds that packed layers would have saved so far, the work at hand included."""
-        return sum(
-            len(modules) * num * self.trials[kind].saved(width)
-            for kind, modules in self._kinds.items()
-            for width, num in self._forwards.items()
-        )
+    def _seconds(self, layers: _Layers, what: str) -> float:
+        """What the layers take to pack, or save in a forward."""
+        numbers = {dtype: _num_weights(modules) for dtype, modules in layers.items()}
+        return float(sum(n * getattr(self._times[dtype], what) for dtype, n in numbers.items()))
 
-    def _price(self) -> float:
-        """The seconds that packing takes."""
-        return sum(len(m) * self.trials[kind].packing for kind, m in self._missing().items())
-
-    def _missing(self) -> dict[Kind, list[nn.Linear]]:
+    def _missing(self) -> _Layers:
         """The layers that would be faster packed and are not."""
         missing = {}
-        for kind, modules in self._kinds.items():
-            found = self.trials.get(kind)
-            if found is None or found.way is None:
+        for dtype, modules in self._layers.items():
+            if dtype not in self._times or self._times[dtype].way is None:
                 continue
             beside = self._how is None or self._how.copies
             without = [
@@ -340,17 +256,18 @@ class Packing:
                 for module in modules
                 if not is_packed_in_place(module)
                 and self._in_use[module].held is None
-                and (beside or self._goes_in_place(module, found))
+                and (beside or self._goes_in_place(module))
             ]
             if without:
-                missing[kind] = without
+                missing[dtype] = without
         return missing
 
     def _is_in_place(self) -> bool:
         return self._how is not None and bool(self._how.layers)
 
-    def _goes_in_place(self, module: nn.Linear, found: Trial) -> bool:
-        return module in self._alone and found.suits_in_place
+    def _goes_in_place(self, module: nn.Linear) -> bool:
+        """Stock's own steps compute from it too, so a single token must not be slower."""
+        return module in self._alone and self._times[module.weight.dtype].least_tokens == 1
 
     @torch.no_grad()
     def _pack_all(self, *, whatever_memory: bool) -> None:
@@ -358,8 +275,7 @@ class Packing:
         self.is_settled = True
         missing = self._missing()
         in_place = {
-            kind: [m for m in modules if self._goes_in_place(m, self.trials[kind])]
-            for kind, modules in missing.items()
+            dtype: list(filter(self._goes_in_place, modules)) for dtype, modules in missing.items()
         }
         more = _num_bytes(missing) - _num_bytes(in_place)
         if not whatever_memory and more > _SHARE_OF_FREE * free_memory():
@@ -369,38 +285,38 @@ class Packing:
         num_bytes = _num_bytes(missing)
         if not num_bytes:
             return
-        start, price = perf_counter(), self._price()
-        _log.info("packing %.0f MB of weights, which takes about %.1f s", num_bytes / 1e6, price)
+        start, price = perf_counter(), self._seconds(missing, "packing")
         options = {"unit": "B", "unit_scale": True, "disable": price < _SHOWN}
         with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
-            for kind, modules in missing.items():
-                for some in _in_parts(modules, _AT_ONCE // kind.num_weights):
-                    self._fill(kind, some)
-                    bar.update(kind.num_bytes * len(some))
+            for modules in missing.values():
+                for some in _in_parts(modules):
+                    self._fill(some)
+                    bar.update(_num_bytes({some[0].weight.dtype: some}))
         _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)
 
     def _drop_changed(self) -> None:
         """Drops copies that are not of a layer's weight as it is, and packs what can be packed."""
-        packable = {module for modules in self._kinds.values() for module in modules}
+        packable = {module for modules in self._layers.values() for module in modules}
         changed = set()
-        for module, slot in self._in_use.items():
-            if slot.held is not None and (
-                module not in packable or slot.held.origin != Origin.of(module.weight)
+        for module, copy in self._in_use.items():
+            if copy.held is not None and (
+                module not in packable or copy.held.origin != Origin.of(module.weight)
             ):
-                slot.held = None
+                copy.held = None
                 changed.add(module)
-        for kind, modules in self._missing().items():
+        for modules in self._missing().values():
             if some := [module for module in modules if module in changed]:
-                self._fill(kind, some)
+                self._fill(some)
 
-    def _fill(self, kind: Kind, modules: Sequence[nn.Linear]) -> None:
-        found = self.trials[kind]
+    def _fill(self, modules: Sequence[nn.Linear]) -> None:
+        """Packs some layers of one dtype."""
         weights = [module.weight for module in modules]
+        times = self._times[weights[0].dtype]
         origins = [Origin.of(weight) for weight in weights]  # What is written now is seen later.
         with torch.inference_mode(False):
-            copies = pack_all(str(found.way), weights)
+            copies = pack_all(str(times.way), weights)
         for module, origin, copy in zip(modules, origins, copies, strict=True):
-            if self._goes_in_place(module, found):
+            if self._goes_in_place(module):
                 # What does not come back bit by bit stays as it is.
                 assert self._how is not None
                 if copy is not None and torch.equal(copy.unpacked(), module.weight):
@@ -408,19 +324,17 @@ class Packing:
                     self._how.layers.add(module)
                     continue
                 copy = None
-            held = Held(origin, copy, found.least_tokens, found.most_tokens)
-            self._in_use[module].held = held
+            self._in_use[module].held = Held(origin, copy, times.least_tokens)
 
 
-def _kinds_of(modules: Sequence[nn.Linear]) -> dict[Kind, list[nn.Linear]]:
-    """Those of the layers that can be packed, by kind."""
-    kinds: dict[Kind, list[nn.Linear]] = {}
+def _packable(modules: Sequence[nn.Linear]) -> _Layers:
+    """Those of the layers that can be packed, by the dtype of their weight."""
+    layers: _Layers = {}
     for module in modules:
         weight = getattr(module, "weight", None)
         if type(weight) is nn.Parameter and _can_be_packed(weight):
-            kind = Kind(weight.shape[0], weight.shape[1], weight.dtype)
-            kinds.setdefault(kind, []).append(module)
-    return kinds
+            layers.setdefault(weight.dtype, []).append(module)
+    return layers
 
 
 def _can_be_packed(weight: torch.Tensor) -> bool:
@@ -444,99 +358,81 @@ def _alone(model: Any, how: InPlace) -> set[nn.Linear]:
     return {m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1}
 
 
-def _num_bytes(layers: Mapping[Kind, Sequence[nn.Linear]]) -> int:
-    return sum(kind.num_bytes * len(modules) for kind, modules in layers.items())
+def _num_weights(modules: Sequence[nn.Linear]) -> int:
+    return sum(module.weight.numel() for module in modules)
 
 
-def _in_parts(modules: Sequence[nn.Linear], size: int) -> Iterator[Sequence[nn.Linear]]:
-    for first in range(0, len(modules), max(size, 1)):
-        yield modules[first : first + max(size, 1)]
+def _num_bytes(layers: Mapping[torch.dtype, Sequence[nn.Linear]]) -> int:
+    return sum(_num_weights(modules) * dtype.itemsize for dtype, modules in layers.items())
 
 
-def _known_trial(kind: Kind) -> Trial | None:
-    """What an earlier trial on this machine has found; None if there was none."""
-    values = find_measured(_key(kind))
-    try:
-        own, packed = ({int(w): float(s) for w, s in values[name].items()} for name in _TIMES)
-        found = Trial(own, values["way"], packed, float(values["packing"]))
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-    is_sound = found.way in ways_for(kind.dtype) and set(packed) == set(WIDTHS)
-    return found if set(own) == set(WIDTHS) and (found.way is None or is_sound) else None
+def _in_parts(modules: Sequence[nn.Linear]) -> Iterator[list[nn.Linear]]:
+    """The layers in parts of about as many weights as are packed at once."""
+    part: list[nn.Linear] = []
+    for module in modules:
+        if part and _num_weights([*part, module]) > _AT_ONCE:
+            yield part
+            part = []
+        part.append(module)
+    yield part
 
 
-def _trial(kind: Kind, weights: Sequence[torch.Tensor]) -> tuple[Trial, bool]:
-    """Times layers of one kind in all ways, in turns. Draws no randomness.
-
-    Says too whether other weights of this kind would do no better.
-    """
-    weights, scale = _sample(kind, weights)
-    layers: dict[str, Sequence[_Product]]
-    layers = {_OWN: [partial(own_linear, weight=weight, bias=None) for weight in weights]}
+def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
+    """Times some layers of one dtype in all ways, in turns. Draws no randomness."""
+    sample = _sample(weights)
+    number = sum(weight.numel() for weight in sample)
+    layers: dict[str | None, list[Callable[[torch.Tensor], object]]]
+    layers = {None: [partial(own_linear, weight=weight, bias=None) for weight in sample]}
     packing: dict[str, float] = {}
-    for way in ways_for(kind.dtype):
+    for way in ways_for(sample[0].dtype):
         start = perf_counter()
         with suppress(RuntimeError):
-            copies = [copy for copy in pack_all(way, weights) if copy]
-            if len(copies) == len(weights):
-                packing[way] = scale * (perf_counter() - start)
+            copies = [copy for copy in pack_all(way, sample) if copy]
+            if len(copies) == len(sample):
+                packing[way] = (perf_counter() - start) / number
                 layers[way] = [partial(copy, bias=None) for copy in copies]
-    times = _in_turns(layers, weights[0], scale)
-    shares = {
-        way: mean(min(times[way][w] / times[_OWN][w], 1.0) for w in _DECIDE) for way in packing
+    inputs = [_inputs(sample, num_tokens) for num_tokens in (_PLAIN, _WIDE)]
+    rounds = [
+        {way: [_seconds(products, each) for each in inputs] for way, products in layers.items()}
+        for _ in range(_ROUNDS)
+    ]
+    times = {
+        way: tuple(min(each[way][width] for each in rounds) / number for width in range(2))
+        for way in layers
     }
-    best = min(packing, key=shares.__getitem__, default=None)
+    own: Any = times[None]
+    shares = {
+        way: sum(min(new / old, 1.0) for new, old in zip(times[way], own, strict=True)) / 2
+        for way in packing
+    }
+    best = min(shares, key=shares.__getitem__, default=None)
     if best is None or shares[best] > _PAYS:
-        found = Trial(times[_OWN], None, {}, 0.0)
-    else:
-        found = Trial(times[_OWN], best, times[best], packing[best])
-    return found, list(packing) == ways_for(kind.dtype)
+        return ProductTimes(own)
+    packed: Any = times[best]
+    return ProductTimes(own, best, packed, packing[best])
 
 
-def _in_turns(
-    layers: Mapping[str, Sequence[_Product]], weight: torch.Tensor, scale: float
-) -> dict[str, dict[int, float]]:
-    """The least seconds of one layer, for each way and number of tokens."""
-    times: dict[str, dict[int, float]] = {name: {} for name in layers}
+def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The first layers, or of large ones the first rows."""
+    sample: list[torch.Tensor] = []
+    for weight in weights:
+        if sum(each.numel() for each in sample) >= _SAMPLE:
+            break
+        sample.append(weight[: max(_SAMPLE // _PARTS // weight.shape[1], 1)])
+    return sample
+
+
+def _inputs(weights: Sequence[torch.Tensor], num_tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator("cpu").manual_seed(0)
-    for num_tokens in WIDTHS:
-        shape = (num_tokens, weight.shape[1])
-        x = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(weight)
-        for _ in range(_ROUNDS):
-            for name, products in layers.items():
-                taken = scale * _seconds(products, x)
-                times[name][num_tokens] = min(taken, times[name].get(num_tokens, taken))
-    return times
+    options: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    return [torch.randn(num_tokens, each.shape[1], **options).to(each.dtype) for each in weights]
 
 
-def _sample(kind: Kind, weights: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], float]:
-    """Some layers or a part of a large one, and what makes one layer's time of all of theirs."""
-    if kind.num_weights <= _MOST_WEIGHTS:
-        some = weights[: _MOST_WEIGHTS // kind.num_weights]
-        return some, 1 / len(some)
-    num_rows = max(_MOST_WEIGHTS // kind.num_in, 1)
-    return [weights[0][:num_rows]], kind.num_out / num_rows
-
-
-def _seconds(products: Sequence[_Product], x: torch.Tensor) -> float:
+def _seconds(
+    products: Sequence[Callable[[torch.Tensor], object]], inputs: Sequence[torch.Tensor]
+) -> float:
     """The time of all layers in a row."""
     start = perf_counter()
-    for product in products:
+    for product, x in zip(products, inputs, strict=True):
         product(x)
     return perf_counter() - start
-
-
-_OWN = "own"  # stands for the products as torch computes them, beside the ways to pack
-_TIMES = ("own", "packed")
-
-
-def _key(kind: Kind) -> dict[str, Any]:
-    return {
-        "measured": "products",
-        "out": kind.num_out,
-        "in": kind.num_in,
-        "dtype": str(kind.dtype),
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }

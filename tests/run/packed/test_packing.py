@@ -8,7 +8,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,18 +18,15 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.nn.utils import prune
 
-from selfspec.machine.measured import keep_measured
 from selfspec.run.packed import Packing, copies
 from selfspec.run.packed import packing as module
-from selfspec.run.packed.copies import Copy, Origin, Slot, own_linear
-from selfspec.run.packed.packing import WIDTHS, Kind, Trial
+from selfspec.run.packed.copies import Copy, CopyOf, Origin, own_linear
 from tests.fakes import fake_trials, packs_here
 from tests.lossless.same import in_threads
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 
 SIZE = 4 * 16 * 24  # bytes of a layer
-KIND = Kind(24, 16, torch.float32)
 
 
 @pytest.fixture
@@ -52,12 +48,12 @@ def packed(model: nn.Module, *, whatever_memory: bool = False) -> Packing:
 
 
 def held(packing: Packing) -> list[Any]:
-    return [slot.held for slot in packing.slots.values()]
+    return [copy.held for copy in packing.copies.values()]
 
 
 def test_another_thread_may_ask_while_layers_are_looked_at(model, monkeypatch):
     packing, asked = packed(model), []
-    monkeypatch.setattr(module, "Slot", lambda: asked.append(packing.is_packed) or Slot())
+    monkeypatch.setattr(module, "CopyOf", lambda: asked.append(packing.is_packed) or CopyOf())
     model.append(nn.Linear(24, 16).requires_grad_(False))
     packing.renew(model)
     assert set(asked) == {True}
@@ -140,7 +136,7 @@ def test_the_copy_of_a_weight_that_is_no_longer_packed_is_dropped(model, change)
     packing = packed(model)
     change(model[0])
     Packing.of(model)
-    assert packing.slots[model[0]].held is None
+    assert packing.copies[model[0]].held is None
     x = torch.ones(3, 16, dtype=model[0].weight.dtype, device=model[0].weight.device)
     expected = model[0](x)
     with packing.in_use():
@@ -212,23 +208,8 @@ def test_a_quarter_of_the_free_memory_is_enough(available, fits, model, monkeypa
     assert packed(model).reason is None  # It is there already.
 
 
-def test_only_what_pays_is_packed(model, monkeypatch):
-    fake_trials(monkeypatch, pays=False)
-    no_gain = module._trial
-    tried = fake_trials(monkeypatch)
-    gain = module._trial
-    monkeypatch.setattr(
-        module, "_trial", lambda kind, of: (gain if kind.num_in == 16 else no_gain)(kind, of)
-    )
-    packing = packed(model)
-    assert packing.is_packed
-    assert [each is not None for each in held(packing)] == [True, False]
-    packed(model)
-    assert len(tried) == 1  # Once for each kind of layer.
-
-
 def test_it_packs_once_it_would_have_saved_as_much_as_that_takes(model, monkeypatch):
-    """Each step saves half a second of each of the two layers, and packing takes 5 seconds."""
+    """Each forward saves half a second of each weight, and packing it takes two and a half."""
     fake_trials(monkeypatch, saves=0.5, packing=2.5)
     packing = Packing.of(model)
     for _ in range(4):
@@ -243,52 +224,21 @@ def test_it_packs_once_it_would_have_saved_as_much_as_that_takes(model, monkeypa
 def test_a_prompt_counts_before_it_is_read(model, monkeypatch):
     fake_trials(monkeypatch, saves=0.5, packing=2.5)
     packing = Packing.of(model)
-    packing.before_forward(64 * 4)
+    packing.before_forward(8 * 4)
     assert not packing.is_packed
-    packing.before_forward(64)
+    packing.before_forward(8)
     assert packing.is_packed
 
 
-def test_trials_wait_until_they_are_a_small_part_of_the_work(model, monkeypatch):
-    """Two kinds of one layer each, whose trials take as long as 80 tokens through the model.
-
-    Half of the work is enough if as much may still come.
-    """
-    tried = fake_trials(monkeypatch)
-    monkeypatch.setattr(module, "_TRIAL", 40)
+def test_layers_are_timed_once_that_is_a_small_part_of_the_work(model, monkeypatch):
+    timed = fake_trials(monkeypatch)
+    monkeypatch.setattr(module, "_DUE", 10)
     packing = Packing.of(model)
-    packing.before_forward(256)
-    for _ in range(7):
-        packing.before_forward(1, num_left=19)  # It takes as long as eight tokens.
-    assert not tried
+    packing.before_forward(8 * 8)
     packing.before_forward(1)
-    assert len(tried) == 2
-
-
-def test_trials_wait_while_the_machine_is_busy(model, monkeypatch):
-    """They are put off until as much work again is done, and so is the next look."""
-    tried, looks = fake_trials(monkeypatch), iter([True, True, False])
-    monkeypatch.setattr(module, "_TRIAL", 2)
-    monkeypatch.setattr(module, "is_busy", lambda: next(looks))
-    packing = Packing.of(model)
-    for _ in range(3):
-        packing.before_forward(16)
+    assert not timed
     packing.before_forward(1)
-    assert not tried
-    packing.before_forward(8)
-    assert len(tried) == 2
-
-
-def test_trials_are_made_at_last_on_a_machine_that_is_always_busy(model, monkeypatch):
-    tried = fake_trials(monkeypatch)
-    monkeypatch.setattr(module, "_TRIAL", 2)
-    monkeypatch.setattr(module, "is_busy", lambda: True)
-    packing = Packing.of(model)
-    for _ in range(7):
-        packing.before_forward(16)
-    assert not tried
-    packing.before_forward(16)
-    assert len(tried) == 2
+    assert timed == [torch.float32]
 
 
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
@@ -301,6 +251,7 @@ def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch)
     expected = model(x)
     packing = Packing.of(model)
     with monkeypatch.context() as during:
+        during.setattr(module, "_AT_ONCE", 1)
         during.setattr(module, "pack_all", interrupted)
         with pytest.raises(KeyboardInterrupt):
             packing.pack()
@@ -368,79 +319,50 @@ def test_other_threads_may_look_at_the_model_meanwhile(model):
     assert "forward" not in vars(model[0])
 
 
-@pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def clocked(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[torch.Tensor]:
+    """Packed products of one token and of several take these shares of the own ones' second."""
 
-
-def clocked(monkeypatch: pytest.MonkeyPatch, share: dict[int, float]) -> list[torch.Tensor]:
-    """Packed products take these shares of the own ones' second; returns layers to try."""
-
-    def seconds(products: list[Any], x: torch.Tensor) -> float:
-        return 1.0 if products[0].func is own_linear else share[len(x)]
+    def seconds(products: list[Any], inputs: list[torch.Tensor]) -> float:
+        return 1.0 if products[0].func is own_linear else shares[len(inputs[0]) > 1]
 
     monkeypatch.setattr(module, "_seconds", seconds)
     return list(torch.randn(3, 24, 16))
 
 
-def test_a_trial_runs_here_and_draws_nothing():
+def test_timing_runs_here_and_draws_nothing():
     weights, before = list(torch.randn(3, 24, 16)), torch.get_rng_state()
-    found, _ = module._trial(KIND, weights)
-    assert set(found.own) == set(WIDTHS)
+    found = module.product_times(weights)
+    assert min(found.own) > 0
     assert found.way in ("same", None)
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("busy", [False, True])
-def test_what_a_trial_found_is_kept_unless_the_machine_is_busy(busy, own_folder, monkeypatch):
-    monkeypatch.setattr(module, "_LEAST_WEIGHTS", 0)
-    monkeypatch.setattr(module, "is_busy", lambda: busy)
-    found = packed(nn.Linear(16, 24).requires_grad_(False)).trials
-    assert list(found) == [KIND]
-    assert module._known_trial(KIND) == (None if busy else found[KIND])
-
-
 @pytest.mark.parametrize(
-    ("shares", "way", "least", "most", "in_place"),
+    ("shares", "way", "least"),
     [
-        ((0.5, 0.5, 0.5, 0.5), "same", 1, None, True),
-        ((0.95, 0.95, 0.95, 0.5), None, 0, None, False),
-        ((1.5, 0.9, 0.3, 0.3), "same", 2, None, False),  # a single token is faster as it is
-        ((0.8, 0.8, 0.8, 1.2), "same", 1, 16, True),  # and so is a prompt
+        ((0.5, 0.5), "same", 1),
+        ((0.95, 0.95), None, 1),
+        ((1.5, 0.3), "same", 2),  # A single token is faster as it is.
+        ((1.05, 0.7), "same", 1),
     ],
 )
-def test_copies_are_used_for_as_many_tokens_as_they_are_faster_for(
-    shares, way, least, most, in_place, own_folder, monkeypatch
-):
-    weights = clocked(monkeypatch, dict(zip(WIDTHS, shares, strict=True)))
-    found, _ = module._trial(KIND, weights)
+def test_copies_are_used_where_they_are_faster(shares, way, least, monkeypatch):
+    weights = clocked(monkeypatch, *shares)
+    found = module.product_times(weights)
     assert found.way == way
     if way is None:
         return
-    assert (found.least_tokens, found.most_tokens) == (least, most)
-    assert found.suits_in_place == in_place
-    assert found.saved(1) == pytest.approx(max(1 - shares[0], 0) / 3)
-    slot, weight = Slot(), weights[0]
-    slot.held = copies.Held(Origin.of(weight), "copy", least, most)  # type: ignore[arg-type]
-    used = [slot.copy_for(weight, n) is not None for n in (1, 4, 16, 64)]
-    assert used == [n >= least and (most is None or n <= most) for n in (1, 4, 16, 64)]
+    assert found.least_tokens == least
+    number = 3 * 24 * 16
+    assert found.saved * number == pytest.approx(sum(max(1 - each, 0) for each in shares) / 2)
+    copy, weight = CopyOf(), weights[0]
+    copy.held = copies.Held(Origin.of(weight), "copy", least)  # type: ignore[arg-type]
+    assert [copy.copy_for(weight, n) is not None for n in (1, 2, 64)] == [least == 1, True, True]
 
 
-def test_a_large_layer_is_tried_in_part(own_folder, monkeypatch):
-    weights = clocked(monkeypatch, dict.fromkeys(WIDTHS, 0.5))
-    monkeypatch.setattr(module, "_MOST_WEIGHTS", 16 * 8)
-    found, _ = module._trial(KIND, weights)
-    assert found.own[1] == 3.0  # A third of it took a second.
-
-
-@pytest.mark.parametrize(
-    "damage", [{"own": 3}, {"own": {"1": 1.0}}, {"way": "other"}, {"packed": {}}]
-)
-def test_what_is_damaged_on_disk_counts_as_missing(damage, own_folder):
-    times = dict.fromkeys(WIDTHS, 1.0)
-    kept = {str(width): seconds for width, seconds in times.items()}
-    sound = {"own": kept, "way": "same", "packed": kept, "packing": 1.0}
-    keep_measured([(module._key(KIND), sound)])
-    assert module._known_trial(KIND) == Trial(times, "same", times, 1.0)
-    keep_measured([(module._key(KIND), sound | damage)])
-    assert module._known_trial(KIND) is None
+def test_parts_of_large_layers_are_timed(monkeypatch):
+    weights = clocked(monkeypatch, 0.5, 0.5)
+    monkeypatch.setattr(module, "_SAMPLE", 16 * 8)
+    monkeypatch.setattr(module, "_PARTS", 2)
+    assert [part.shape for part in module._sample(weights)] == [(4, 16), (4, 16)]
+    assert module.product_times(weights).own == (1 / 128, 1 / 128)
