@@ -42,7 +42,6 @@ from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
 _NOT_SAID: Any = object()  # The default of an argument that transformers hands to no loop.
-_STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
 class SelfSpec:
@@ -267,16 +266,13 @@ class SelfSpec:
             self.stats = call.stats
             self.total_stats = self.total_stats + call.stats
 
-    def finish(self, call: Call, *, drafted: bool, is_last: bool = True) -> None:
-        """Takes in a call that has ended, warns of what was not done as asked, and saves.
-
-        What steps cost is written down unless others that take the same steps go on.
-        """
+    def finish(self, call: Call, *, drafted: bool) -> None:
+        """Takes in a call that has ended, warns of what was not done as asked, and saves."""
         self.count(call)
         self.warn(call.model, call.stats)
         if call.streamer is not None:  # Its reader finds the statistics of this call.
             call.streamer.end()
-        if drafted and is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
+        if drafted:
             self.models.costs.keep()
         if self._remembered is not None:
             self._remembered.save_if_due()
