@@ -357,6 +357,7 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
     own = plain_inputs(model, input_ids, arguments, length)
     # A model that drops positions would count columns.
     inputs = arguments | {name: value for name, value in own.items() if value is not None}
+    inputs.pop("logits_to_keep", None)
     outcomes = depth.outcome(lambda: model(**inputs).logits)
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
@@ -407,6 +408,7 @@ def _run(
     input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
     arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
     inputs = plain_inputs(model, input_ids, arguments, len(ids))
+    inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
     return depth.outcome(lambda: model(**inputs).logits)
 
 
