@@ -12,16 +12,18 @@ made as stock makes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from selfspec.records import NoiseOf
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 __all__ = ["Noise", "next_noise", "pick_from"]
+
+NoiseOf = Callable[[int], float]  # The noise of each token.
 
 _AS_THEY_ARE = Warpers()
 # Rounding, stock's and ours, moves what is compared by some 1e-6 at most.

@@ -424,8 +424,10 @@ def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _inputs(weights: Sequence[torch.Tensor], num_tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator("cpu").manual_seed(0)
-    options: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    return [torch.randn(num_tokens, each.shape[1], **options).to(each.dtype) for each in weights]
+    return [
+        torch.randn(num_tokens, each.shape[1], generator=generator, device="cpu").to(each)
+        for each in weights
+    ]
 
 
 def _seconds(
