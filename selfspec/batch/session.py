@@ -264,7 +264,7 @@ class Session:
                 self._spec.count(call)
                 continue
             engine.note(call)
-            self._spec.finish(call, drafted=True, is_last=not engine.rows)
+            self._spec.finish(call, drafted=True)
             answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
         return answers
 

@@ -31,10 +31,9 @@ _PRIOR_STEPS = 0.1
 # Once a width has seen this many steps, a time farther off than by this factor counts as this far.
 _KNOWN = 8
 _FAR = math.log(1.25)
-# What two queries took once, beyond what is expected, halves in 16 plain steps in a row. It takes
-# longer in proportion to the width, since to try that again costs more, and to the square of how
-# often it was seen.
-_FORGET = 0.5 ** (1 / 16)
+# If n steps of a width were seen, what they took beyond what is expected halves in this many times
+# width / 2 · n² plain steps in a row: what is dear to try again is believed for longer.
+_HALVING = 16
 # The machine is in a slow or a fast moment if the median of the last plain steps is off by _FAR.
 _NEAR_PLAIN = 3
 # Plain steps tell of the machine for this many steps.
@@ -187,14 +186,14 @@ class CostCurve:
         points = {width: min(self.seconds(width), most) for width, most in dearest.items()}
         return CostCurve(points, is_timed=False)
 
-    def _step_of(self, place: int, news: float) -> float:
-        """How far a place moves for a time whose log is `news` away from it."""
+    def _step_of(self, place: int, change: float) -> float:
+        """How far a place moves for a time whose log is `change` away from it."""
         count = self._counts[place] = self._counts[place] + 1
         if count > _KNOWN:
-            news = min(max(news, -_FAR), _FAR)
+            change = min(max(change, -_FAR), _FAR)
         # The very first plain step is often slow: the second one is taken for the truth.
         is_scale = place == 0 and count <= 2
-        return news * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
+        return change * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
 
     def _see_plain(self, seconds: float) -> None:
         """Takes in what the machine does now; what wide steps took is forgotten, if unlucky."""
@@ -206,8 +205,8 @@ class CostCurve:
             above = self._timed[place] / (self._plain * self._expected[place])
             if place and count and above > 1:
                 seen = min(count, _KNOWN)
-                halving = _FORGET ** (2 / (int(_ALL[place]) * seen**2))
-                self._timed[place] *= above ** (halving - 1)
+                kept = 0.5 ** (2 / (_HALVING * int(_ALL[place]) * seen**2))
+                self._timed[place] *= above ** (kept - 1)
 
     def _fitted(self) -> list[float]:
         """The seconds by place: what was timed, and behind it the expected shape, as it turned out.

@@ -42,7 +42,6 @@ from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
 _NOT_SAID: Any = object()  # The default of an argument that transformers hands to no loop.
-_STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
 class SelfSpec:
@@ -264,12 +263,9 @@ class SelfSpec:
             self.stats = call.stats
             self.total_stats = self.total_stats + call.stats
 
-    def finish(self, call: Call, *, drafted: bool, is_last: bool = True) -> None:
-        """Takes in a call that has ended, says what it did not do as asked, saves what is due.
-
-        What steps cost is written down unless others that take the same steps go on.
-        """
-        if drafted and is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
+    def finish(self, call: Call, *, drafted: bool) -> None:
+        """Takes in a call that has ended, says what it did not do as asked, saves what is due."""
+        if drafted:
             self.models.costs.keep()
         self.count(call)
         self.warn(call.model, call.stats)
