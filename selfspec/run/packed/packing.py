@@ -47,7 +47,8 @@ _log = logging.getLogger("selfspec")
 
 _PLAIN, _WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
 _PAYS = 0.9  # Pack only if that cuts their time by at least 10 %.
-_AS_FAST = 1.1  # Use copies for a single token unless it takes longer than this.
+_EQUAL = 1.02  # Copies are used for a single token only if it takes at most 2 % longer.
+_NEARLY = 1.25  # In place, it may take this much longer than with the weight as it was.
 _SAMPLE = 1 << 23  # So many weights are timed: they leave the CPU's cache between two products.
 _PARTS = 8  # They are parts of this many layers, or of more.
 _ROUNDS = 3
@@ -73,7 +74,12 @@ class ProductTimes(NamedTuple):
     @property
     def least_tokens(self) -> int:
         """From how many tokens on copies are used: not for one if that is slower."""
-        return 1 if self.packed[0] <= _AS_FAST * self.own[0] else 2
+        return 1 if self.packed[0] <= _EQUAL * self.own[0] else 2
+
+    @property
+    def suits_in_place(self) -> bool:
+        """Does a single token take about as long packed? Stock's own steps compute from it too."""
+        return self.packed[0] <= _NEARLY * self.own[0]
 
     @property
     def saved(self) -> float:
@@ -266,8 +272,7 @@ class Packing:
         return self._how is not None and bool(self._how.layers)
 
     def _goes_in_place(self, module: nn.Linear) -> bool:
-        """Stock's own steps compute from it too, so a single token must not be slower."""
-        return module in self._alone and self._times[module.weight.dtype].least_tokens == 1
+        return module in self._alone and self._times[module.weight.dtype].suits_in_place
 
     @torch.no_grad()
     def _pack_all(self, *, whatever_memory: bool) -> None:
