@@ -89,7 +89,7 @@ def packages_of(code: Any) -> set[str]:
 
 
 def name_of(code: Any) -> str:
-    """What a hook or a forward is called, by whoever wrote it: the innermost of what is wrapped."""
+    """The name that the author gave to a hook or a forward: that of the innermost wrapped one."""
     *_, part = _parts(code)
     name = str(getattr(part, "__qualname__", None) or type(part).__qualname__)
     return name.rpartition("<locals>.")[2]

@@ -72,9 +72,9 @@ class CostCurve:
         self._plain = heights[0]
         relative = [height / self._plain for height in heights]
         slope = max(_slope(widths, relative, 0), _slope(widths, relative, -2))
-        behind = slope * np.maximum(_ALL - widths[-1], 0)
+        wider = slope * np.maximum(_ALL - widths[-1], 0)
         # By place: what was expected, in plain steps, and the seconds that were timed.
-        self._expected = np.interp(_ALL, widths, relative) + behind
+        self._expected = np.interp(_ALL, widths, relative) + wider
         self._timed: list[float] = (self._plain * self._expected).tolist()
         self._counts = [0] * len(_ALL)  # How many steps each was learned from.
         self._named = {*map(_place, widths)}  # Those that were asked for or timed.
@@ -102,7 +102,7 @@ class CostCurve:
 
     @property
     def slowness(self) -> float:
-        """How many times longer than usual plain steps take just now; 1.0 if that can't be said."""
+        """How many times longer than usual plain steps take just now; 1.0 if that is not known."""
         if len(self._last_plain) < _NEAR_PLAIN or self._since_plain > _STALE:
             return 1.0
         slowness = median(self._last_plain) / self._plain
@@ -177,7 +177,7 @@ class CostCurve:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
     def as_expectation(self) -> CostCurve:
-        """What to expect at another time or behind another text: the shape of this curve.
+        """What to expect at another time or after another text: the shape of this curve.
 
         The machine may have been busy: no query is expected to cost so much that none is tried.
         """
@@ -209,7 +209,7 @@ class CostCurve:
                 self._timed[place] *= above ** (kept - 1)
 
     def _fitted(self) -> list[float]:
-        """The seconds by place: what was timed, and behind it the expected shape, as it turned out.
+        """The seconds by place: what was timed, and after it the expected shape, as it turned out.
 
         That is steeper or flatter than expected by as much as the last timed width was.
         """
@@ -224,14 +224,14 @@ class CostCurve:
             seen, guess = heights[-1] - 1, expected[0] - 1
             steeper = (seen + _FLAT * queries) / (guess + _FLAT * queries)
             least = seen / queries / 2  # It does not level off at once.
-        behind = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
-        costs[last + 1 :] = heights[-1] + np.cumsum(behind)
+        rises = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
+        costs[last + 1 :] = heights[-1] + np.cumsum(rises)
         seconds: list[float] = (self._plain * np.maximum.accumulate(costs)).tolist()
         return seconds
 
 
 def _place(width: int) -> int:
-    """Where the time of a width stands."""
+    """The index of the time of a width."""
     return _PLACES[min(width, len(_PLACES) - 1)]
 
 

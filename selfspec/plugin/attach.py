@@ -45,7 +45,7 @@ class DefaultAssistant:
 def attach(model: M, assistant: SelfSpec | None = None) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
-    Beside it, `prediction=` takes what the answer will probably look like: token ids, or text with
+    With it, `prediction=` takes what the answer will probably look like: token ids, or text with
     `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()` untouched.
 
     An `assistant` that is given here is the default one: it drafts in each call that names none, so
@@ -155,7 +155,7 @@ def _refuse_undrafted(kwargs: dict[str, Any]) -> None:
     """Refuses what is for drafts alone."""
     if kwargs.get("custom_generate") is None and kwargs.get("prediction") is not None:
         raise UnsupportedError(
-            "prediction= needs assistant= beside it, since it is what drafts are made from (got "
+            "prediction= needs assistant= too, since it is what drafts are made from (got "
             "none); pass assistant=SelfSpec(), or leave prediction= out"
         )
 

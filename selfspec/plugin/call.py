@@ -38,7 +38,7 @@ class _Unended:
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
-    """Stock's output with the statistics of the call beside it, as the attribute `stats`."""
+    """Stock's output, with the statistics of the call as the attribute `stats`."""
 
     stats: GenerationStats
 

@@ -92,7 +92,7 @@ class InPlace:
     """How packed weights take the place of a model's own, for models that we have loaded.
 
     With `kept`, they are never given back. With `copies`, layers that can't be packed in place get
-    copies beside their weight, as in any other model. It `is_over` once weights were given back.
+    copies next to their weight, as in any other model. It `is_over` once weights were given back.
     """
 
     kept: bool
@@ -195,7 +195,7 @@ class Packing:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the copies take beside the weights."""
+        """How many bytes the copies take, the weights not counted."""
         held = [(module, copy.held) for module, copy in list(self.copies.items())]
         return sum(module.weight.nbytes for module, each in held if each and each.copy)
 
@@ -256,13 +256,13 @@ class Packing:
         for dtype, modules in self._layers.items():
             if dtype not in self._times or self._times[dtype].way is None:
                 continue
-            beside = self._how is None or self._how.copies
+            copies = self._how is None or self._how.copies
             without = [
                 module
                 for module in modules
                 if not is_packed_in_place(module)
                 and self._in_use[module].held is None
-                and (beside or self._goes_in_place(module))
+                and (copies or self._goes_in_place(module))
             ]
             if without:
                 missing[dtype] = without
