@@ -66,7 +66,7 @@ def test_the_embedded_model_on_a_bench_that_needs_no_file(tmp_path, capsys):
     assert written == ["report.html", "report.md", ROWS, "summary.json"]
 
 
-def test_stocks_answer_is_fed_back_to_all_and_methods_take_turns(asked, out, capsys):
+def test_stocks_answer_is_fed_back_to_all_and_methods_take_turns(asked, out, capsys, measuring):
     assert asked("--limit", "3", "--methods", "selfspec,stock,prompt-lookup") == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert len(last) < 500
