@@ -42,7 +42,7 @@ _LONGEST = 1024  # No prompt of a trial is longer than this.
 _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
 _MIXES = (
     "which compute a token otherwise if another token of the forward is large; "
-    "llm_int8_threshold=0, 4 bits or no quantisation let drafts be tried"
+    "4 bits or no quantisation let drafts be tried"
 )
 
 
