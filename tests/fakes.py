@@ -16,7 +16,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -42,7 +41,7 @@ def new_model(
     config = AutoConfig.for_model(kind.model_type, **(NO_SPECIAL | kind.config | changes))
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(
+        model = kind.auto_class.from_config(
             config, attn_implementation=attention or kind.attentions[0]
         )
     return model.to(dtype).eval()  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 VOCAB = 97
 PAD = 0
@@ -121,6 +121,31 @@ _ZAMBA = {
     "use_mamba_kernels": False,
 }
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+_COMPRESSED = {
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "hc_mult": 2,
+    "head_dim": 16,
+    "index_head_dim": 8,
+    "index_n_heads": 2,
+    "index_topk": 4,
+    "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["moe", "moe"],
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 1,
+    "o_groups": 2,
+    "o_lora_rank": 8,
+    "q_lora_rank": 16,
+    "sliding_window": 128,
+}
+_LOOPED = {name: value for name, value in _DENSE.items() if name != "initializer_range"} | {
+    "layer_types": ["sliding_attention", "full_attention"] * 4,
+    "n_input_layers": 2,
+    "n_output_layers": 2,
+    "num_hidden_layers": 8,
+    "sliding_window": 6,
+}
 
 
 class Architecture(NamedTuple):
@@ -129,6 +154,7 @@ class Architecture(NamedTuple):
     model_type: str
     config: dict[str, Any]
     attentions: tuple[str, ...] = ("sdpa", "eager")
+    auto_class: Any = AutoModelForCausalLM
 
 
 _EAGER = ("eager",)
@@ -216,7 +242,6 @@ _ALL_HYBRID = {
         | {"num_experts_per_tok": 1, "router_hidden_size": 16},
     ),
 }
-HYBRID = {name: kind for name, kind in _ALL_HYBRID.items() if kind.model_type in CONFIG_MAPPING}
 RECURRENT = {
     "mamba2": Architecture(
         "mamba2",
@@ -225,10 +250,14 @@ RECURRENT = {
     )
 }
 
-# ALiBi, windows of the model's own making, and running states that are out of reach, or of which a
-# forward over several tokens makes something else than steps of one token do.
-NOT_BRANCHING = {
+# ALiBi, windows of the model's own making, layers that run several times, compressed keys, and
+# running states that are out of reach, or of which a forward over several tokens makes something
+# else than steps of one token do.
+_ALL_NOT_BRANCHING = {
     "falcon-alibi": Architecture("falcon", _WITHOUT_HEAD_DIM | {"alibi": True}),
+    "deepseek-v4": Architecture("deepseek_v4", _DENSE | _COMPRESSED, _EAGER),
+    "dory": Architecture("dory", _LOOPED),
+    "dory-last-loop": Architecture("dory", _LOOPED | {"recurrent_kv_cache_mode": "last_loop"}),
     "bloom": Architecture("bloom", _WIDE | {"hidden_size": 32, "n_layer": 2, "n_head": 4}, _EAGER),
     "mpt": Architecture(
         "mpt", _WIDE | {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 512}, _EAGER
@@ -270,4 +299,83 @@ NOT_BRANCHING = {
     "zamba2": Architecture("zamba2", _WITHOUT_HEAD_DIM | _ZAMBA | {"chunk_size": 8}),
 }
 
-ARCHITECTURES = BRANCHING | HYBRID | RECURRENT | NOT_BRANCHING
+# Models that also read images or sound, by what their plain steps make of positions.
+_TEXT = _DENSE | NO_SPECIAL
+_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+_ALL_MULTIMODAL = {
+    "exaone4-5": Architecture(  # Drops them.
+        "exaone4_5",
+        {
+            "text_config": _TEXT
+            | {"layer_types": _MIXED[:2], "model_type": "exaone4", "sliding_window": 6},
+            "vision_config": _EYES | {"num_key_value_heads": 2, "out_hidden_size": 32},
+            "image_token_id": VOCAB,
+            "video_token_id": VOCAB,
+        },
+        auto_class=AutoModelForImageTextToText,
+    ),
+    "hyperclovax-vision": Architecture(  # Drops them.
+        "hyperclovax_vision_v2",
+        {
+            "text_config": _TEXT | {"model_type": "hyperclovax"},
+            "vision_config": _EYES | {"out_hidden_size": 32},
+        },
+        auto_class=AutoModelForImageTextToText,
+    ),
+    "paligemma": Architecture(  # Adds 1.
+        "paligemma",
+        {
+            "text_config": _TEXT | {"model_type": "gemma"},
+            "vision_config": {
+                "hidden_size": 16,
+                "image_size": 8,
+                "intermediate_size": 16,
+                "model_type": "siglip_vision_model",
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "patch_size": 4,
+            },
+            "hidden_size": 32,
+            "image_token_index": VOCAB - 1,
+            "projection_dim": 32,
+            "tie_word_embeddings": False,
+        },
+        auto_class=AutoModelForImageTextToText,
+    ),
+    "qwen3-omni-thinker": Architecture(  # Has four rows of them, as floats.
+        "qwen3_omni_moe_thinker",
+        {
+            "audio_config": {
+                "d_model": 16,
+                "downsample_hidden_size": 8,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 16,
+                "encoder_layers": 1,
+                "num_mel_bins": 8,
+                "output_dim": 32,
+            },
+            "text_config": _TEXT
+            | _EXPERTS
+            | {
+                "rope_parameters": {
+                    "mrope_section": [2, 1, 1],
+                    "rope_theta": 10_000.0,
+                    "rope_type": "default",
+                }
+            },
+            "vision_config": _EYES | {"deepstack_visual_indexes": [], "out_hidden_size": 32},
+            "initializer_range": 0.3,
+            "vision_start_token_id": VOCAB,
+        },
+        auto_class=AutoModelForImageTextToText,
+    ),
+}
+
+
+def _known(architectures: dict[str, Architecture]) -> dict[str, Architecture]:
+    return {n: kind for n, kind in architectures.items() if kind.model_type in CONFIG_MAPPING}
+
+
+HYBRID, NOT_BRANCHING = _known(_ALL_HYBRID), _known(_ALL_NOT_BRANCHING)
+MULTIMODAL = _known(_ALL_MULTIMODAL)
+ARCHITECTURES = BRANCHING | HYBRID | RECURRENT | NOT_BRANCHING | MULTIMODAL

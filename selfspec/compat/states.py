@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from transformers import cache_utils
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -18,10 +19,10 @@ from transformers.cache_utils import (
 
 __all__ = [
     "bounds_time_steps",
-    "can_go_back",
     "columns_of",
     "crop_to",
     "keeps_only_states",
+    "no_way_back",
     "record_past",
     "states_of",
     "stop_recording_past",
@@ -41,16 +42,21 @@ def bounds_time_steps(model: Any) -> bool:
     return any(limit is not None and tuple(limit) != (0.0, inf) for limit in limits)
 
 
-def can_go_back(kv: Any) -> bool:
-    """Can each layer be cropped, or else restored from copies of its states?
+def no_way_back(kv: Any) -> str | None:
+    """Why wrong drafts can't be taken back from a KV cache; None if they can.
 
-    Some models keep their states in their own modules, and none in the layers: these can't.
+    Each layer can be cropped, or else be put back by the states that it holds. Some models keep
+    states in their own modules, and nothing in the layers for them. A model's own kind of layer may
+    hold more than what an inherited `crop` knows of, while it inherits `is_croppable` too.
     """
-    return all(
-        layer.is_croppable
-        or (_has_states(layer) and any(layer.is_recurrent_states_initialized.values()))
-        for layer in kv.layers
-    )
+    for layer in kv.layers:
+        kind = type(layer)
+        if kind.__module__ != cache_utils.__name__ and "crop" not in vars(kind):
+            return f"its KV layers are of type {kind.__name__}, which has no crop() of its own"
+        has_states = _has_states(layer) and any(layer.is_recurrent_states_initialized.values())
+        if not layer.is_croppable and not has_states:
+            return "its KV cache can't be cropped"
+    return None
 
 
 def keeps_only_states(kv: Any) -> bool:

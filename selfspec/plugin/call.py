@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from selfspec.compat.generation import decode_plainly, with_kv
+from selfspec.compat.generation import decode_plainly, update_arguments, with_kv
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
@@ -19,7 +19,7 @@ from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
 from selfspec.run.probe import Ability
-from selfspec.run.prompt import Prefilled, PromptReader
+from selfspec.run.prompt import Prefilled, PromptReader, next_positions
 from selfspec.run.run import Run
 from selfspec.run.small_model import DraftModel
 from selfspec.stats import GenerationStats
@@ -81,8 +81,13 @@ class Call:
 
     @cached_property
     def ability(self) -> Ability:
-        """What the model can verify, tried on first use."""
-        return self.run.ability()
+        """What the model can verify in this call, tried on first use."""
+        ability = self.run.ability()
+        if ability.mode != "tree":
+            return ability
+        arguments = update_arguments(self.model, dict(self.model_kwargs))
+        positions = next_positions(self.model, self.input_ids, arguments)
+        return Ability.of_chains(positions) if isinstance(positions, str) else ability
 
     @cached_property
     def reader(self) -> PromptReader:

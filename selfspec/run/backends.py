@@ -180,7 +180,7 @@ class TreeBackend:
         visible = None if prompt.visible is None else prompt.visible.to(self._device)
         sizes: Any = {"need": num_columns + reach + width, "room": room, "widest": width}
         try:
-            self.add(prompt.cache, prompt.next_positions, visible, **sizes)
+            self.add(prompt.cache, prompt.next_positions(self._model), visible, **sizes)
         except torch.OutOfMemoryError:
             if self._runner is None:
                 raise
@@ -205,7 +205,8 @@ class TreeBackend:
         """Takes in the KV of a prompt; `TreeKV.add` says what the numbers are."""
         positions = next_positions[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
-        starts = [0] * num_rows if visible is None else visible.int().argmax(-1).tolist()
+        # As transformers counts it: a row that is all padding begins after the prompt.
+        starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
         if self._runner is not None:
             self._runner.show(visible, num_rows, int(cache.get_seq_length()))
             widest = stepped(widest)

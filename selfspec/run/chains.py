@@ -21,6 +21,7 @@ from selfspec.records import DraftTree
 from selfspec.run.backends import eager
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.model import takes
+from selfspec.run.other_inputs import plain_inputs
 from selfspec.run.prompt import Prefilled
 
 __all__ = ["ChainBackend", "KeptStates"]
@@ -143,10 +144,7 @@ class ChainBackend:
         # The arguments are those of a step that reads the first root.
         num_more = self._ids.shape[1] - self._num_given - 1
         arguments = update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_more)
-        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
-            self._ids, next_sequence_length=num_tokens, **arguments
-        )
-        return inputs
+        return plain_inputs(self._model, self._ids, arguments, num_tokens)
 
 
 class KeptStates:

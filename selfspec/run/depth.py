@@ -17,7 +17,7 @@ from torch import nn
 
 from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.run.foreign import foreign_code
-from selfspec.run.model import AttentionTypes
+from selfspec.run.model import AttentionTypes, device_of
 
 __all__ = ["Depth"]
 
@@ -47,7 +47,8 @@ class Depth:
         """The first layers of this model that include each kind; all if the kinds are unknown.
 
         All layers are run if the model is compiled or foreign code runs in it, since that code may
-        expect whole forwards.
+        expect whole forwards, and if the model runs layers several times. To find out takes a
+        plain step.
         """
         config = model.config.get_text_config(decoder=True)
         total = int(getattr(config, "num_hidden_layers", 0))
@@ -57,7 +58,9 @@ class Depth:
             return cls.whole()
         kinds = _kinds(config, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
-        return cls(layers[needed - 1], needed) if needed < total else cls.whole()
+        if needed == total or not _run_once(model, layers):
+            return cls.whole()
+        return cls(layers[needed - 1], needed)
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The result of a forward (B, Q, D): the logits, or the output of `last_layer`."""
@@ -83,6 +86,23 @@ def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
     """The model's list of `number` modules; None if there are several such lists, or none."""
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
     return lists[0] if len(lists) == 1 else None
+
+
+def _run_once(model: Any, layers: nn.ModuleList) -> bool:
+    """Does a forward run each of these layers once, one after the other?"""
+    owner, ran = threading.get_ident(), []
+
+    def note(layer: nn.Module, *_: Any) -> None:
+        if threading.get_ident() == owner:
+            ran.append(layer)
+
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ran == list(layers)
 
 
 def _wants_whole_forwards(model: nn.Module) -> bool:

@@ -55,6 +55,11 @@ class Ability(NamedTuple):
     reason: str | None
     attention: AttentionTypes | None
 
+    @classmethod
+    def of_chains(cls, reason: str) -> Ability:
+        """Chains, and why there are no trees."""
+        return cls("chain", f"{reason}; drafting chains instead of trees", None)
+
 
 class BrokenTrial(Exception):
     """A trial failed in our own code, or in what it calls; this says nothing of the model."""
@@ -116,7 +121,7 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
         types, reason, chain_reason = None, steps, steps
         if steps is None:
             types, reason = _try_tree(model, ids, over)
-            chain_reason = None if reason is None else _try_chain(model, ids)
+            chain_reason = None if reason is None else _attempt(_chain_reason, model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
@@ -131,7 +136,7 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
     if reason is None:
         return Ability("tree", None, types)
     if chain_reason is None:
-        return Ability("chain", f"{reason}; drafting chains instead of trees", None)
+        return Ability.of_chains(str(reason))
     return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
 
 
@@ -185,16 +190,19 @@ def _try_tree(
     types = attention_for_trees(model)
     if isinstance(types, str):
         return None, types
+    return types, _attempt(_tree_reason, model, ids, over, types)
+
+
+def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
     depth = Depth.of(model)
     for each in (ids, over) if over != ids else (ids,):
-        if reason := _attempt(check_tree, model, each, types, depth, TreeBackend):
-            return types, reason
-    return types, _attempt(check_logits, model, ids)
+        if reason := check_tree(model, each, types, depth, TreeBackend):
+            return reason
+    return check_logits(model, ids)
 
 
-def _try_chain(model: Any, ids: list[int]) -> str | None:
-    depth = Depth.of(model)
-    return _attempt(check_chain, model, ids, depth) or _attempt(check_logits, model, ids)
+def _chain_reason(model: Any, ids: list[int]) -> str | None:
+    return check_chain(model, ids, Depth.of(model)) or check_logits(model, ids)
 
 
 def _devices(model: Any) -> list[torch.device]:

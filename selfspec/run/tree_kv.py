@@ -68,11 +68,15 @@ def foreign_layer(cache: Cache) -> str | None:
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
+    if len({layer.get_seq_length() for layer in cache.layers} - {0}) > 1:
+        return "its KV layers hold different numbers of columns, as where some hold images"
     return None
 
 
-def can_hold_trees(cache: Cache) -> str | None:
-    """Why drafting can't take over a cache that a prompt has filled; None if it can."""
+def can_hold_trees(cache: Cache, num_layers: int) -> str | None:
+    """Why drafting can't take over a cache that some layers have filled; None if it can."""
+    if len(cache.layers) != num_layers:
+        return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
     if not all(layer.is_initialized for layer in cache.layers):
         return "a KV layer holds nothing, as where layers share their keys"
     return foreign_layer(cache)

@@ -14,13 +14,14 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
-from selfspec.compat.states import bounds_time_steps, can_go_back, states_of
+from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.records import DraftTree
 from selfspec.run.backends import Backend
 from selfspec.run.chains import ChainBackend
 from selfspec.run.depth import Depth
 from selfspec.run.model import AttentionTypes, device_of, takes
-from selfspec.run.prompt import Prefilled
+from selfspec.run.other_inputs import plain_inputs
+from selfspec.run.prompt import Prefilled, next_positions
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]
@@ -95,14 +96,18 @@ def check_tree(
     prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
     end = len(prompt)
     cache = _prefilled(model, prompt, depth)
-    if reason := can_hold_trees(cache):
+    types = depth.types(types)
+    if reason := can_hold_trees(cache, len(types.by_layer)):
         return reason
     compared = [end, end + 1, end + 2, end + 3, end + 3]
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
-    position = torch.full((1, 1), end, device=device_of(model))
-    backend = new_backend(model, depth.types(types))
+    arguments = _arguments(model, cache, range(len(prompt) + 1))
+    position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
+    if isinstance(position, str):
+        return position
+    backend = new_backend(model, types)
     backend.add(cache, position, room=16, widest=8)
     path = [0, 2, 3]
 
@@ -157,13 +162,11 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
         return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
     cache = _prefilled(model, prompt, depth)
-    if not can_go_back(cache):
-        return "its KV cache can't be cropped"
-    kwargs = {KV: cache, "use_cache": True}
-    if takes(model, "position_ids"):
-        kwargs["position_ids"] = torch.arange(len(prompt) + 1, device=device_of(model))[None]
+    if reason := no_way_back(cache):
+        return reason
+    arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
-    backend.admit(Prefilled(input_ids, kwargs, torch.empty(0, device=input_ids.device)))
+    backend.admit(Prefilled(input_ids, arguments, torch.empty(0, device=input_ids.device)))
     outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):
@@ -314,12 +317,15 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
     rows = [(*text.ids, *[text.ids[-1]] * (length - len(text.ids))) for text in texts]
     input_ids = torch.tensor(rows, device=device_of(model))
     # A mask of ones keeps transformers from taking odd positions for several texts in one row.
-    inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    arguments = {"attention_mask": torch.ones_like(input_ids), "use_cache": False}
     if takes(model, "position_ids"):
-        inputs["position_ids"] = torch.tensor(
+        arguments["position_ids"] = torch.tensor(
             [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
         )
-    outcomes = depth.outcome(lambda: model(**inputs, use_cache=False).logits)
+    own = plain_inputs(model, input_ids, arguments, length)
+    # A model that drops positions would count columns.
+    inputs = arguments | {name: value for name, value in own.items() if value is not None}
+    outcomes = depth.outcome(lambda: model(**inputs).logits)
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
 
@@ -367,11 +373,20 @@ def _run(
 ) -> torch.Tensor:
     """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
     input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
-    inputs = {"input_ids": input_ids, KV: cache, "use_cache": True}
-    if takes(model, "position_ids"):  # Some models would begin at 0.
-        positions = torch.arange(start, start + len(ids), device=device_of(model))
-        inputs["position_ids"] = positions[None].expand(num_rows, -1)
+    arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
+    inputs = plain_inputs(model, input_ids, arguments, len(ids))
     return depth.outcome(lambda: model(**inputs).logits)
+
+
+def _arguments(
+    model: Any, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
+) -> dict[str, Any]:
+    """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
+    arguments: dict[str, Any] = {KV: cache, "use_cache": True}
+    if takes(model, "position_ids"):
+        row = torch.tensor([positions], device=device_of(model))
+        arguments["position_ids"] = row.expand(num_rows, -1)
+    return arguments
 
 
 def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:

@@ -147,6 +147,24 @@ def test_without_stocks_loop_plain_decoding_is_refused():
         generation.decode_plainly(nn.Linear(1, 1), torch.zeros(1, 1))
 
 
+def test_a_prompt_is_read_as_generate_reads_it():
+    def look(model, input_ids, kwargs):
+        config = kwargs.pop("generation_config")
+        found = generation.read_prompt(model, input_ids, config, dict(kwargs))
+        return found.logits[:, -1], generation.kv_of(found).get_seq_length()
+
+    model = new_model()
+    logits, length = inside_a_call(model, look)
+    assert length == prompt()["input_ids"].shape[1]
+    with torch.no_grad():
+        assert torch.equal(logits, model(**prompt(), logits_to_keep=1).logits[:, -1])
+
+
+def test_without_stocks_way_no_prompt_can_be_read():
+    with pytest.raises(selfspec.UnsupportedError, match="_prefill"):
+        generation.read_prompt(nn.Linear(1, 1), torch.zeros(1, 1), None, {})
+
+
 def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
     model = new_model()
     assert generation.runs_in_step(model, True)
@@ -238,7 +256,7 @@ def test_states_are_found_in_the_layers(name):
     kinds = {"lfm2": 1, "llama": 0}.get(name, 2)
     model(**prompt(), **generation.with_kv(cache))
     assert states.columns_of(cache) == prompt()["input_ids"].shape[1]
-    assert states.can_go_back(cache)
+    assert states.no_way_back(cache) is None
     assert len(states.states_of(cache)) == kinds
     assert len(states.states_of(cache, ["recurrent_states"])) == int(kinds == 2)
     assert states.windows_of(cache) == []
@@ -251,7 +269,25 @@ def test_states_are_found_in_the_layers(name):
 def test_layers_without_the_states_of_their_model_cant_go_back():
     """As of a model that keeps them in its modules."""
     cache = DynamicCache(config=tiny_model("qwen3-next").config)
-    assert not states.can_go_back(cache)
+    assert states.no_way_back(cache) == "its KV cache can't be cropped"
+
+
+class Compressing(DynamicLayer):
+    """A model's own kind of layer, which may hold what `crop` does not know of."""
+
+
+class Cropping(Compressing):
+    def crop(self, tokens_to_remove):
+        super().crop(tokens_to_remove)
+
+
+def test_a_models_own_kind_of_layer_is_cropped_only_by_a_method_of_its_own():
+    cache = DynamicCache()
+    cache.layers = [DynamicLayer(), Cropping()]
+    assert states.no_way_back(cache) is None
+    cache.layers.append(Compressing())
+    assert cache.is_croppable
+    assert "of type Compressing, which has no crop() of its own" in states.no_way_back(cache)
 
 
 @pytest.mark.parametrize("name", ["nemotron-h", "zamba2", "bamba", "qwen3-5", "llama"])

@@ -247,7 +247,7 @@ def tensors_of(layer: Any) -> dict[str, torch.Tensor]:
 def texts_of(ids: torch.Tensor, inputs: dict[str, Any]) -> list[list[int]]:
     """The rows of an output without the padding on their left."""
     mask = inputs.get("attention_mask")
-    starts = [0] * len(ids) if mask is None else mask.argmax(-1).tolist()
+    starts = [0] * len(ids) if mask is None else (mask.cumsum(-1) == 0).sum(-1).tolist()
     starts = [start for start in starts for _ in range(len(ids) // len(starts))]
     return [row[start:].tolist() for row, start in zip(ids, starts, strict=True)]
 

@@ -1,0 +1,88 @@
+"""A node is where the model's own plain step would be, whatever that makes of positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import SelfSpec, generate_many
+from tests.fakes import WildSource, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.odd_steps import MOVES, with_odd_steps
+from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, attached, run, run_both
+from tests.zoo import MULTIMODAL
+
+COUNTING = ("exaone4-5", "hyperclovax-vision")  # They give their plain steps no positions.
+PADDED = "its plain steps are given no positions, and some columns are padding"
+
+
+def some_rows(model: Any, call: Call, *, chains: str | None = None) -> None:
+    """Stock's text, by trees unless a reason for chains is named."""
+    both = run_both(model, call.inputs, drafts=False, **call.options)
+    assert (both.stats.disabled_reason is None) == (chains is None)
+    assert both.stats.disabled_reason in (None, f"{chains}; drafting chains instead of trees")
+    assert chains or both.stats.num_nodes > both.stats.num_steps
+
+
+def many_prompts(model: Any) -> None:
+    prompts = [prompt(1, length, seed=length)["input_ids"][0].tolist() for length in (17, 5, 30)]
+    for mode in (GREEDY, SAMPLE):
+        spec = SelfSpec(extra_sources=[WildSource()], **FIXED)
+        options: dict[str, Any] = {"max_new_tokens": 12, **mode}
+        with attached(model):
+            answers = list(
+                generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **options)
+            )
+        for answer in answers:
+            ids = torch.tensor([prompts[answer.index]])
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            stock = run(model, inputs, seed=3 + answer.index, **options)
+            assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_text_of_multimodal_models(name: str, call: Call) -> None:
+    is_padded = call.num_rows > 1 and name in COUNTING
+    some_rows(tiny_model(name), call, chains=PADDED if is_padded else None)
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_many_texts_of_multimodal_models(name: str) -> None:
+    many_prompts(tiny_model(name))
+
+
+CHAINS = {
+    "halves": "the positions of its plain steps are no whole numbers",
+    "doubled": "its outcome is no nearer to the right one than to one that sees siblings",
+}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+@pytest.mark.parametrize("move", MOVES)
+def test_models_that_move_drop_or_convert_positions(name: str, move: str, call: Call) -> None:
+    if name == "gpt2" and move in ("floats", "halves"):
+        pytest.skip("it looks positions up in a table, and stock fails too")
+    model = with_odd_steps(new_model(name), move)
+    is_padded = call.num_rows > 1 and move == "dropped"
+    some_rows(model, call, chains=PADDED if is_padded else CHAINS.get(move))
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_many_prompts_with_moved_positions(move: str) -> None:
+    many_prompts(with_odd_steps(new_model(), move))
+
+
+def test_dropped_positions_under_strict_are_refused_only_where_rows_are_padded() -> None:
+    model, spec = with_odd_steps(new_model(), "dropped"), SelfSpec(strict=True, **FIXED)
+    run_both(model, prompt(), spec, **GREEDY)
+    with pytest.raises(ValueError, match=PADDED):
+        run(model, prompt(3), custom_generate=spec, **GREEDY)
+
+
+@pytest.mark.parametrize("name", ["llama4", "mistral", "gpt2", "gemma3", "bloom", "lfm2"])
+def test_a_row_that_is_all_padding(name: str, call: Call) -> None:
+    """The chunks of Llama 4 begin at a row's first token: behind the prompt, if it has none."""
+    inputs = prompt(max(call.num_rows, 2))
+    inputs["attention_mask"][1] = 0
+    run_both(tiny_model(name), inputs, drafts=False, **call.options)
