@@ -5,9 +5,11 @@ What needs torch is imported when it is first asked for, so that `selfspec --hel
 
 from __future__ import annotations
 
-from importlib import metadata
+import sys
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
+from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.errors import (
     AttachError,
@@ -66,14 +68,17 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":  # pyproject.toml is where it is written
         return metadata.version("selfspec")
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in ("Answer", "generate_many"):
-        from selfspec import batch
-
-        return getattr(batch, name)
-    from selfspec import plugin
-
-    return getattr(plugin, name)
+        # Python suggests a name that is near to this one.
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
+    room = "batch" if name in ("Answer", "generate_many") else "plugin"
+    try:
+        return getattr(import_module(f"{__name__}.{room}"), name)
+    except ImportError as error:
+        if reason := untried_reason(version_of("transformers")):
+            raise ImportError(f"selfspec.{name} can't be imported: {reason}") from error
+        raise
 
 
 def __dir__() -> list[str]:

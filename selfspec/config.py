@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from selfspec.errors import ConfigError, unknown_name
+from selfspec.errors import AttachError, ConfigError, unknown_name
 
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
@@ -83,6 +83,13 @@ class SpecConfig:
         for name in ("overlap", "strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
+
+    def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
+        """Refuses a `SelfSpec` as `assistant_model=`, of which transformers asks this first."""
+        raise AttachError(
+            "assistant_model= must be a model (got a SelfSpec); call selfspec.attach(model) once, "
+            "then generate(..., assistant=spec)"
+        )
 
     @classmethod
     def of(cls, **knobs: Any) -> SpecConfig:

@@ -240,8 +240,7 @@ class Engine:
         trees = []
         for row in self.rows:
             limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
-            noise = row.chooser.noise_ahead(row)
-            trees.append(row.grower.grow(row.last_token, *limits, noise))
+            trees.append(row.grower.grow(row.last_token, *limits))
         step.fit(trees)
         _add_pads(self.rows, trees)
         return trees

@@ -45,6 +45,18 @@ class CacheError(SelfSpecError, ValueError):
     """A cache can't be found, read or written, or belongs to another tokenizer."""
 
 
+def shown(value: object) -> str:
+    """A value as messages show it: on one line, or by its type if it is long.
+
+    >>> shown([1, 2]), shown([None] * 99)
+    ('[1, 2]', 'a list')
+    """
+    text = repr(value)
+    if isinstance(value, str):
+        return text[:80]
+    return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+
+
 def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     """Message for a name that is not one of `known`, with the nearest one suggested.
 

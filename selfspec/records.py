@@ -40,11 +40,6 @@ def sources_of(kinds: Iterable[Evidence]) -> list[str]:
     return [kind.source for kind in kinds if kind.rank]
 
 
-# The random number of each token in one step of sampling, and that for the tokens after drafts of
-# some depth; None where nobody knows it.
-NoiseOf = Callable[[int], float]
-NoiseAhead = Callable[[int], NoiseOf | None]
-
 # The likeliest next tokens after a token, with their probabilities, likeliest first.
 Likely = list[tuple[int, float]]
 
@@ -53,16 +48,11 @@ Candidate = tuple[int, Evidence]
 
 
 class Siblings(NamedTuple):
-    """The merged children looked at for one node, best first.
-
-    Where the noise of sampling is known, `probabilities` are with it, `before_noise` without.
-    """
+    """The merged children looked at for one node, best first."""
 
     tokens: list[int]
     probabilities: list[float]
     evidence: list[tuple[Evidence, ...]]
-    noise: list[float] | None = None
-    before_noise: list[float] | None = None
 
 
 @dataclass(slots=True)

@@ -153,9 +153,7 @@ class Row:
             self.cursors.append(draft_model)
         calibration = memory.calibration
         self.shape = memory.shape.for_row(ids, learns=memory.learns)
-        self.grower = TreeGrower(
-            self.cursors, config, calibration.probability, calibration.trust, self.shape
-        )
+        self.grower = TreeGrower(self.cursors, config, calibration.probability, self.shape)
 
     def observe(self, record: StepRecord) -> None:
         """Moves every cursor past the committed tokens; they and the calibration learn."""

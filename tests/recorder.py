@@ -217,7 +217,7 @@ def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
     def new_device(_device: torch.device, *, overlap: bool) -> RecordingDevice:
         return RecordingDevice(log, overlap=overlap, **options)
 
-    for name in ("plugin.rows", "run.prepared", "run.graphs.kept"):
+    for name in ("engine", "run.run", "run.graphs.kept"):
         monkeypatch.setattr(f"selfspec.{name}.device_for", new_device)
     return log
 

@@ -1,5 +1,9 @@
 """One tree of exceptions, each of them a built-in too; messages that suggest the nearest name."""
 
+import sys
+
+import pytest
+
 import selfspec
 from selfspec import errors
 from selfspec.errors import CliError, SelfSpecError, unknown_name
@@ -20,3 +24,15 @@ def test_each_is_in_the_tree_and_a_builtin_as_well_and_the_package_exports_it():
 def test_unknown_name_far_from_all_lists_them():
     message = unknown_name("source", "zzz", iter(["lut", "context"]))
     assert message == "unknown source 'zzz' (known: context, lut)"
+
+
+def test_a_version_of_transformers_that_is_too_old_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "selfspec.plugin", None)
+    with pytest.raises(ImportError, match=r"import of selfspec\.plugin halted"):
+        _ = selfspec.attach
+    monkeypatch.setattr(selfspec, "version_of", lambda _: "4.57.1")
+    with pytest.raises(ImportError, match=r"transformers 5\.17 to 5\.24, and this is 4\.57\.1"):
+        _ = selfspec.attach
+    with pytest.raises(AttributeError) as caught:
+        _ = selfspec.Selfspec
+    assert caught.value.name == "Selfspec"

@@ -74,7 +74,7 @@ class Session:
         self._backend: TreeBackend | None = None
         self._running: dict[int, Call] = {}  # The calls of the rows, by index.
         self._unread: set[int] = set()  # Those of them that nobody waits for any more.
-        # How many tokens fit, and how many a prompt may have; beside no other row, and else.
+        # How many tokens fit, and how many a prompt may have; by whether it is alone.
         self._limits: dict[bool, tuple[int | None, int | None]] = {}
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
         self.index_alone: int | None = None  # The one that is, or broke off.
@@ -264,7 +264,7 @@ class Session:
                 self._spec.count(call)
                 continue
             engine.note(call)
-            self._spec.finish(call, drafted=True, is_last=not engine.rows)
+            self._spec.finish(call, drafted=True)
             answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
         return answers
 

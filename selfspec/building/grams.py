@@ -22,7 +22,7 @@ _GRAM_BYTES = 112  # What one n-gram takes while two sets of them are merged.
 _HEADER_BYTES = 8192  # The most that the header of a cache file may take.
 _MAX_COUNT = (1 << 32) - 1
 _HALF = 32  # The bits of a parent, and of a token, in a pair.
-_END = -1  # Behind each document.
+_END = -1  # After each document.
 
 
 class Grams(NamedTuple):

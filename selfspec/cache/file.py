@@ -84,10 +84,12 @@ def save_cache(
         raise CacheError(f"cache {str(target)!r} can't be written ({_reason(error)})") from error
 
 
-def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+def check_target(
+    path: str | os.PathLike[str], *, overwrite: bool = False, option: str = "overwrite=True"
+) -> Path:
     """The file to write to, with links followed; refuses what can't be written, before any work.
 
-    Nothing but a cache is ever overwritten.
+    Nothing but a cache is ever overwritten. `option` is how the user allows that.
     """
     from safetensors import SafetensorError
 
@@ -101,8 +103,7 @@ def check_target(path: str | os.PathLike[str], *, overwrite: bool = False) -> Pa
         if not overwrite:
             raise CacheError(
                 f"the file of a new cache must not be there yet (got {str(target)!r}, which "
-                "exists); name another, or replace it with overwrite=True (on a command line "
-                "--overwrite)"
+                f"exists); name another, or replace it with {option}"
             )
         try:
             _read(target, with_tables=False)

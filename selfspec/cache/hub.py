@@ -9,7 +9,7 @@ from typing import Any
 
 from selfspec.cache.contents import CacheContents, tokenizer_info
 from selfspec.cache.file import as_bytes, file_of, read_cache
-from selfspec.errors import CacheError, one_line
+from selfspec.errors import CacheError, one_line, shown
 
 FILE_NAME = "selfspec-cache.safetensors"  # in every repository
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -25,7 +25,14 @@ def load_cache(
 
 def locate(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The file on this machine; a Hub id that is no file here is fetched."""
+    if not isinstance(path_or_hub_id, (str, os.PathLike)):
+        raise CacheError(f"a cache must be a file or a Hub id (got {shown(path_or_hub_id)})")
     name = os.fspath(path_or_hub_id)
+    if os.path.isfile(os.path.join(name, "config.json")):
+        raise CacheError(
+            f"{name!r} is the folder of a model, and no cache; to draft for it, load it, and call "
+            "selfspec.attach(model) and generate(..., assistant=SelfSpec())"
+        )
     path = file_of(name)
     if os.path.exists(path) or not _HUB_ID.fullmatch(name):
         if revision is not None:

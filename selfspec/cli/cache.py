@@ -80,7 +80,7 @@ def build(
     check_options(loading)
     from selfspec.cache import check_target
 
-    check_target(output, overwrite=overwrite)
+    check_target(output, overwrite=overwrite, option="--overwrite")
     with working(f"Loading the tokenizer of {loading.title}"):
         from selfspec.building.build import build_cache
         from selfspec.building.texts import find_files

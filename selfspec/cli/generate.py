@@ -77,9 +77,12 @@ def _read(path: Path | None, option: str) -> str:
     """The text of a file, or of stdin."""
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CliError(f"{option} must be UTF-8 text (got byte {error.start} wrong)") from error
+        raise CliError(
+            f"{option} must be UTF-8 text (got another encoding, at byte {error.start}); save it "
+            "as UTF-8"
+        ) from error
 
 
 def _read_prompt(file: Path | None, prompt: str | None) -> str:

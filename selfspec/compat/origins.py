@@ -12,6 +12,7 @@ from torch import nn
 from selfspec.compat.generation import is_of_output_capturing
 
 __all__ = [
+    "OF_MODELS",
     "functions_of",
     "is_harmless",
     "is_of_library",
@@ -50,11 +51,11 @@ _LIBRARIES = frozenset(
     )
 )
 # Where transformers puts the code that `trust_remote_code=True` loads.
-_OF_MODELS = "transformers_modules"
+OF_MODELS = "transformers_modules"
 # Hooks of these modules move weights, or mask them.
 _HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
-# Gradient checkpointing puts these on embeddings, in transformers and in PEFT.
-_REQUIRES_GRAD = ("make_inputs_require_grads", "make_inputs_require_grad")
+# Gradient checkpointing puts this on embeddings.
+_REQUIRES_GRAD = "make_inputs_require_grads"
 # What leads from a wrapper to the function inside of it.
 _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable")
 
@@ -88,9 +89,10 @@ def packages_of(code: Any) -> set[str]:
 
 
 def name_of(code: Any) -> str:
-    """What a hook or a forward is called, by whoever wrote it: the innermost of what is wrapped."""
+    """The name that the author gave to a hook or a forward: that of the innermost wrapped one."""
     *_, part = _parts(code)
-    return str(getattr(part, "__qualname__", None) or type(part).__qualname__)
+    name = str(getattr(part, "__qualname__", None) or type(part).__qualname__)
+    return name.rpartition("<locals>.")[2]
 
 
 def functions_of(code: Any) -> Hashable:
@@ -108,20 +110,23 @@ def is_of_library(code: Any, own: frozenset[str] = frozenset()) -> bool:
 
 def written_by_models(model: nn.Module) -> frozenset[str]:
     """The packages of a model's own code, as far as they are no library's."""
-    return frozenset((packages_of(type(model)) | {_OF_MODELS}) - _LIBRARIES)
+    return frozenset((packages_of(type(model)) | {OF_MODELS}) - _LIBRARIES)
 
 
 def is_harmless(hook: Any) -> bool:
-    """Is this a hook of ours or of a library that changes no token's outcome in a plain call?
+    """Is this a hook or a forward of ours, or a library's that changes no token in a plain call?
 
     Without it, such a hook makes the trial of a model longer, and turns no drafts off.
     """
-    origins = {_origin(part) for part in _parts(hook)}
-    (origin,) = origins if len(origins) == 1 else ("",)
+    origin, *inside = map(_origin, _parts(hook))
     package = origin.partition(".")[0]
-    if package in ("transformers", "peft") and getattr(hook, "__name__", "") in _REQUIRES_GRAD:
+    if package == "selfspec":
+        return is_of_library(hook)
+    if inside:
+        return False
+    if package == "transformers" and getattr(hook, "__name__", "") == _REQUIRES_GRAD:
         return True
-    return package == "selfspec" or origin in _HARMLESS or is_of_output_capturing(origin)
+    return origin in _HARMLESS or is_of_output_capturing(origin)
 
 
 def layer_that_mixes_tokens(module: nn.Module) -> str | None:

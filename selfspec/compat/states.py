@@ -45,9 +45,9 @@ def bounds_time_steps(model: Any) -> bool:
 def no_way_back(kv: Any) -> str | None:
     """Why wrong drafts can't be taken back from a KV cache; None if they can.
 
-    Each layer can be cropped, or else be put back by the states that it holds. Some models keep
-    states in their own modules, and nothing in the layers for them. A model's own kind of layer may
-    hold more than what an inherited `crop` knows of, while it inherits `is_croppable` too.
+    Each layer can be cropped, or else restored from copies of its states. Some models keep their
+    states in their own modules, and none in the layers: these can't. A model's own kind of layer
+    may hold more than an inherited `crop` knows of, while it inherits `is_croppable` too.
     """
     for layer in kv.layers:
         kind = type(layer)

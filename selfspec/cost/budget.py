@@ -13,7 +13,7 @@ from selfspec.cost.ledger import Ledger, MeanRatio
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord
 
-# What the model says behind a verified node is learned, and brings about this many tokens later.
+# What the model says after a verified node is learned, and brings about this many tokens later.
 _LESSON = 0.01
 # A plain step is timed anew after this many others.
 _RETIME = 64
@@ -107,7 +107,7 @@ class MeasuredBudget(Budget):
         end = plain + plain * self.ledger.room() - self.looking.value
         if num_pending is not None:  # A wrong draft lets the root be read again, too.
             end -= self.curve.seconds(pending + 2) - plain
-        # Behind a slow step, a plain one tells whether the machine is slow or the width.
+        # After a slow step, a plain one tells whether the machine is slow or the width.
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME or self.is_surprised
         widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
         return MeasuredStep(self, max(widest, 1), num_pending)

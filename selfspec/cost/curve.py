@@ -31,10 +31,9 @@ _PRIOR_STEPS = 0.1
 # Once a width has seen this many steps, a time farther off than by this factor counts as this far.
 _KNOWN = 8
 _FAR = math.log(1.25)
-# What two queries took once, beyond what is expected, halves in 16 plain steps in a row. It takes
-# longer in proportion to the width, since to try that again costs more, and to the square of how
-# often it was seen.
-_FORGET = 0.5 ** (1 / 16)
+# If n steps of a width were seen, what they took beyond what is expected halves in this many times
+# width / 2 · n² plain steps in a row: what is dear to try again is believed for longer.
+_HALVING = 16
 # The machine is in a slow or a fast moment if the median of the last plain steps is off by _FAR.
 _NEAR_PLAIN = 3
 # Plain steps tell of the machine for this many steps.
@@ -73,9 +72,9 @@ class CostCurve:
         self._plain = heights[0]
         relative = [height / self._plain for height in heights]
         slope = max(_slope(widths, relative, 0), _slope(widths, relative, -2))
-        behind = slope * np.maximum(_ALL - widths[-1], 0)
+        wider = slope * np.maximum(_ALL - widths[-1], 0)
         # By place: what was expected, in plain steps, and the seconds that were timed.
-        self._expected = np.interp(_ALL, widths, relative) + behind
+        self._expected = np.interp(_ALL, widths, relative) + wider
         self._timed: list[float] = (self._plain * self._expected).tolist()
         self._counts = [0] * len(_ALL)  # How many steps each was learned from.
         self._named = {*map(_place, widths)}  # Those that were asked for or timed.
@@ -103,7 +102,7 @@ class CostCurve:
 
     @property
     def slowness(self) -> float:
-        """How many times longer than usual plain steps take just now; 1.0 if that can't be said."""
+        """How many times longer than usual plain steps take just now; 1.0 if that is not known."""
         if len(self._last_plain) < _NEAR_PLAIN or self._since_plain > _STALE:
             return 1.0
         slowness = median(self._last_plain) / self._plain
@@ -178,7 +177,7 @@ class CostCurve:
             raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
 
     def as_expectation(self) -> CostCurve:
-        """What to expect at another time or behind another text: the shape of this curve.
+        """What to expect at another time or after another text: the shape of this curve.
 
         The machine may have been busy: no query is expected to cost so much that none is tried.
         """
@@ -187,14 +186,14 @@ class CostCurve:
         points = {width: min(self.seconds(width), most) for width, most in dearest.items()}
         return CostCurve(points, is_timed=False)
 
-    def _step_of(self, place: int, news: float) -> float:
-        """How far a place moves for a time whose log is `news` away from it."""
+    def _step_of(self, place: int, change: float) -> float:
+        """How far a place moves for a time whose log is `change` away from it."""
         count = self._counts[place] = self._counts[place] + 1
         if count > _KNOWN:
-            news = min(max(news, -_FAR), _FAR)
+            change = min(max(change, -_FAR), _FAR)
         # The very first plain step is often slow: the second one is taken for the truth.
         is_scale = place == 0 and count <= 2
-        return news * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
+        return change * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
 
     def _see_plain(self, seconds: float) -> None:
         """Takes in what the machine does now; what wide steps took is forgotten, if unlucky."""
@@ -206,11 +205,11 @@ class CostCurve:
             above = self._timed[place] / (self._plain * self._expected[place])
             if place and count and above > 1:
                 seen = min(count, _KNOWN)
-                halving = _FORGET ** (2 / (int(_ALL[place]) * seen**2))
-                self._timed[place] *= above ** (halving - 1)
+                kept = 0.5 ** (2 / (_HALVING * int(_ALL[place]) * seen**2))
+                self._timed[place] *= above ** (kept - 1)
 
     def _fitted(self) -> list[float]:
-        """The seconds by place: what was timed, and behind it the expected shape, as it turned out.
+        """The seconds by place: what was timed, and after it the expected shape, as it turned out.
 
         That is steeper or flatter than expected by as much as the last timed width was.
         """
@@ -225,14 +224,14 @@ class CostCurve:
             seen, guess = heights[-1] - 1, expected[0] - 1
             steeper = (seen + _FLAT * queries) / (guess + _FLAT * queries)
             least = seen / queries / 2  # It does not level off at once.
-        behind = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
-        costs[last + 1 :] = heights[-1] + np.cumsum(behind)
+        rises = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
+        costs[last + 1 :] = heights[-1] + np.cumsum(rises)
         seconds: list[float] = (self._plain * np.maximum.accumulate(costs)).tolist()
         return seconds
 
 
 def _place(width: int) -> int:
-    """Where the time of a width stands."""
+    """The index of the time of a width."""
     return _PLACES[min(width, len(_PLACES) - 1)]
 
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from selfspec.draft.luck import NoiseTrust
 from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
 __all__ = ["PRIOR_WEIGHT", "Calibration", "FixedPrior", "Kinds", "combine", "match_prior", "prior"]
@@ -82,7 +81,6 @@ class Calibration:
         self._prior = prior
         self._chances = _Chances(prior)
         self._rates: dict[Kinds, _Rate] = {}
-        self.trust = NoiseTrust()
         self._lock = threading.Lock()
 
     @property
@@ -95,7 +93,6 @@ class Calibration:
         with self._lock:
             for node, token in zip(record.path, record.committed_ids, strict=False):
                 if (siblings := record.tree.looked_at[node]) is not None:
-                    self.trust.observe(siblings, token)
                     self._observe_siblings(siblings, token)
 
     def copy(self) -> Calibration:
@@ -105,7 +102,6 @@ class Calibration:
         with self._lock:
             twin._rates = dict(self._rates)
             twin._chances.update(self._chances)
-            twin.trust = self.trust.copy()
         return twin
 
     def rows(self, max_rows: int | None = _MAX_ROWS) -> list[list[Any]]:

@@ -18,10 +18,9 @@ from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.draft.luck import NoiseTrust
 from selfspec.draft.shape import Place, Shape
 from selfspec.draft.sources import Cursor
-from selfspec.records import DraftTree, Evidence, NoiseAhead, Pays, Siblings
+from selfspec.records import DraftTree, Evidence, Pays, Siblings
 
 __all__ = ["TreeGrower"]
 
@@ -83,7 +82,6 @@ class TreeGrower:
         cursors: Sequence[Cursor],
         config: SpecConfig,
         probability: Probability,
-        trust: NoiseTrust | None = None,
         shape: Shape | None = None,
     ) -> None:
         self.cursors = cursors
@@ -93,8 +91,6 @@ class TreeGrower:
         self._reading = {i: c for i, c in enumerate(cursors) if c.reads_ahead}
         self._config = config
         self._probability = probability
-        self._trust = trust
-        self._noise: NoiseAhead | None = None
         self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
@@ -106,16 +102,14 @@ class TreeGrower:
         max_nodes: int,
         max_depth: int | None = None,
         pays: Pays | None = None,
-        noise: NoiseAhead | None = None,
     ) -> DraftTree:
         """A tree of at most `max_nodes` nodes; costs one `expand` and O(log n) for each.
 
         `max_depth` is the limit of this step, if it is below that of the config. `pays` is asked
-        before each node with the tree and its score, and ends the growth where it says no. `noise`
-        gives the noise that the children of nodes of some depth will be drawn with.
+        before each node with the tree and its score, and ends the growth where it says no.
         """
         self.tree = tree = DraftTree.of_root(root_token)
-        self._states, self._pays, self._noise = {}, pays, noise
+        self._states, self._pays = {}, pays
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
@@ -200,9 +194,6 @@ class TreeGrower:
             if index in states:
                 cursor.read(states[index], tree.scores[node])
         siblings = merge_candidates(self.cursors, states, self._probability)
-        noise_of = self._noise(tree.depths[node]) if self._noise else None
-        if self._trust is not None and noise_of is not None:
-            siblings = self._trust.weighed(siblings, noise_of)
         tree.looked_at[node] = siblings
         return siblings
 

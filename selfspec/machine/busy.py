@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from time import perf_counter, process_time
 
-__all__ = ["LEAST_SHARE", "is_busy", "num_processors", "processor_share"]
+__all__ = ["LEAST_SHARE", "num_processors", "processor_share"]
 
 LEAST_SHARE = 0.8  # Times say little if we get less of the processor than that.
 _LOOK = 0.05  # Seconds of a look.
@@ -64,8 +64,3 @@ def _quota(folder: Path, *, is_second: bool) -> list[float]:
     except (OSError, ValueError):  # It has none, or "max".
         return []
     return [quota / period] if quota > 0 and period > 0 else []
-
-
-def is_busy() -> bool:
-    """Do other programs take so much of the processor that times say little?"""
-    return processor_share() < LEAST_SHARE

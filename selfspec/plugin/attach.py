@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled
-from selfspec.errors import AttachError, UnsupportedError
+from selfspec.errors import AttachError, UnsupportedError, shown
 from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
@@ -45,7 +45,7 @@ class DefaultAssistant:
 def attach(model: M, assistant: SelfSpec | None = None) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
-    Beside it, `prediction=` takes what the answer will probably look like: token ids, or text with
+    With it, `prediction=` takes what the answer will probably look like: token ids, or text with
     `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()` untouched.
 
     An `assistant` that is given here is the default one: it drafts in each call that names none, so
@@ -59,7 +59,10 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     """
     target = inside_compiled(model)
     if isinstance(target, type) or not callable(getattr(target, "generate", None)):
-        raise AttachError(f"attach needs a model instance with generate() (got {model!r:.80})")
+        raise AttachError(
+            f"attach needs a model instance with generate() (got {shown(model)}); load a model "
+            "and call selfspec.attach(model), or for a pipeline selfspec.attach(pipe.model)"
+        )
     own = vars(target)
     if assistant is not None:
         check_assistant(assistant)
@@ -152,7 +155,7 @@ def _refuse_undrafted(kwargs: dict[str, Any]) -> None:
     """Refuses what is for drafts alone."""
     if kwargs.get("custom_generate") is None and kwargs.get("prediction") is not None:
         raise UnsupportedError(
-            "prediction= needs assistant= beside it, since it is what drafts are made from (got "
+            "prediction= needs assistant= too, since it is what drafts are made from (got "
             "none); pass assistant=SelfSpec(), or leave prediction= out"
         )
 
@@ -173,4 +176,4 @@ _STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 def check_assistant(assistant: Any) -> None:
     """Refuses what is no `SelfSpec`."""
     if not isinstance(assistant, SelfSpec):
-        raise AttachError(f"assistant must be a SelfSpec (got {assistant!r:.80})")
+        raise AttachError(f"assistant must be a SelfSpec (got {shown(assistant)})")

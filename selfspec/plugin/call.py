@@ -27,8 +27,18 @@ from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, Proce
 from selfspec.verify.tape import NoiseTape
 
 
+class _Unended:
+    """A streamer for stock's loop that is told the end later, with the statistics set."""
+
+    def __init__(self, streamer: Streamer) -> None:
+        self.put = streamer.put
+
+    def end(self) -> None:
+        """Does nothing: `SelfSpec.finish` ends the streamer itself."""
+
+
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
-    """Stock's output with the statistics of the call beside it, as the attribute `stats`."""
+    """Stock's output, with the statistics of the call as the attribute `stats`."""
 
     stats: GenerationStats
 
@@ -119,7 +129,7 @@ class Call:
             logits_processor=self.logits_processor,
             stopping_criteria=self.stopping_criteria,
             generation_config=self.generation_config,
-            streamer=self.streamer,
+            streamer=None if self.streamer is None else _Unended(self.streamer),
             synced_gpus=self.synced_gpus,
             **self.model_kwargs,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from selfspec.errors import ConfigError, one_line
+from selfspec.errors import ConfigError, one_line, shown
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.run.packed import InPlace, own_memory, pack_loaded
@@ -61,6 +61,11 @@ def load(
         WeightsError: A file is missing or damaged, or, with `max_memory`, not of safetensors.
         UnsupportedError: Models of this kind can't be streamed.
     """
+    if not isinstance(name, (str, Path)):
+        raise ConfigError(
+            f"name must be a folder or a Hub id (got {shown(name)}); a model that is loaded needs "
+            "no load(): call selfspec.attach(model)"
+        )
     source = str(name)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:

@@ -26,7 +26,7 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, UnsupportedError
+from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
@@ -42,7 +42,6 @@ from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
 _NOT_SAID: Any = object()  # The default of an argument that transformers hands to no loop.
-_STEPS_THAT_TEACH = 16  # Shorter calls teach too little of costs to be written down.
 
 
 class SelfSpec:
@@ -89,7 +88,10 @@ class SelfSpec:
         **knobs: Any,
     ) -> None:
         if config is not None and not isinstance(config, SpecConfig):
-            raise ConfigError(f"config must be a SpecConfig (got {config!r})")
+            raise ConfigError(
+                f"config must be a SpecConfig (got {shown(config)}); knobs go by name, such as "
+                "SelfSpec(max_nodes=32), and a model goes to selfspec.attach(model)"
+            )
         own_budget = budget if isinstance(budget, Budget) else None
         if budget is not None:
             knobs["budget"] = budget if own_budget is None else "fixed"
@@ -264,15 +266,14 @@ class SelfSpec:
             self.stats = call.stats
             self.total_stats = self.total_stats + call.stats
 
-    def finish(self, call: Call, *, drafted: bool, is_last: bool = True) -> None:
-        """Takes in a call that has ended, says what it did not do as asked, saves what is due.
-
-        What steps cost is written down unless others that take the same steps go on.
-        """
-        if drafted and is_last and call.stats.num_steps >= _STEPS_THAT_TEACH:
-            self.models.costs.keep()
+    def finish(self, call: Call, *, drafted: bool) -> None:
+        """Takes in a call that has ended, warns of what was not done as asked, and saves."""
         self.count(call)
         self.warn(call.model, call.stats)
+        if call.streamer is not None:  # Its reader finds the statistics of this call.
+            call.streamer.end()
+        if drafted:
+            self.models.costs.keep()
         if self._remembered is not None:
             self._remembered.save_if_due()
 
@@ -391,8 +392,6 @@ class SelfSpec:
             finally:
                 engine.note(call)
                 backend.release(fills=call.gives_cache_back)
-        if call.streamer is not None:
-            call.streamer.end()
         return call.result(rows, prompt.cache)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:

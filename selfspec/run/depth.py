@@ -18,6 +18,7 @@ from torch import nn
 from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.run.foreign import foreign_code
 from selfspec.run.model import AttentionTypes, device_of
+from selfspec.run.streamed import is_streamed
 
 __all__ = ["Depth"]
 
@@ -58,7 +59,8 @@ class Depth:
             return cls.whole()
         kinds = _kinds(config, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
-        if needed == total or not _run_once(model, layers):
+        # A whole forward of a streamed model reads all of it from disk.
+        if needed == total or not (is_streamed(model) or _run_once(model, layers)):
             return cls.whole()
         return cls(layers[needed - 1], needed)
 

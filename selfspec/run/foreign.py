@@ -23,6 +23,7 @@ from selfspec.compat.modules import (
     is_compiled,
 )
 from selfspec.compat.origins import (
+    OF_MODELS,
     functions_of,
     is_harmless,
     is_of_library,
@@ -33,11 +34,12 @@ from selfspec.compat.origins import (
 __all__ = ["Foreign", "distrusted", "foreign_code", "own_values", "per_token"]
 
 _MARK = "selfspec_per_token"
-_PLAIN = (bool, int, float, str, type(None))
+_OF_MODELS = frozenset((OF_MODELS,))
+_PLAIN = (bool, int, float, str)
 _MOST = 64  # Switches are no longer than this: strings, containers, tensors.
 _DEEPEST = 3  # An object of the model's that holds switches may hold others.
 
-_Code = TypeVar("_Code")
+Marked = TypeVar("Marked")
 
 
 class Foreign(NamedTuple):
@@ -52,7 +54,7 @@ class Foreign(NamedTuple):
     code: Hashable
 
 
-def per_token(code: _Code) -> _Code:
+def per_token(code: Marked) -> Marked:
     """Marks a hook, or a module's class: it treats each token by itself. Also a decorator.
 
     This is the word of its author. What becomes of a token must not depend on the other tokens of
@@ -73,7 +75,7 @@ def foreign_code(model: nn.Module) -> list[Foreign]:
     that gradient checkpointing needs.
     """
     own = written_by_models(model)
-    found = [_hook("all modules have", hook, own) for hook in hooks_of_all().values()]
+    found = [_hook("all modules have", hook) for hook in hooks_of_all().values()]
     hooked, kinds = hooked_modules(model)
     put_in = {kind: code for kind in kinds if (code := _put_in(kind, own)) is not None}
     if hooked or put_in:
@@ -81,7 +83,7 @@ def foreign_code(model: nn.Module) -> list[Foreign]:
         for name, module in model.named_modules():
             if id(module) in wanted or type(module) in put_in:
                 where = f"its module {name!r}" if name else "it"
-                found += _in_module(module, put_in.get(type(module)), where, own)
+                found += _in_module(module, put_in.get(type(module)), where)
     return [each for each in found if each is not None]
 
 
@@ -109,29 +111,28 @@ def own_values(model: nn.Module) -> tuple[Hashable, ...]:
     return tuple(tuple(_values(vars(module), own, seen, 0)) for module in modules)
 
 
-def _in_module(
-    module: nn.Module, put_in: Any, where: str, own: frozenset[str]
-) -> Iterator[Foreign | None]:
+def _in_module(module: nn.Module, put_in: Any, where: str) -> Iterator[Foreign | None]:
     if isinstance(put_in, type):
-        yield _foreign(f"{where} is a {put_in.__module__}.{put_in.__qualname__}", put_in, own)
+        yield _foreign(f"{where} is a {put_in.__module__}.{put_in.__qualname__}", put_in)
     elif put_in is not None:
-        yield _foreign(f"{where} has the forward {name_of(put_in)!r}", put_in, own)
+        yield _foreign(f"{where} has the forward {name_of(put_in)!r}", put_in)
     for hook in hooks_on(module).values():
-        yield _hook(f"{where} has", hook, own)
+        yield _hook(f"{where} has", hook)
     for hook in accelerate_hooks(module):
         if not is_of_library(hook):
-            yield _foreign(f"{where} has the accelerate hook {name_of(hook)!r}", hook, own)
+            yield _foreign(f"{where} has the accelerate hook {name_of(hook)!r}", hook)
     forward = vars(module).get("forward")
-    if forward is not None and not _is_usual(module, forward, own):
-        yield _foreign(f"{where} has the forward {name_of(forward)!r}", forward, own)
+    if forward is not None and not _is_usual(module, forward):
+        yield _foreign(f"{where} has the forward {name_of(forward)!r}", forward)
 
 
-def _hook(where: str, hook: Any, own: frozenset[str]) -> Foreign | None:
-    return None if is_harmless(hook) else _foreign(f"{where} the hook {name_of(hook)!r}", hook, own)
+def _hook(where: str, hook: Any) -> Foreign | None:
+    return None if is_harmless(hook) else _foreign(f"{where} the hook {name_of(hook)!r}", hook)
 
 
-def _foreign(what: str, code: Any, own: frozenset[str]) -> Foreign:
-    is_trusted = getattr(code, _MARK, False) or is_of_library(code, own)
+def _foreign(what: str, code: Any) -> Foreign:
+    # A script may define a model and hook it, so that its package is no proof.
+    is_trusted = getattr(code, _MARK, False) or is_of_library(code, _OF_MODELS)
     return Foreign(what, bool(is_trusted), (what, functions_of(code)))
 
 
@@ -141,24 +142,24 @@ def _put_in(kind: type[nn.Module], own: frozenset[str]) -> Any:
     return next((code for code in codes if not is_of_library(code, own)), None)
 
 
-def _is_usual(module: nn.Module, forward: Any, own: frozenset[str]) -> bool:
+def _is_usual(module: nn.Module, forward: Any) -> bool:
     """Is a replaced forward ours, that of the class, or what accelerate or torch makes of it?"""
     if isinstance(forward, MethodType) and forward.__func__ is type(module).forward:
         return True
     wraps = is_compiled(module) or accelerate_hooks(module) or is_harmless(forward)
-    return bool(wraps) and is_of_library(forward, own)
+    return bool(wraps) and is_of_library(forward, written_by_models(module))
 
 
 def _values(
-    parts: dict[str, Any], own: frozenset[str], seen: set[int], depth: int
+    parts: dict[Any, Any], own: frozenset[str], seen: set[int], depth: int
 ) -> Iterator[Hashable]:
     for name, value in parts.items():
-        if not name.startswith("_backward"):
-            yield name, _value(value, own, seen, depth)
+        if (held := _value(value, own, seen, depth)) is not None:
+            yield name, held
 
 
 def _value(value: Any, own: frozenset[str], seen: set[int], depth: int) -> Hashable:
-    """A value that a switch has now; None for what can be no switch, and for what was read."""
+    """What a switch is set to; None for what is no switch, is empty, or was read before."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if id(value) in seen or isinstance(value, nn.Module):
@@ -167,14 +168,13 @@ def _value(value: Any, own: frozenset[str], seen: set[int], depth: int) -> Hasha
     if isinstance(value, torch.Tensor):
         is_switch = value.numel() <= _MOST and not value.requires_grad and not value.is_meta
         return repr(value.tolist()) if is_switch else None
-    if depth == _DEEPEST:
-        return None
+    parts: Any = {}
     if isinstance(value, dict):
-        pairs = {str(key): part for key, part in value.items()} if len(value) <= _MOST else {}
-        return tuple(_values(pairs, own, seen, depth + 1))
-    if isinstance(value, (list, tuple, set, frozenset)):
-        parts = value if len(value) <= _MOST else ()
-        return tuple(_value(part, own, seen, depth + 1) for part in parts)
-    if hasattr(value, "__dict__") and is_of_library(type(value), own) and not is_of_library(value):
-        return tuple(_values(vars(value), own, seen, depth + 1))
-    return None
+        parts = {str(key): part for key, part in value.items()}
+    elif isinstance(value, (list, tuple)):
+        parts = dict(enumerate(value))
+    elif is_of_library(type(value), own) and not is_of_library(type(value)):
+        parts = getattr(value, "__dict__", {})
+    if depth == _DEEPEST or len(parts) > _MOST:
+        return None
+    return tuple(_values(parts, own, seen, depth + 1)) or None

@@ -37,6 +37,7 @@ __all__ = [
 
 _ATTENTIONS = ("sdpa", "eager")
 _NUM_PROBE_IDS = 10
+_CROWD = 16  # So many nodes that others must not see are tried at once.
 _LONGEST = 1024  # No prompt of a trial is longer than this.
 _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
 _MIXES = (
@@ -194,15 +195,16 @@ def _try_tree(
 
 
 def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
-    depth = Depth.of(model)
+    depth, crowds = Depth.of(model), _crowds(model)
     for each in (ids, over) if over != ids else (ids,):
-        if reason := check_tree(model, each, types, depth, TreeBackend):
+        if reason := check_tree(model, each, types, depth, TreeBackend, crowds):
             return reason
     return check_logits(model, ids)
 
 
 def _chain_reason(model: Any, ids: list[int]) -> str | None:
-    return check_chain(model, ids, Depth.of(model)) or check_logits(model, ids)
+    reason = check_chain(model, ids, Depth.of(model), _crowds(model))
+    return reason or check_logits(model, ids)
 
 
 def _devices(model: Any) -> list[torch.device]:
@@ -245,11 +247,22 @@ def _over_windows(model: Any, ids: list[int]) -> list[int]:
 
 def _probe_ids(model: Any) -> list[int] | None:
     """A few ordinary tokens, far apart, since neighbours may be unused tokens that are alike."""
+    ordinary = _ordinary_ids(model)
+    step = len(ordinary) // _NUM_PROBE_IDS
+    return ordinary[step - 1 :: step][:_NUM_PROBE_IDS] if step else None
+
+
+def _crowds(model: Any) -> list[list[int]]:
+    """Two sets of ordinary tokens from all over the vocabulary."""
+    ordinary = _ordinary_ids(model)
+    step = max(len(ordinary) // (2 * _CROWD), 1)
+    return [ordinary[first :: 2 * step][:_CROWD] for first in (0, step)]
+
+
+def _ordinary_ids(model: Any) -> list[int]:
     config = model.config.get_text_config(decoder=True)
     special: set[int | None] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = getattr(config, name, None)
         special.update(value if isinstance(value, list) else [value])
-    ordinary = [i for i in range(3, config.vocab_size) if i not in special]
-    step = len(ordinary) // _NUM_PROBE_IDS
-    return ordinary[step - 1 :: step][:_NUM_PROBE_IDS] if step else None
+    return [i for i in range(3, config.vocab_size) if i not in special]

@@ -39,7 +39,7 @@ def next_positions(
     A model may shift the positions in its arguments. Where it gives none, columns count. Returns
     the reason if the nodes of a tree can't be given the positions of plain steps.
     """
-    # Any token stands for the next one, since positions do not depend on it.
+    # Any token will do as the next one, since positions do not depend on it.
     positions = plain_inputs(model, pad(input_ids, (0, 1)), arguments).get("position_ids")
     if positions is None:
         mask = arguments.get("attention_mask")

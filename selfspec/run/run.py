@@ -145,8 +145,8 @@ class Run:
     def may_pack(self) -> bool:
         """Whether weights may be packed unasked, by the clock.
 
-        Only a measured budget may depend on clocks: with another one a text must not change once a
-        trial finds another way to be faster, and in half precision it could.
+        Only a measured budget may depend on clocks: with another one a text must not change once
+        another way turns out to be faster, and in half precision it could.
         """
         return self.config.forward == "auto" and self.config.budget == "measured"
 

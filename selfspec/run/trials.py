@@ -8,6 +8,8 @@ answer than to each wrong one. Knows backends and forwards; not what a verdict i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +35,9 @@ __all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]
 _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
-# The same for plain steps of foreign code, of which there is no wrong answer to compare with.
-_LIKE_STEPS = 4
+# The same for plain steps of code that is no library's, where there is no wrong answer to compare
+# with, and the least distance that is no rounding.
+_LIKE_STEPS, _LEAST = 4, 2e-5
 # Other hidden tokens may change an outcome by the second share of what seeing them would change:
 # rows of a product do not know of each other, but those that are quantised with one scale do.
 # Experts sort their tokens, so the hidden ones affect their rounding, and in half precision the
@@ -85,13 +88,15 @@ def check_tree(
     types: AttentionTypes,
     depth: Depth,
     new_backend: Callable[..., Any],
+    crowds: Sequence[Sequence[int]] = (),
 ) -> str | None:
     """Why the model can't verify trees; None if it can.
 
     The tree is a root with a wrong child and a right one, b, which has a child c. The path root-b-c
     is kept. Then d follows as the root of another tree, and alone, as in a plain step. The wrong
     child comes before the right one, so that b and c are in other slots than their positions say.
-    What comes before the last `_AFTER` ids is the prompt.
+    What comes before the last `_AFTER` ids is the prompt. `crowds` of other children must make no
+    difference either: one of them is likely to have the largest value of some layer.
     """
     prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
     end = len(prompt)
@@ -103,21 +108,25 @@ def check_tree(
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
-    arguments = _arguments(model, cache, range(len(prompt) + 1))
+    arguments = _arguments(model, cache, range(end + 1))
     position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
     if isinstance(position, str):
         return position
     backend = new_backend(model, types)
-    backend.add(cache, position, room=16, widest=8)
+    most = max(map(len, crowds), default=0)
+    backend.add(cache, position, room=16 + most, widest=8 + most)
     path = [0, 2, 3]
 
-    def first_step(wrong_child: int) -> torch.Tensor:
-        return _outcome(backend, _tree(root, [wrong_child], [b, c]), depth)[path]
+    def first_step(*others: int) -> torch.Tensor:
+        outcome = _outcome(backend, _tree(root, others, [b, c]), depth)
+        return outcome[[0, len(others) + 1, len(others) + 2]]
 
-    unseen, first = first_step(wrong[1]), first_step(wrong[0])
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
-    if _depends_on_hidden(first, unseen, answers[0], share, lambda: first_step(wrong[0])):
-        return "the outcome of a node depends on nodes that it must not see"
+    # The last forward is the one whose keys and values are kept.
+    for some, others in (*pairwise(crowds), (wrong[1:2], wrong[:1])):
+        unseen, first = first_step(*some), first_step(*others)
+        if _depends_on_hidden(first, unseen, answers[0], share, partial(first_step, *others)):
+            return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
     second = _outcome(backend, _tree(d, wrong[:3], []), depth)[:1]
     got = torch.cat([first, second, _outcome(backend, DraftTree.of_root(d), depth)])
@@ -153,10 +162,13 @@ def _depends_on_hidden(
     return changed > limit and changed > limit + 4 * _distance(first, again())
 
 
-def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
+def check_chain(
+    model: Any, ids: Sequence[int], depth: Depth, crowds: Sequence[Sequence[int]]
+) -> str | None:
     """Why the model can't verify chains; None if it can.
 
-    The chain has three drafts of which one is kept. Two more tokens follow it, one by one.
+    The chain has three drafts of which one is kept. Two more tokens follow it, one by one. Tokens
+    must not depend on the `crowds` of tokens that may follow them in the same forward.
     """
     if bounds_time_steps(model):
         return "a forward over several tokens bounds its time steps, and plain steps do not"
@@ -164,6 +176,8 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     cache = _prefilled(model, prompt, depth)
     if reason := no_way_back(cache):
         return reason
+    if _depends_on_later(model, [*prompt, root, a], depth, crowds):
+        return "the outcome of a token depends on tokens that come later"
     arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
     backend.admit(Prefilled(input_ids, arguments, torch.empty(0, device=input_ids.device)))
@@ -204,6 +218,24 @@ def check_chain(model: Any, ids: Sequence[int], depth: Depth) -> str | None:
     return _verdict(got, steps, faults, answers, lambda: whole)
 
 
+def _depends_on_later(
+    model: Any, ids: Sequence[int], depth: Depth, crowds: Sequence[Sequence[int]]
+) -> bool:
+    """Do the last two of some tokens come out otherwise if others follow them in their forward?"""
+    start = len(ids) - 2
+
+    def before(crowd: Sequence[int]) -> torch.Tensor:
+        cache = _prefilled(model, ids[:start], depth)
+        return _run(model, [*ids[start:], *crowd], start, cache, depth)[0, :2].float()
+
+    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
+    outcomes = [before(crowd) for crowd in crowds]
+    return any(
+        _depends_on_hidden(first, unseen, first[:1], share, partial(before, crowds[0]))
+        for first, unseen in pairwise(outcomes)
+    )
+
+
 def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
     """Why forwards of several tokens can't stand for plain steps; None if they can.
 
@@ -217,7 +249,7 @@ def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
         _stepped(model, text, number, whole) for number in (1, 1, 2)
     )
     together = _read_on(model, text, whole)
-    least = _LIKE_PLAIN * torch.finfo(model.dtype).eps
+    least = max(_LIKE_PLAIN * torch.finfo(model.dtype).eps, _LEAST)
     limit = max(_LIKE_STEPS * _distance(first, alone), least)
     if _distance(again, alone) > least:
         return "the same forwards give other results when they are repeated"
@@ -293,7 +325,8 @@ def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
 def _sorts_tokens(model: Any) -> bool:
     """Has a model experts that round a token otherwise if others have chosen them too?"""
     names = vars(model.config.get_text_config(decoder=True))
-    has_experts = any("expert" in name or "moe" in name for name in names)
+    named = [name for name in names if not name.startswith("_")]
+    has_experts = any("expert" in name or "moe" in name for name in named)
     return has_experts and bool(model.dtype != torch.float32)
 
 
@@ -325,6 +358,7 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
     own = plain_inputs(model, input_ids, arguments, length)
     # A model that drops positions would count columns.
     inputs = arguments | {name: value for name, value in own.items() if value is not None}
+    inputs.pop("logits_to_keep", None)
     outcomes = depth.outcome(lambda: model(**inputs).logits)
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
@@ -375,6 +409,7 @@ def _run(
     input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
     arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
     inputs = plain_inputs(model, input_ids, arguments, len(ids))
+    inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
     return depth.outcome(lambda: model(**inputs).logits)
 
 

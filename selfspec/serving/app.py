@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -91,6 +92,9 @@ def application(
     guarded.add_api_route("/metrics", routes.metrics)
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
+    asked = [each for each in guarded.routes if isinstance(each, APIRoute)]
+    listed = ["GET /health", *(f"{''.join(each.methods)} {each.path}" for each in asked)]
+    app.add_api_route("/", lambda: {"server": "selfspec", "routes": listed})
     for kind in (HTTPException, RequestError, Exception):
         app.add_exception_handler(kind, _error_response)
     if origins:
@@ -191,7 +195,7 @@ class _Routes:
         return usage
 
     def _check_model(self, name: str | None) -> None:
-        if name != self._name:
+        if name is not None and name != self._name:
             rule = f"model must be {self._name!r}, the one that this server answers with"
             got, code = f"(got {name!r:.80})", "model_not_found"
             raise RequestError(f"{rule} {got}", field="model", status=404, code=code)

@@ -17,7 +17,7 @@ from selfspec.serving.schema import RequestError
 
 
 class Gate:
-    """Stands in front of an ASGI application, and reads headers only.
+    """Wraps an ASGI application, and reads headers only.
 
     A page of another site can make a browser send requests here. Such a request names the page as
     its `Origin`, or this server by a name that the page's owner lets point here, as its `Host`. So

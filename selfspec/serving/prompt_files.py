@@ -4,6 +4,7 @@ arguments of a `generate()` call.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from selfspec.serving.schema import (
 )
 
 _FORMS = ("prompt", "messages", "turns", "body")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
 
 
@@ -79,6 +81,9 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
     try:
         with path.open("rb") as stream:
             for number, data in enumerate(stream, start=1):
+                if number == 1 and data.startswith(_UTF_16):
+                    got = f"got {str(path)!r}, which is UTF-16"
+                    raise RequestError(f"{option} must be UTF-8 text ({got}); save it as UTF-8")
                 if data.strip():
                     is_empty = False
                     yield number, data

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from selfspec.machine.device import Device, Fetched, PlainDevice
-from selfspec.records import NoiseAhead
 from selfspec.verify.logits import in_float32, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
@@ -113,10 +112,6 @@ class Chooser(Protocol):
         """Commits the token after each row's node; have all of these rows stopped now?"""
         ...
 
-    def noise_ahead(self, text: Text) -> NoiseAhead | None:
-        """The noise that the row's next tokens will be drawn with; None where it is not known."""
-        ...
-
 
 class GreedyChooser:
     """Greedy decoding with no processors: one batched argmax and one sync for a step.
@@ -135,10 +130,6 @@ class GreedyChooser:
         """Commits the likeliest token after a node."""
         token = self._said.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
-
-    def noise_ahead(self, text: Text) -> NoiseAhead | None:
-        """None: nothing is drawn."""
-        return None
 
 
 def _unchanged(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -172,11 +163,6 @@ class ProcessedChooser:
         self._tape = tape
         self._number = number
         self._logits = torch.empty(0, device="cpu")  # (Q, V)
-
-    def noise_ahead(self, text: Text) -> NoiseAhead | None:
-        """The noise of the next token, and of drafts of any depth, as far as it is known."""
-        tape, number, step = self._tape, self._number, text.num_new
-        return None if tape is None else lambda depth: tape.ahead(number, step + depth)
 
     def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step."""
@@ -264,7 +250,3 @@ class BatchChooser:
             text.is_done = text.is_done or stops
         texts[0].tell()
         return committed, all(text.is_done for text in texts)
-
-    def noise_ahead(self, text: Text) -> NoiseAhead | None:
-        """None: the noise of a batch that moves together is drawn by torch itself."""
-        return None

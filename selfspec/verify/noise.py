@@ -4,7 +4,7 @@
 `q` takes a CPU longer than all the rest of a token's sampling, most of it for logarithms, and all
 but a few tokens have a p of 0 or next to it. So there only the uniform numbers are drawn that the
 noise is made from, which moves the generator just as far, and logarithms are taken for the tokens
-that may win: those on a shortlist, and those beside it whose number is next to nothing. This
+that may win: those on a shortlist, and others whose number is next to nothing. This
 rounds otherwise than stock; where the two best are so near that it could matter, the noise is
 made as stock makes it.
 """
@@ -12,16 +12,18 @@ made as stock makes it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from selfspec.records import NoiseOf
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 __all__ = ["Noise", "next_noise", "pick_from"]
+
+NoiseOf = Callable[[int], float]  # The noise of each token.
 
 _AS_THEY_ARE = Warpers()
 # Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
@@ -160,8 +162,8 @@ def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, fl
     tokens, theirs = noise.up_to(few.weights[-1] / best * _CLEARLY, row)
     if not len(tokens):
         return {}
-    beside = ~np.isin(tokens, few.tokens)
-    tokens, theirs = tokens[beside], theirs[beside]
+    others = ~np.isin(tokens, few.tokens)
+    tokens, theirs = tokens[others], theirs[others]
     ratios = few.rest(tokens) / theirs
     highest = np.argsort(ratios)[-2:]
     return dict(zip(tokens[highest].tolist(), ratios[highest].tolist(), strict=True))

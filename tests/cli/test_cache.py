@@ -70,7 +70,7 @@ class TestBuild:
         there = tmp_path / "cache.safetensors"
         there.write_text("x")
         ngrams = (*command, "--data", texts, "--build", "ngrams")
-        assert "--overwrite" in fails(*ngrams)
+        assert "or replace it with --overwrite" in fails(*ngrams)
         assert "must be a cache" in fails(*ngrams, "--overwrite")
         there.unlink()
         assert run(*ngrams).exit_code == run(*ngrams, "--overwrite").exit_code == 0

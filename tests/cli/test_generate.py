@@ -109,3 +109,12 @@ def test_what_a_run_learned_the_next_one_knows(generate, fails, stock_text, tmp_
     save_cache(tmp_path / "foreign", contents(corpus=None))
     line = fails("generate", chat_folder, "--remember", tmp_path / "foreign", stdin=PROMPT)
     assert "tokenizer 5a5a5a5a…" in line
+
+
+def test_files_of_other_encodings_get_the_way_out(run, fails, chat_folder, tmp_path):
+    text, few = tmp_path / "text", ("--max-new-tokens", "3")
+    text.write_text("the quick", encoding="utf-16")
+    assert "save it as UTF-8" in fails("generate", chat_folder, text)
+    text.write_text("the quick", encoding="utf-8-sig")
+    written = run("generate", chat_folder, text, *few, "--full").stdout
+    assert written == run("generate", chat_folder, "--prompt", "the quick", *few, "--full").stdout

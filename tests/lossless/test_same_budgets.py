@@ -61,8 +61,7 @@ def test_measured_on_every_architecture(name: str) -> None:
         run_both(model, inputs, spec, drafts=False, **MODES["sample"])
 
 
-def test_what_was_learned_is_found_by_the_next_process(measuring, monkeypatch) -> None:
-    monkeypatch.setattr(spec_module, "_STEPS_THAT_TEACH", 1)
+def test_what_was_learned_is_found_by_the_next_process(measuring) -> None:
     model, spec = tiny_model(), SelfSpec()
     run(model, prompt(), custom_generate=spec, **GREEDY)
     (((_, learned),),) = (list(spec.models.costs._curves.values()),)

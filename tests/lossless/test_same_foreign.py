@@ -105,9 +105,8 @@ def test_a_wrapper_module_with_a_switch(switches: tuple[Any, Any], trials: list[
     for switch in switches:
         wrapper.switch = switch
         run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert "'model.layers.1' is a tests.lossless.test_same_foreign.Wrapper" in (
-        spec.stats.disabled_reason
-    )
+    assert "'model.layers.1' is a " in spec.stats.disabled_reason
+    assert f"{__name__}.Wrapper, which is not tried" in spec.stats.disabled_reason
     assert not trials
 
 
@@ -174,8 +173,8 @@ class Own(LlamaForCausalLM):
     switch: Any = 0
     widest = 1000
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().forward(*args, **kwargs)
+    def forward(self, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        output = super().forward(input_ids, position_ids=position_ids, **kwargs)
         if self.switch > 0 or output.logits.shape[1] > self.widest:
             output.logits[:, -1] = output.logits[:, -1].roll(1, -1)
         return output
@@ -269,23 +268,23 @@ def test_outliers_of_all_tokens_are_decoded_plainly(
     assert SelfSpec().ability(model).mode == "tree"
 
 
-@pytest.mark.filterwarnings("ignore:.*quantize_dynamic|torch.ao:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:(torch.quantize_per_tensor|torch.ao.quantization):")
 def test_one_scale_for_all_tokens_is_found_out() -> None:
     model = torch.ao.quantization.quantize_dynamic(new_model(), {nn.Linear}, torch.qint8)
-    run_both(model, prompt(), SelfSpec(**FIXED), drafts=False, **GREEDY)
-    assert SelfSpec().ability(model).mode == "plain"
+    both = run_both(model, prompt(), SelfSpec(**FIXED), drafts=False, **GREEDY)
+    assert "tokens that come later" in str(both.stats.disabled_reason)
 
 
 @of_library("torchao.quantization")
 class OneScale(nn.Linear):
-    """Rounds its input finely, with one scale for all tokens."""
+    """Rounds its input to 8 bits, with one scale for all tokens."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scale = x.abs().max() / 2**11
+        scale = x.abs().max() / 127
         return nn.functional.linear((x / scale).round() * scale, self.weight, self.bias)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_fine_scale_for_all_tokens_is_found_out(dtype: torch.dtype) -> None:
+def test_one_scale_for_all_tokens_of_a_layer_is_found_out(dtype: torch.dtype) -> None:
     model = with_linears(OneScale, dtype=dtype)
     assert "must not see" in str(SelfSpec().ability(model).reason)

@@ -144,3 +144,16 @@ def test_nothing_is_streamed_from_a_model_of_another_vocabulary() -> None:
     with pytest.raises(VocabularyError):
         run(other, inputs, assistant=spec, streamer=streamer, **GREEDY)
     assert len(streamer.told) == 1  # The prompt, by transformers.
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}], ids=["drafted", "plain"])
+def test_at_the_end_the_statistics_are_those_of_the_call(options: dict[str, Any]) -> None:
+    class Reader(Recorder):
+        def end(self) -> None:
+            super().end()
+            self.stats = spec.stats
+
+    spec, streamer = SelfSpec(), Reader()
+    run(attached_model(), prompt(), assistant=spec, streamer=streamer, **GREEDY, **options)
+    assert streamer.stats.num_new_tokens == len(streamer.told) - 2  # The prompt, and the end.
+    assert (streamer.stats.disabled_reason is not None) == bool(options)

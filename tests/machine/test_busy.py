@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from selfspec.machine import busy
-from selfspec.machine.busy import is_busy, num_processors, processor_share
+from selfspec.machine.busy import LEAST_SHARE, num_processors, processor_share
 
 
 def test_the_share_of_the_processor_is_one_at_most():
     assert 0 < processor_share() <= 1
-
-
-def test_a_processor_that_others_use_is_busy(monkeypatch):
-    shares = iter([0.79, 0.81])
-    monkeypatch.setattr(busy, "processor_share", lambda: next(shares))
-    assert is_busy()
-    assert not is_busy()
 
 
 @pytest.mark.parametrize("processors", [1, 0.5])
@@ -35,7 +28,7 @@ def test_a_quiet_machine_is_not_busy_because_we_may_not_use_all_of_it(processors
     monkeypatch.setattr(busy, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(busy, "process_time", lambda: processors * clock.now)
     monkeypatch.setattr(busy, "num_processors", lambda: processors)
-    assert not is_busy()
+    assert processor_share() >= LEAST_SHARE
 
 
 GROUPS = {

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ import torch
 from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import (
+    CacheError,
     SelfSpec,
     SelfSpecCandidateGenerator,
+    SelfSpecError,
     UnsupportedError,
     attach,
     detach,
+    load,
 )
 from tests.fakes import FutureSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
@@ -185,3 +189,28 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sentence"),
+    [
+        (lambda m: SelfSpec(m), "(got a LlamaForCausalLM); knobs go by name"),
+        (lambda m: attach("gpt2"), "(got 'gpt2'); load a model"),
+        (lambda m: attach(SelfSpec(), m), "(got a SelfSpec); load a model"),
+        (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
+        (lambda m: m.generate(**prompt(), assistant_model=SelfSpec()), "call selfspec.attach("),
+        (lambda m: load(m), "(got a LlamaForCausalLM); a model that is loaded needs no load()"),
+        (lambda m: SelfSpec.from_pretrained(m), "must be a file or a Hub id (got a Llama"),
+    ],
+)
+def test_typical_mistakes_are_one_sentence(mistake: Any, sentence: str) -> None:
+    with pytest.raises(SelfSpecError) as caught:
+        mistake(tiny_model())
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_folder_of_a_model_is_no_cache(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(CacheError, match="is the folder of a model, and no cache; to draft for it"):
+        SelfSpec.from_pretrained(tmp_path)

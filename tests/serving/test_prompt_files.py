@@ -120,3 +120,13 @@ def test_lines_that_changed(data: st.DataObject) -> None:
     else:
         answer = Answer(0, "text", [1], "stop", 2, GenerationStats())
         json.loads(record(read, answer, "model").encode())
+
+
+def test_a_file_in_utf_16_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    """As PowerShell on Windows writes it. UTF-8 with a mark at its start is read."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "x"}\n', encoding="utf-16")
+    with pytest.raises(RequestError, match=r"which is UTF-16\); save it as UTF-8"):
+        read_prompts(file, "INPUT")
+    file.write_text('{"prompt": "x"}\n', encoding="utf-8-sig")
+    assert read_prompts(file, "INPUT")[0].prompt == "x"

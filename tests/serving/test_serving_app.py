@@ -111,7 +111,8 @@ def test_the_routes_that_are_meant_and_no_others(served: Served) -> None:
     assert [each["id"] for each in listed["data"]] == [NAME]
     assert get(f"/v1/models/{NAME}").json() == listed["data"][0]
     assert get("/v1/models/other/one").status_code == 404
-    for route in ("/", "/docs", "/openapi.json", "/load_model", "/v1/responses", f"{CHAT}/"):
+    assert f"POST {CHAT}" in get("/").json()["routes"]
+    for route in ("/docs", "/openapi.json", "/load_model", "/v1/responses", f"{CHAT}/"):
         for response in (get(route), served.client.post(route, json={"model": "/etc"})):
             assert response.status_code in (404, 405), route
             assert response.json()["error"]["code"] == "no_such_route"
@@ -141,3 +142,11 @@ def test_a_fault_ends_no_more_than_it_has_to(served: Served, monkeypatch: Any) -
     assert "fault of the server" in response.json()["error"]["message"]
     assert "list index" not in response.text
     assert served.ask(COMPLETION, prompt="def", max_tokens=4, temperature=0)
+
+
+def test_a_request_need_not_name_the_only_model(served: Served) -> None:
+    body = {"prompt": "def", "max_tokens": 2, "temperature": 0}
+    assert served.post(COMPLETION, body).json()["model"] == NAME
+    other = served.post(COMPLETION, {**body, "model": "gpt-4"})
+    assert other.status_code == 404
+    assert NAME in other.json()["error"]["message"]

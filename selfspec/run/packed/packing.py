@@ -47,7 +47,8 @@ _log = logging.getLogger("selfspec")
 
 _PLAIN, _WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
 _PAYS = 0.9  # Pack only if that cuts their time by at least 10 %.
-_AS_FAST = 1.1  # Use copies for a single token unless it takes longer than this.
+_EQUAL = 1.02  # Copies are used for a single token only if it takes at most 2 % longer.
+_NEARLY = 1.25  # In place, it may take this much longer than with the weight as it was.
 _SAMPLE = 1 << 23  # So many weights are timed: they leave the CPU's cache between two products.
 _PARTS = 8  # They are parts of this many layers, or of more.
 _ROUNDS = 3
@@ -73,7 +74,12 @@ class ProductTimes(NamedTuple):
     @property
     def least_tokens(self) -> int:
         """From how many tokens on copies are used: not for one if that is slower."""
-        return 1 if self.packed[0] <= _AS_FAST * self.own[0] else 2
+        return 1 if self.packed[0] <= _EQUAL * self.own[0] else 2
+
+    @property
+    def suits_in_place(self) -> bool:
+        """Does a single token take about as long packed? Stock's own steps compute from it too."""
+        return self.packed[0] <= _NEARLY * self.own[0]
 
     @property
     def saved(self) -> float:
@@ -86,7 +92,7 @@ class InPlace:
     """How packed weights take the place of a model's own, for models that we have loaded.
 
     With `kept`, they are never given back. With `copies`, layers that can't be packed in place get
-    copies beside their weight, as in any other model. It `is_over` once weights were given back.
+    copies next to their weight, as in any other model. It `is_over` once weights were given back.
     """
 
     kept: bool
@@ -189,7 +195,7 @@ class Packing:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the copies take beside the weights."""
+        """How many bytes the copies take, the weights not counted."""
         held = [(module, copy.held) for module, copy in list(self.copies.items())]
         return sum(module.weight.nbytes for module, each in held if each and each.copy)
 
@@ -250,13 +256,13 @@ class Packing:
         for dtype, modules in self._layers.items():
             if dtype not in self._times or self._times[dtype].way is None:
                 continue
-            beside = self._how is None or self._how.copies
+            copies = self._how is None or self._how.copies
             without = [
                 module
                 for module in modules
                 if not is_packed_in_place(module)
                 and self._in_use[module].held is None
-                and (beside or self._goes_in_place(module))
+                and (copies or self._goes_in_place(module))
             ]
             if without:
                 missing[dtype] = without
@@ -266,8 +272,7 @@ class Packing:
         return self._how is not None and bool(self._how.layers)
 
     def _goes_in_place(self, module: nn.Linear) -> bool:
-        """Stock's own steps compute from it too, so a single token must not be slower."""
-        return module in self._alone and self._times[module.weight.dtype].least_tokens == 1
+        return module in self._alone and self._times[module.weight.dtype].suits_in_place
 
     @torch.no_grad()
     def _pack_all(self, *, whatever_memory: bool) -> None:
@@ -424,8 +429,10 @@ def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _inputs(weights: Sequence[torch.Tensor], num_tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator("cpu").manual_seed(0)
-    options: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    return [torch.randn(num_tokens, each.shape[1], **options).to(each.dtype) for each in weights]
+    return [
+        torch.randn(num_tokens, each.shape[1], generator=generator, device="cpu").to(each)
+        for each in weights
+    ]
 
 
 def _seconds(

@@ -1,7 +1,7 @@
 """The weights of one layer: how they lie in a buffer, and how they are read from their files.
 
-A large tensor that the file holds as the model wants it is read straight into the buffer. What is
-small, or must be converted or joined, passes through a scratch buffer.
+Tensors that the files hold as the model wants them are read straight into the buffer, together with
+their neighbours. What must be converted or joined passes through a scratch buffer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 import torch
 
-from selfspec.run.streamed.files import BLOCK, StoredTensor, aligned_buffer, in_blocks
+from selfspec.run.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer, in_blocks
 
 __all__ = ["LayerWeights", "Weight", "new_scratch", "read_into"]
 
 _PART = 1 << 22  # At most this many bytes are converted at a time.
-_LEAST = 1 << 16  # Weights of fewer bytes are not read directly, since whole blocks are too much.
 _ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
 
 
@@ -34,14 +33,20 @@ class Weight(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
     @property
-    def skip(self) -> int | None:
-        """Where its bytes begin in the first block that is read; None if it is not read directly.
-
-        torch needs an address that is a multiple of the size of an element.
-        """
+    def is_direct(self) -> bool:
+        """Whether a file holds it as it is, at a place that torch can view in this dtype."""
         first, *others = self.tensors
-        is_copied = others or first.dtype is not self.dtype or self.num_bytes < _LEAST
-        return None if is_copied or first.offset % self.dtype.itemsize else first.offset % BLOCK
+        is_aligned = first.offset % self.dtype.itemsize == 0
+        return not others and first.dtype is self.dtype and is_aligned
+
+
+class _Run(NamedTuple):
+    """Neighbours in a file, read at once; the three numbers are multiples of `BLOCK`."""
+
+    shard: Shard
+    start: int  # in the file
+    into: int  # in the buffer
+    num_bytes: int
 
 
 class LayerWeights:
@@ -49,24 +54,23 @@ class LayerWeights:
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self._weights = weights
-        self._starts: list[int] = []  # of each weight in the buffer
+        self._starts = [0] * len(weights)  # of each weight in the buffer
+        self._runs: list[_Run] = []
         self.num_bytes = 0
-        for weight in weights:
-            if (skip := weight.skip) is None:
-                self._starts.append(self.num_bytes)
-                self.num_bytes += -(-weight.num_bytes // _ALIGNMENT) * _ALIGNMENT
-            else:
-                first = in_blocks(self.num_bytes)
-                self._starts.append(first + skip)
-                self.num_bytes = first + in_blocks(skip + weight.num_bytes)
-        self.num_read = sum(tensor.num_bytes for each in weights for tensor in each.tensors)
+        self._lay_out_runs()
+        self._others = [i for i, weight in enumerate(weights) if not weight.is_direct]
+        for index in self._others:
+            self._starts[index] = self.num_bytes
+            self.num_bytes += -(-weights[index].num_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._copied = [tensor for index in self._others for tensor in weights[index].tensors]
+        read = [run.num_bytes for run in self._runs] + [each.num_bytes for each in self._copied]
+        self.num_read = sum(read)
 
     @property
     def scratch_bytes(self) -> int:
         """How large a scratch buffer `fill` needs: 0 if all weights are read directly."""
-        others = [each for each in self._weights if each.skip is None]
-        sizes = [tensor.num_bytes for weight in others for tensor in weight.tensors]
-        return min(max(sizes), _PART) + 2 * BLOCK if sizes else 0
+        longest = max((tensor.num_bytes for tensor in self._copied), default=0)
+        return min(longest, _PART) + 2 * BLOCK if self._copied else 0
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """The weights as they lie in a buffer (N,) of bytes."""
@@ -79,14 +83,27 @@ class LayerWeights:
         """Reads all weights into a buffer on the CPU."""
         for shard in {tensor.shard for weight in self._weights for tensor in weight.tensors}:
             shard.check()
-        views = self.views(buffer)
-        for weight, view, start in zip(self._weights, views, self._starts, strict=True):
-            if (skip := weight.skip) is None:
-                read_into(view, weight.tensors, scratch)
+        for run in self._runs:
+            run.shard.read(run.start, buffer[run.into : run.into + run.num_bytes])
+        views = self.views(buffer) if self._others else []
+        for index in self._others:
+            read_into(views[index], self._weights[index].tensors, scratch)
+
+    def _lay_out_runs(self) -> None:
+        """Gives each direct weight its place. Neighbours in a file are neighbours in the buffer."""
+        direct = [(w.tensors[0], i) for i, w in enumerate(self._weights) if w.is_direct]
+        direct.sort(key=lambda each: (str(each[0].shard.path), each[0].offset))
+        for tensor, index in direct:
+            run = self._runs[-1] if self._runs else None
+            if run and run.shard is tensor.shard and tensor.offset <= run.start + run.num_bytes:
+                self._runs.pop()
             else:
-                stored, first = weight.tensors[0], start - skip
-                blocks = buffer[first : first + in_blocks(skip + weight.num_bytes)]
-                stored.shard.read(stored.offset - skip, blocks)
+                run = _Run(tensor.shard, tensor.offset // BLOCK * BLOCK, self.num_bytes, 0)
+            in_run = tensor.offset - run.start
+            run = run._replace(num_bytes=max(run.num_bytes, in_blocks(in_run + tensor.num_bytes)))
+            self._runs.append(run)
+            self._starts[index] = run.into + in_run
+            self.num_bytes = run.into + run.num_bytes
 
 
 def read_into(weight: torch.Tensor, tensors: Iterable[StoredTensor], scratch: torch.Tensor) -> None:
@@ -99,7 +116,7 @@ def read_into(weight: torch.Tensor, tensors: Iterable[StoredTensor], scratch: to
             num_bytes, skip = part.numel() * itemsize, offset % BLOCK
             stored.shard.read(offset - skip, scratch[: in_blocks(skip + num_bytes)])
             raw = scratch[skip : skip + num_bytes]
-            raw = raw if skip % itemsize == 0 else raw.clone()
+            raw = raw if skip % itemsize == 0 else raw.clone()  # torch wants an aligned address.
             part.copy_(raw.view(stored.dtype))
             offset += num_bytes
 

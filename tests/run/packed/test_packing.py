@@ -338,21 +338,21 @@ def test_timing_runs_here_and_draws_nothing():
 
 
 @pytest.mark.parametrize(
-    ("shares", "way", "least"),
+    ("shares", "way", "least", "in_place"),
     [
-        ((0.5, 0.5), "same", 1),
-        ((0.95, 0.95), None, 1),
-        ((1.5, 0.3), "same", 2),  # A single token is faster as it is.
-        ((1.05, 0.7), "same", 1),
+        ((0.5, 0.5), "same", 1, True),
+        ((0.95, 0.95), None, 1, False),
+        ((1.5, 0.3), "same", 2, False),  # A single token is faster as it is.
+        ((1.1, 0.3), "same", 2, True),
     ],
 )
-def test_copies_are_used_where_they_are_faster(shares, way, least, monkeypatch):
+def test_copies_are_used_where_they_are_faster(shares, way, least, in_place, monkeypatch):
     weights = clocked(monkeypatch, *shares)
     found = module.product_times(weights)
     assert found.way == way
     if way is None:
         return
-    assert found.least_tokens == least
+    assert (found.least_tokens, found.suits_in_place) == (least, in_place)
     number = 3 * 24 * 16
     assert found.saved * number == pytest.approx(sum(max(1 - each, 0) for each in shares) / 2)
     copy, weight = CopyOf(), weights[0]

@@ -1,0 +1,108 @@
+"""Who wrote the code in a model, as far as functions and classes tell."""
+
+from __future__ import annotations
+
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from torch import nn
+from torch.nn.utils import prune
+
+from selfspec.compat import origins
+from selfspec.compat.modules import hooks_on
+from tests.fakes import new_model, tiny_model
+
+HERE = __name__.partition(".")[0]
+
+
+def hook(*_: Any) -> None:
+    """A user's hook."""
+
+
+def wrapped_like_a_layer() -> Any:
+    @wraps(nn.Linear.forward)
+    def forward(*args: Any) -> Any:
+        return nn.Linear.forward(*args)
+
+    return forward
+
+
+class Hooks:
+    def method(self, *_: Any) -> None:
+        """A hook too."""
+
+    __call__ = method
+
+
+USERS = {
+    "function": hook,
+    "lambda": lambda *_: None,
+    "method": Hooks().method,
+    "object": Hooks(),
+    "class": Hooks,
+    "partial": partial(hook, 1),
+    "in a wrapper of torch": torch.no_grad()(hook),
+    "looks like a layer": wrapped_like_a_layer(),
+}
+
+
+@pytest.mark.parametrize("code", USERS.values(), ids=USERS)
+def test_code_of_a_user_is_known_through_what_wraps_it(code: Any) -> None:
+    assert HERE in origins.packages_of(code)
+    assert not origins.is_of_library(code)
+    assert origins.is_of_library(code, frozenset((HERE,)))
+    assert not origins.is_harmless(code)
+
+
+def test_layers_are_of_libraries() -> None:
+    for module in tiny_model().modules():
+        for code in (type(module), type(module).forward, module.forward):
+            assert origins.is_of_library(code)
+    assert not origins.is_of_library(print)
+
+
+def test_closures_of_one_function_are_the_same() -> None:
+    ones = [lambda *_, n=n: n for n in range(2)]
+    assert origins.functions_of(ones[0]) == origins.functions_of(ones[1])
+    assert origins.functions_of(ones[0]) != origins.functions_of(hook)
+    assert origins.functions_of(Hooks()) == origins.functions_of(Hooks())
+    assert origins.name_of(partial(hook, 1)) == origins.name_of(torch.no_grad()(hook)) == "hook"
+
+
+def test_code_of_a_models_own() -> None:
+    kind = type("Own", (type(tiny_model()),), {"__module__": "somebody.model"})
+    model = new_model()
+    assert origins.written_by_models(model) == {"transformers_modules"}
+    model.__class__ = kind
+    assert origins.written_by_models(model) == {"transformers_modules", "somebody"}
+
+
+def added(model: Any, add: Any) -> list[Any]:
+    add(model)
+    return [each for module in model.modules() for each in hooks_on(module).values()]
+
+
+def test_hooks_that_change_no_token_are_harmless() -> None:
+    for add in (
+        lambda model: model.enable_input_require_grads(),
+        lambda model: prune.l1_unstructured(model.model.layers[0].mlp.up_proj, "weight", 0.5),
+    ):
+        hooks = added(new_model(), add)
+        assert hooks
+        assert all(map(origins.is_harmless, hooks))
+    layer = nn.Linear(2, 2)
+    add_hook_to_module(layer, AlignDevicesHook())
+    assert origins.is_of_library(layer.forward)
+    assert origins.is_of_library(layer._hf_hook)
+
+
+def test_llm_int8_is_known_by_its_name() -> None:
+    layer = type("Linear8bitLt", (nn.Linear,), {})(2, 2)
+    assert origins.layer_that_mixes_tokens(layer) is None
+    layer.state = type("State", (), {"threshold": 6.0})()
+    assert "Linear8bitLt" in str(origins.layer_that_mixes_tokens(layer))
+    layer.state.threshold = 0.0
+    assert origins.layer_that_mixes_tokens(layer) is None
