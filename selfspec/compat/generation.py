@@ -48,6 +48,7 @@ __all__ = [
     "is_of_output_capturing",
     "kv_of",
     "length_of_dropped_mask",
+    "read_prompt",
     "runs_in_step",
     "sdpa_attention_forward",
     "set_columns_seen",
@@ -146,9 +147,28 @@ def update_arguments(
     continued, and an AttributeError is raised.
     """
     updated: dict[str, Any] = model._update_model_kwargs_for_generation(
-        {} if outputs is None else outputs, arguments, num_new_tokens=num_new_tokens
+        {} if outputs is None else outputs,
+        arguments,
+        is_encoder_decoder=bool(model.config.is_encoder_decoder),  # Some models insist on it.
+        num_new_tokens=num_new_tokens,
     )
     return updated
+
+
+def read_prompt(
+    model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict[str, Any]
+) -> Any:
+    """The model's outputs over a prompt, as `generate()` reads it, which may change `arguments`.
+
+    It splits chunks and what belongs to them, and leaves out what a KV cache of the caller's holds.
+    `generate()` does it in a private method. Without that, no prompt can be read.
+    """
+    if not hasattr(model, "_prefill"):
+        raise UnsupportedError(
+            "this version of transformers has no _prefill(), which reads a prompt as generate() "
+            "does; leave assistant= out"
+        )
+    return model._prefill(input_ids, generation_config, arguments, is_first_iteration=True)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import transformers
 from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.compat.generation import KV_NAMES, hidden_kv_name, kv_of
+from selfspec.compat.generation import hidden_kv_name, kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.plugin.row_rules import looks_at_rows, row_stops
 from selfspec.run.rope import changes_other_rows, rope_limit
@@ -131,25 +131,8 @@ def _tensors_of_plain_steps(call: Any) -> str | None:
     return next(asked, None) if call.setting("return_dict_in_generate") else None
 
 
-# Model arguments that a tree's forward sets or follows; any other would have to be followed too.
-_FOLLOWED = frozenset(
-    (
-        "attention_mask",
-        "inputs_embeds",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "position_ids",
-        *KV_NAMES,
-        "return_dict",
-        "use_cache",
-    )
-)
-
-
-def _unfollowed(call: Any) -> str | None:
-    others = (each for each in call.model_kwargs.items() if each[0] not in _FOLLOWED)
-    return next((name for name, value in others if value is not None and value != {}), None)
+def _needed_inputs(call: Any) -> str | None:
+    return call.run.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
 
 
 def _verifies(mode: str) -> Callable[[Any], str | None]:
@@ -260,13 +243,9 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             "{}=True asks for the tensors of each plain step",
             "decoding: `output_attentions`, `output_hidden_states` in the returned dictionary",
         ),
-        Rule(
-            _unfollowed,
-            "the model argument {!r} can't be followed along a draft",
-            "inputs: images and other inputs that are not text",
-        ),
         Rule(_verifies("plain"), shown="models: those that fail a short trial"),
         Rule(_foreign_layer),
+        Rule(_needed_inputs, shown="inputs: images and other inputs that each plain step needs"),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),
     Outcome.TOGETHER: (

@@ -21,7 +21,8 @@ from selfspec.records import DraftTree
 from selfspec.run.backends import eager
 from selfspec.run.grouped_attention import grouped_attention
 from selfspec.run.model import takes
-from selfspec.run.prompt import Prefilled, plain_inputs
+from selfspec.run.other_inputs import plain_inputs
+from selfspec.run.prompt import Prefilled
 
 __all__ = ["ChainBackend", "KeptStates"]
 

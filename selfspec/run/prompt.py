@@ -18,24 +18,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from selfspec.compat.generation import kv_of, length_of_dropped_mask, update_arguments
-from selfspec.compat.states import columns_of, keeps_only_states
+from selfspec.compat.generation import kv_of, read_prompt, update_arguments
+from selfspec.compat.states import columns_of
+from selfspec.run.other_inputs import only_followed, other_inputs, plain_inputs
 
-__all__ = ["Prefilled", "PromptReader", "next_positions", "plain_inputs"]
+__all__ = ["Prefilled", "PromptReader", "next_positions"]
 
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
-
-
-def plain_inputs(
-    model: Any, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
-) -> dict[str, Any]:
-    """What the model's own `generate()` code gives a forward over the last tokens of the ids."""
-    inputs: dict[str, Any] = model.prepare_inputs_for_generation(
-        input_ids, next_sequence_length=num_tokens, **arguments
-    )
-    return inputs
 
 
 def next_positions(
@@ -54,6 +45,8 @@ def next_positions(
         mask = arguments.get("attention_mask")
         if mask is not None and not mask.all():
             return "its plain steps are given no positions, and some columns are padding"
+        if other_inputs(arguments):
+            return "its plain steps are given no positions, and not all columns may be text"
         positions = torch.full((1, 1), kv_of(arguments).get_seq_length(), device=input_ids.device)
     elif positions.is_floating_point():
         given, positions = positions, positions.long()
@@ -101,8 +94,8 @@ class Prefilled:
 class PromptReader:
     """The prompt of one call while it is read.
 
-    Read in one part, it goes through the model as it does with stock. The parts of a longer one go
-    through it as with stock's `prefill_chunk_size`.
+    It goes through the model as with stock, whose own code splits what it splits. The parts of a
+    longer one go through it as with stock's `prefill_chunk_size`.
     """
 
     def __init__(
@@ -129,65 +122,40 @@ class PromptReader:
         return max(int(self._input_ids.shape[1]) - known, 0)
 
     def read(self, num_tokens: int | None = None) -> Prefilled | None:
-        """Reads `num_tokens` more, or all that is left; returns the prompt at its end."""
+        """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
+
+        Images and the like have their places in the whole prompt, which is then read in one part.
+        """
         length = int(self._input_ids.shape[1])
-        end = length if num_tokens is None else min(self._num_read + num_tokens, length)
+        is_whole = num_tokens is None or self._has_one_part
+        end = length if is_whole else min(self._num_read + (num_tokens or 0), length)
         kwargs = dict(self._kwargs)
         with self.listening(kwargs) as asked:
-            is_whole = end - self._num_read == length
-            outputs = self._whole(asked) if is_whole else self._part(self._num_read, end, asked)
+            if end - self._num_read < length:
+                asked = self._of_part(self._num_read, end, asked)
+            ids = self._input_ids[:, self._num_read : end]
+            outputs = read_prompt(self._model, ids, self._config, dict(asked))
         self._num_read = end
         if end < length:
             return None
-        kwargs = update_arguments(self._model, kwargs, outputs=outputs)
+        kwargs = only_followed(update_arguments(self._model, kwargs, outputs=outputs))
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         return Prefilled(self._input_ids, kwargs, logits, self.hidden)
 
-    def _whole(self, kwargs: dict[str, Any]) -> Any:
-        """The model over all that its KV cache does not hold, in the chunks that stock would take.
+    @property
+    def _has_one_part(self) -> bool:
+        embeds, chunk = self._kwargs.get("inputs_embeds"), self._config.prefill_chunk_size
+        return embeds is not None or chunk is not None or bool(other_inputs(self._kwargs))
 
-        With a cache of the caller's, the ids are the whole text or only its end; the length of the
-        attention mask tells.
-        """
-        num_unread, chunk = self._num_unread(kwargs), self._config.prefill_chunk_size
-        if chunk is None:
-            inputs = self._model.prepare_inputs_for_generation(
-                self._input_ids,
-                next_sequence_length=num_unread,
-                is_first_iteration=True,
-                **kwargs,
-            )
-            return self._model(**inputs, return_dict=True)
-        length = self._input_ids.shape[1]
-        for start in range(length - (num_unread or length), length, chunk):
-            outputs = self._part(start, min(start + chunk, length), kwargs)
-        return outputs
-
-    def _num_unread(self, kwargs: dict[str, Any]) -> int | None:
-        if keeps_only_states(kv_of(kwargs)):
-            return None  # Stock does not ask how many columns it has.
-        num_known = int(kv_of(kwargs).get_seq_length())
-        if (embeds := kwargs.get("inputs_embeds")) is not None:
-            return int(embeds.shape[1]) - num_known
-        mask, length = kwargs.get("attention_mask"), int(self._input_ids.shape[1])
-        dropped = length_of_dropped_mask(self._config)
-        return (
-            length - num_known if length == (dropped if mask is None else mask.shape[1]) else None
-        )
-
-    def _part(self, start: int, end: int, kwargs: dict[str, Any]) -> Any:
-        """The model over some columns of the prompt, with those in front of them in its KV."""
-        kwargs = dict(kwargs)
+    def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments for some columns of the prompt, with those in front of them in its KV."""
         num_known = kv_of(kwargs).get_seq_length()
         until = num_known + end - start
         if (mask := kwargs.get("attention_mask")) is not None:
-            kwargs["attention_mask"] = mask[:, :until]
+            kwargs = {**kwargs, "attention_mask": mask[:, :until]}
         if (positions := kwargs.get("position_ids")) is not None:
-            kwargs["position_ids"] = positions[..., num_known:until]
-        inputs = self._model.prepare_inputs_for_generation(
-            self._input_ids[:, start:end], is_first_iteration=True, **kwargs
-        )
-        return self._model(**inputs, return_dict=True)
+            kwargs = {**kwargs, "position_ids": positions[..., num_known:until]}
+        return kwargs
 
     @contextmanager
     def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:

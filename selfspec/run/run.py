@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from selfspec.run.costs import Costs
 from selfspec.run.foreign import distrusted
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.model import device_of
+from selfspec.run.other_inputs import needed_reason, of_plain_steps
 from selfspec.run.packed import Packing, is_packed_in_place
 from selfspec.run.probe import Ability, BrokenTrial, probe
 from selfspec.run.state import State, state_of
@@ -63,6 +64,7 @@ class Run:
         self._costs = costs
         # By the state of the model, and by the width of the trial where that counts.
         self._abilities: dict[tuple[State, int], Ability] = {}
+        self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._runner = KeptRunner()
 
@@ -97,6 +99,22 @@ class Run:
                 del self._abilities[next(iter(self._abilities))]
             self._abilities[key] = found
             return found
+
+    def needed_reason(
+        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
+    ) -> str | None:
+        """Why drafts can't do without a call's images and the like; tried once for each kind."""
+        kind = of_plain_steps(self.model, input_ids, arguments)
+        if kind is None:
+            return None
+        key = state_of(self.model), kind
+        with self._trying:
+            if key not in self._needed:
+                found = needed_reason(self.model, input_ids, generation_config, arguments)
+                if len(self._needed) == _MOST_STATES:
+                    del self._needed[next(iter(self._needed))]
+                self._needed[key] = found
+            return self._needed[key]
 
     def _changes_always(self, state: State) -> bool:
         """Was the model tried in several states that differ in other people's code alone?"""

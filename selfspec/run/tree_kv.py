@@ -68,6 +68,8 @@ def foreign_layer(cache: Cache) -> str | None:
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
+    if len({layer.get_seq_length() for layer in cache.layers} - {0}) > 1:
+        return "its KV layers hold different numbers of columns, as where some hold images"
     return None
 
 

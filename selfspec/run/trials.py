@@ -22,7 +22,8 @@ from selfspec.run.backends import Backend
 from selfspec.run.chains import ChainBackend
 from selfspec.run.depth import Depth
 from selfspec.run.model import AttentionTypes, device_of, takes
-from selfspec.run.prompt import Prefilled, next_positions, plain_inputs
+from selfspec.run.other_inputs import plain_inputs
+from selfspec.run.prompt import Prefilled, next_positions
 from selfspec.run.tree_kv import can_hold_trees
 
 __all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]

@@ -147,6 +147,24 @@ def test_without_stocks_loop_plain_decoding_is_refused():
         generation.decode_plainly(nn.Linear(1, 1), torch.zeros(1, 1))
 
 
+def test_a_prompt_is_read_as_generate_reads_it():
+    def look(model, input_ids, kwargs):
+        config = kwargs.pop("generation_config")
+        found = generation.read_prompt(model, input_ids, config, dict(kwargs))
+        return found.logits[:, -1], generation.kv_of(found).get_seq_length()
+
+    model = new_model()
+    logits, length = inside_a_call(model, look)
+    assert length == prompt()["input_ids"].shape[1]
+    with torch.no_grad():
+        assert torch.equal(logits, model(**prompt(), logits_to_keep=1).logits[:, -1])
+
+
+def test_without_stocks_way_no_prompt_can_be_read():
+    with pytest.raises(selfspec.UnsupportedError, match="_prefill"):
+        generation.read_prompt(nn.Linear(1, 1), torch.zeros(1, 1), None, {})
+
+
 def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
     model = new_model()
     assert generation.runs_in_step(model, True)

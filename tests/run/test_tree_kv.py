@@ -434,6 +434,13 @@ def test_layers_of_other_kinds_are_named(layer, name):
     assert can_hold_trees(cache, 4) == foreign_layer(cache)
 
 
+def test_layers_of_different_lengths_cannot_hold_trees():
+    cache = stock_cache(window=4)
+    write(cache, [[1]])
+    cache.layers[0].update(*[torch.zeros(1, 1, 3, cache.layers[0].keys.shape[-1])] * 2)
+    assert "different numbers of columns" in foreign_layer(cache)
+
+
 def test_static_layers_and_empty_ones_cannot_hold_trees():
     static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
     assert "StaticLayer" in foreign_layer(static)

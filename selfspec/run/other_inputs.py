@@ -1,0 +1,147 @@
+"""What a model is given beyond ids, positions, a mask and KV, and whether its plain steps need it.
+
+Images and sounds are read with the prompt, and the KV holds what came of them. Some arguments go on
+to each plain step, while the forward of a draft gets none of them. So they must change nothing
+there. That is tried, since a name does not tell: `token_type_ids` change nothing in the plain steps
+of Gemma 3, and much in those of GPT-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from selfspec.compat.generation import (
+    KV,
+    KV_NAMES,
+    kv_of,
+    length_of_dropped_mask,
+    read_prompt,
+    update_arguments,
+)
+from selfspec.compat.kernels import is_out_of_memory
+
+__all__ = ["needed_reason", "of_plain_steps", "only_followed", "other_inputs", "plain_inputs"]
+
+# What the forward of a draft sets or follows.
+_FOLLOWED = frozenset(
+    (
+        "attention_mask",
+        "input_ids",
+        "inputs_embeds",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "position_ids",
+        *KV_NAMES,
+        "return_dict",
+        "use_cache",
+    )
+)
+
+
+def plain_inputs(
+    model: Any, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
+) -> dict[str, Any]:
+    """What the model's own `generate()` code gives a forward over the last tokens of the ids."""
+    inputs: dict[str, Any] = model.prepare_inputs_for_generation(
+        input_ids, next_sequence_length=num_tokens, **arguments
+    )
+    return inputs
+
+
+def other_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are given and that no draft can follow."""
+    others = ((name, value) for name, value in arguments.items() if name not in _FOLLOWED)
+    return {name: value for name, value in others if value is not None and value != {}}
+
+
+def only_followed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without all others."""
+    return {name: value for name, value in arguments.items() if name in _FOLLOWED}
+
+
+def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> Hashable:
+    """What a verdict on these arguments holds for; None if there are only some that drafts follow.
+
+    These are the names, and the values that each token has in a plain step, since a model may take
+    zeros for nothing. The sizes of images are no such values. Runs no forward.
+    """
+    if not (given := other_inputs(arguments)):
+        return None
+    step = _plain_step(model, input_ids, update_arguments(model, dict(arguments)))
+    values = {
+        name: tuple(sorted(set(value.flatten().tolist())))
+        for name, value in other_inputs(step).items()
+        if isinstance(value, torch.Tensor)
+        and value.shape == (len(input_ids), 1)
+        and not value.is_floating_point()
+    }
+    return tuple(sorted(given)), tuple(sorted(values.items()))
+
+
+def needed_reason(
+    model: Any,
+    input_ids: torch.Tensor,  # (B, P)
+    generation_config: Any,
+    arguments: dict[str, Any],  # those of the prompt
+) -> str | None:
+    """Why drafts can't do without these arguments; None if they can.
+
+    Reads the prompt into a copy of the KV cache and compares a plain step with one that is not
+    given them. This is done once for arguments of a kind, and takes as long as the prompt does.
+    """
+    arguments = {**arguments, KV: deepcopy(kv_of(arguments))}
+    with torch.no_grad():
+        outputs = read_prompt(model, input_ids, generation_config, dict(arguments))
+        arguments = update_arguments(model, arguments, outputs=outputs)
+        length = _length_of_text(input_ids, generation_config, arguments)
+        if not _numbers_of_columns(kv_of(arguments)) <= {0, length}:
+            return "its KV has columns that are no tokens, such as images"
+        step = _plain_step(model, input_ids, arguments)
+        needed = list(other_inputs(step))
+        if not needed or _are_alike(model, step, needed):
+            return None
+        needed = [name for name in needed if not _are_alike(model, step, [name])] or needed
+    return f"its plain steps need {', '.join(map(repr, needed))}, which drafts are not given"
+
+
+def _plain_step(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
+    return plain_inputs(model, pad(input_ids, (0, 1)), arguments)
+
+
+def _length_of_text(
+    input_ids: torch.Tensor, generation_config: Any, arguments: dict[str, Any]
+) -> int:
+    """How many columns the prompt has, as its mask counts them."""
+    if (mask := arguments.get("attention_mask")) is not None:
+        return int(mask.shape[1]) - 1
+    embeds = arguments.get("inputs_embeds")
+    given = input_ids if embeds is None else embeds
+    return length_of_dropped_mask(generation_config) or int(given.shape[1])
+
+
+def _numbers_of_columns(kv: Any) -> set[int]:
+    """The different numbers; a layer of running states has none, and one without keys has 0."""
+    return {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
+
+
+def _are_alike(model: Any, step: dict[str, Any], names: list[str]) -> bool:
+    """Are the logits of a plain step the same, to the bit, without these arguments?"""
+    without = {name: value for name, value in step.items() if name not in names}
+    try:
+        found = _logits(model, without)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+    return torch.equal(_logits(model, step), found)
+
+
+def _logits(model: Any, step: dict[str, Any]) -> torch.Tensor:
+    outputs = model(**{**step, KV: deepcopy(kv_of(step))}, return_dict=True)
+    return outputs.logits[:, -1]  # type: ignore[no-any-return]

@@ -1,0 +1,97 @@
+"""Prompts with images, and text that a processor has made: stock's text, drafted where possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from selfspec.compat.generation import KV
+from tests.fakes import prompt, tiny_model
+from tests.lossless.same import GREEDY, MODES, Call, run_both
+from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
+
+DRAFTED = [name for name in SEEING if name not in ("git", "mllama")]
+CHAINS = ("qwen3-5",)
+SHORT: dict[str, Any] = {"max_new_tokens": 14}
+
+
+def by_drafts(name: str, inputs: dict[str, Any], **options: Any) -> None:
+    """Stock's text, by trees or, where a model takes none, by chains."""
+    both = run_both(seeing_model(name), inputs, drafts=False, **SHORT, **options)
+    reason = both.stats.disabled_reason
+    assert reason is None or (name in CHAINS and "chains instead of trees" in reason), reason
+    assert both.stats.num_nodes > both.stats.num_steps
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_an_image_in_each_row(name: str, call: Call) -> None:
+    by_drafts(name, prompt_with_image(name, call.num_rows), **call.options)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+@pytest.mark.parametrize("mode", ["greedy", pytest.param("sample", marks=pytest.mark.slow)])
+def test_text_alone_from_a_processor(name: str, mode: str) -> None:
+    inputs: dict[str, Any] = prompt(2)
+    for types in ("token_type_ids", "mm_token_type_ids"):
+        if types in prompt_with_image(name):
+            inputs[types] = torch.zeros_like(inputs["input_ids"])
+    by_drafts(name, inputs, **MODES[mode])
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_three_samples_of_one_prompt(name: str) -> None:
+    by_drafts(name, prompt_with_image(name), num_return_sequences=3, **MODES["sample"])
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_an_image_in_a_first_turn_and_text_in_a_second(name: str) -> None:
+    model, caches = seeing_model(name), []
+
+    def first_turn() -> dict[str, Any]:
+        cache, inputs = DynamicCache(config=model.config.get_text_config()), prompt_with_image(name)
+        model.generate(**inputs, **{KV: cache}, max_new_tokens=1, do_sample=False)
+        caches.append(cache)
+        return {KV: cache}
+
+    ids = torch.cat([prompt_with_image(name)["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for types in ("token_type_ids", "mm_token_type_ids"):
+        if types in prompt_with_image(name):
+            inputs[types] = (ids == ids[0, 10]).int()
+    by_drafts(name, inputs, fresh=first_turn, **GREEDY)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_a_prompt_in_chunks(name: str) -> None:
+    """Stock refuses to cut raw images in chunks, and what it refuses, so do we."""
+    inputs, model = prompt_with_image(name), seeing_model(name)
+    try:
+        model.generate(**inputs, prefill_chunk_size=6, max_new_tokens=2)
+    except Exception as refused:
+        with pytest.raises(type(refused)):
+            by_drafts(name, inputs, prefill_chunk_size=6, **GREEDY)
+    else:
+        by_drafts(name, inputs, prefill_chunk_size=6, **GREEDY)
+
+
+@pytest.mark.parametrize("name", [name for name in SEEING if name not in DRAFTED])
+def test_images_with_columns_of_their_own(name: str) -> None:
+    for num_rows in (1, 2):
+        inputs = prompt_with_image(name, num_rows)
+        both = run_both(seeing_model(name), inputs, drafts=False, **SHORT, **GREEDY)
+        assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
+
+
+def test_types_of_tokens_that_count_are_decoded_plainly_and_others_are_tried_again() -> None:
+    """Those of GPT-2 are embedded in each step; so are zeros."""
+    inputs, model = prompt(2), tiny_model("gpt2")
+    for value in (0, 5):
+        types = torch.full_like(inputs["input_ids"], value)
+        both = run_both(model, {**inputs, "token_type_ids": types}, drafts=False, **GREEDY)
+        assert both.stats.disabled_reason == (
+            "its plain steps need 'token_type_ids', which drafts are not given"
+        )
+    run_both(model, inputs, **GREEDY)
