@@ -43,7 +43,7 @@ def test_adding_the_likeliest_next_equals_brute_force(places, num_nodes):
     assert sum(tree.chances) == pytest.approx(best)
 
 
-def test_the_program_makes_a_tree_that_drafts(told, asked, chat_folder, tmp_path):
+def test_the_program_makes_a_tree_that_drafts(told, asked, chat_folder, tmp_path, measuring):
     asked = [*asked, "--limit", "3", "--max-new-tokens", "24", "--width", "6"]
     status, lines, error = told("fit", *asked, "--out", str(tmp_path / "fitted"))
     assert status == 0, error
