@@ -73,7 +73,6 @@ def compare(
     ids = torch.randint(vocab_size, (1, num_prompt_tokens), generator=generator).to(model.device)
     spec = SelfSpec(**{"budget": "fixed", **knobs})
     attach(model)
-    spec.ability(model)  # is tried out once, and not part of a call
 
     def generate(**more: Any) -> None:
         model.generate(
@@ -85,7 +84,10 @@ def compare(
             **more,
         )
 
-    stock, ours = watched(model, generate), watched(model, lambda: generate(assistant=spec))
+    stock, ours = (
+        watched(model, generate),
+        watched(model, lambda: generate(assistant=spec), lambda: spec.ability(model)),
+    )
     width = spec.config.max_nodes
     allowed = _SLACK * stock.held + width * stock.column
     return {
@@ -100,8 +102,10 @@ def compare(
     }
 
 
-def watched(model: Any, run: Callable[[], object]) -> Memory:
-    """The memory of what runs; looks at the KV behind every forward."""
+def watched(
+    model: Any, run: Callable[[], object], prepare: Callable[[], object] | None = None
+) -> Memory:
+    """The memory of what runs; looks at the KV after every forward but those of `prepare`."""
     held, column = 0, 0
 
     def look(_module: Any, _args: Any, kwargs: dict[str, Any], _output: Any) -> None:
@@ -119,6 +123,9 @@ def watched(model: Any, run: Callable[[], object]) -> Memory:
         torch.cuda.reset_peak_memory_stats(model.device)
     handle = model.register_forward_hook(per_token(look), with_kwargs=True)
     try:
+        if prepare is not None:
+            prepare()
+            held = column = 0
         run()
     finally:
         handle.remove()

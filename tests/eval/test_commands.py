@@ -37,7 +37,7 @@ needs_cores = pytest.mark.skipif(
 )
 
 
-def test_bench_step(told, asked):
+def test_bench_step(told, asked, measuring):
     methods = ["--methods", "stock", "prompt-lookup", "forward-only", "selfspec", "stock-static"]
     status, lines, _ = told("bench_step", *asked, *SHORT, "3", *methods, "--knob", "top_k=4")
     result = json.loads(lines[-1])

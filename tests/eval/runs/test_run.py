@@ -201,7 +201,7 @@ def test_every_study_names_methods_and_knobs_that_there_are(name, tmp_path):
     study = named_study(name)
     assert next(iter(study.variants)) == "stock"
     variants = {"methods": tuple(study.variants), "variants": study.variants}
-    asked = Asked(bench="code-stdlib", output=tmp_path, **variants)
+    asked = Asked(bench="code-stdlib", output=tmp_path, tree="tree.json", **variants)
     check_methods(asked)
     json.dumps(asked.settings())
     if name in REPORTED:
