@@ -52,6 +52,7 @@ def next_positions(
         given, positions = positions, positions.long()
         if not (given == positions).all():
             return "the positions of its plain steps are no whole numbers"
+    positions = positions[..., -1:]  # Phi-3 reads all again where its rotary factors change.
     return positions.expand(*positions.shape[:-2], len(input_ids), 1)
 
 
