@@ -123,9 +123,10 @@ def check_tree(
 
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
     # The last forward is the one whose keys and values are kept.
-    room = backend.max_width(8 + most) - 3  # No tree may cross a block of Llama 4.
+    room = max(backend.max_width(8 + most) - 3, 1)  # No tree may cross a block of Llama 4.
+    crowds = [crowd[:room] for crowd in crowds]
     for some, others in (*pairwise(crowds), (wrong[1:2], wrong[:1])):
-        unseen, first = first_step(*some[:room]), first_step(*others[:room])
+        unseen, first = first_step(*some), first_step(*others)
         if _depends_on_hidden(first, unseen, answers[0], share, partial(first_step, *others)):
             return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
