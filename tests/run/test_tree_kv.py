@@ -437,7 +437,7 @@ def test_layers_of_other_kinds_are_named(layer, name):
 def test_layers_of_different_lengths_cannot_hold_trees():
     cache = stock_cache(window=4)
     write(cache, [[1]])
-    cache.layers[0].update(*[torch.zeros(1, 1, 3, cache.layers[0].keys.shape[-1])] * 2)
+    cache.layers[0].update(cache.layers[0].keys, cache.layers[0].values)
     assert "different numbers of columns" in foreign_layer(cache)
 
 
