@@ -16,6 +16,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.draft_chain import DraftModelCursor
+from selfspec.draft.sources.grammar import Grammar, GrammarCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
@@ -143,12 +144,15 @@ class Row:
         config: SpecConfig,
         prediction: Prediction | None = None,
         draft_model: DraftModelCursor | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
         ids, self.memory = self.prompt_ids, memory
         self.cursors = [source.open(ids, learns=memory.learns) for source in memory.sources]
         if prediction is not None:
             self.cursors.append(PredictionCursor(prediction))
+        if grammar is not None:
+            self.cursors.append(GrammarCursor(grammar))
         if draft_model is not None:
             self.cursors.append(draft_model)
         calibration = memory.calibration

@@ -50,7 +50,8 @@ def merge_candidates(
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token.
 
-    What some do not name is evidence, too, on what those before them named.
+    What some do not name is evidence, too, on what those before them named. A token that can't come
+    is left out.
     """
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
@@ -61,6 +62,9 @@ def merge_candidates(
             candidates = [*candidates, *((each, against) for each in evidence if each not in named)]
         for token, kind in candidates:
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
+    for index, state in states.items():
+        if cursors[index].is_guard:
+            evidence = {each: evidence[each] for each in cursors[index].possible(state, evidence)}
     ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
     ranked.sort(key=itemgetter(0), reverse=True)
     return Siblings(
