@@ -32,9 +32,11 @@ _SIZES: tuple[tuple[str, Any], ...] = (
     (r"num_position_embeddings", 64),
     (r"max_source_positions", 32),
     (r"num_mel_bins", 16),
+    (r"mamba_d_head", 2 * _HIDDEN // _HEADS),
+    (r"rotary_dim", 8),
+    (r"(.*_)?(head_dim|d_head|head_size|kv_channels)|query_pre_attn_scalar", _HIDDEN // _HEADS),
     (r"(.*_)?(num_key_value_heads|kv_heads|num_kv_heads|num_key_heads)", 2),
     (r"(.*_)?(heads?|n_head)", _HEADS),
-    (r"(.*_)?(head_dim|d_head|head_size|kv_channels)|query_pre_attn_scalar", _HIDDEN // _HEADS),
     (r"(.*_)?experts_per_tok(en)?|(.*_)?top_?k|.*_k", 2),
     (r"n_group|topk_group|n_shared_experts|num_shared_experts|first_k_dense_replace", 1),
     (r"num_kv_shared_layers|num_global_layers|num_nextn_predict_layers", 1),
@@ -109,7 +111,10 @@ def _shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
     counts = [config[name] for name in config if _counts_layers(name, config[name])]
     count = max(counts, default=0)
     kept = _kept_layers(config, count)
-    return {name: _value(name, value, count, kept) for name, value in config.items()}
+    small = {name: _value(name, value, count, kept) for name, value in config.items()}
+    if config.get("kv_lora_rank"):
+        small["num_key_value_heads"] = small.get("num_attention_heads", _HEADS)
+    return small
 
 
 def _counts_layers(name: str, value: Any) -> bool:

@@ -12,10 +12,12 @@ _QWEN_VL = {"text_config": {"rope_parameters": _IN_THREE}}
 
 SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 4},
+    "mamba2": {"head_dim": 32},
     "mllama": {"vision_config": {"vision_output_dim": 128}},
     "qwen2_vl": _QWEN_VL | {"vision_config": {"hidden_size": 64, "embed_dim": 64}},
     "qwen2_5_vl": _QWEN_VL,
     "qwen3_vl": _QWEN_VL,
+    "qwen3_vl_moe": _QWEN_VL,
     "voxtral": {"audio_token_id": 150, "audio_config": {"intermediate_size": 256}},
 }
 
