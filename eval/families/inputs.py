@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from eval.families.special import MEDIA, NO_PLACES, PLACES
 
@@ -26,6 +27,14 @@ _SOUND_IDS = ("audio_token_id", "audio_token_index", "audio_token")
 def text_inputs(num_rows: int = 1) -> Inputs:
     """Text alone; of two rows, the second one is shorter and padded at its left."""
     return _padded([[*_BEFORE[2 * row :], *_AFTER] for row in range(num_rows)])
+
+
+def continued(inputs: Inputs, ids: torch.Tensor) -> Inputs:
+    """A second turn: more text after all ids of the first one, whose media its KV cache holds."""
+    ids = torch.cat([ids, torch.tensor([_AFTER])], dim=1)
+    types = {name: value for name, value in inputs.items() if "type_ids" in name}
+    more = {n: pad(v, (0, ids.shape[1] - v.shape[1])) for n, v in types.items()}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
 
 
 def media_inputs(model: Any, num_rows: int = 1) -> Inputs | None:
