@@ -1,13 +1,16 @@
 """Prompts with an image or a sound for small models, as the family's processor would give them.
 
-What a model takes is read off its `forward`, and the number of places that an image takes in the
-text off the features that the model makes of it.
+What a model takes is read off its `forward` and the method that makes features of an image. Some
+forms of an image are tried until the model takes one, and its features say how many places the
+image has in the text.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -17,11 +20,21 @@ from eval.families.special import MEDIA, NO_PLACES, PLACES
 
 Inputs = dict[str, torch.Tensor]
 
-_PIXELS = 16  # Of a side of an image.
+_SIDE = 4  # An image has so many patches in each direction.
 _BEFORE = (7, 3, 11, 19, 5, 23, 42)
 _AFTER = (9, 31, 17, 7, 3, 11, 19, 5, 23)
-_IMAGE_IDS = ("image_token_id", "image_token_index", "media_placeholder_token_id", "image_token")
-_SOUND_IDS = ("audio_token_id", "audio_token_index", "audio_token")
+_IDS = {
+    "image": (
+        "image_token_id",
+        "image_token_index",
+        "media_placeholder_token_id",
+        "image_token",
+        "image_patch_id",
+    ),
+    "sound": ("audio_token_id", "audio_token_index", "audio_token"),
+}
+_FEATURES = {"image": "image", "sound": "audio"}
+_NAMES = {"image": ("pixel_values",), "sound": ("input_features", "input_values")}
 
 
 def text_inputs(num_rows: int = 1) -> Inputs:
@@ -37,29 +50,28 @@ def continued(inputs: Inputs, ids: torch.Tensor) -> Inputs:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
 
 
-def media_inputs(model: Any, num_rows: int = 1) -> Inputs | None:
-    """Text with an image in each row, or with a sound; None for a model that takes neither.
+def media_of(model: Any) -> list[str]:
+    """Which of "image" and "sound" the model reads in its prompts."""
+    takes = inspect.signature(model.forward).parameters
+    return [kind for kind, names in _NAMES.items() if any(name in takes for name in names)]
 
-    Raises what the model raises at an image that is not made as it wants it.
+
+def media_inputs(model: Any, num_rows: int = 1, *, kind: str = "image") -> Inputs:
+    """Text with an image or a sound in each row.
+
+    Raises what the model raises at one that is not made as it wants it.
     """
     takes = inspect.signature(model.forward).parameters
-    if "pixel_values" in takes or model.config.model_type in MEDIA:
-        media, names = _pixels(model, takes), _IMAGE_IDS
-        features = _features(model, "get_image_features", media)
-    elif "input_features" in takes or "input_values" in takes:
-        media, names = _sound(model, takes), _SOUND_IDS
-        features = _features(model, "get_audio_features", media)
-    else:
-        return None
-    token = _id_of(model.config, names)
-    num_places = 0 if token is None else features
-    rows = [[*_BEFORE[2 * row :], *[token] * num_places, *_AFTER] for row in range(num_rows)]
-    inputs = _padded(rows)
-    if token is not None:
-        _add_types(inputs, takes, token, model)
+    media, num_places = _media(model, kind)
+    token = _id_of(model.config, _IDS[kind])
+    places = [] if token is None else [token] * num_places
+    inputs = _padded([[*_BEFORE[2 * row :], *places, *_AFTER] for row in range(num_rows)])
+    for name in ("mm_token_type_ids", "token_type_ids", "image_mask"):
+        if name in takes and token is not None:
+            inputs[name] = (inputs["input_ids"] == token).long()
     if "cross_attention_mask" in takes:
         seen = media["aspect_ratio_mask"][:, None]
-        media["cross_attention_mask"] = seen.repeat(1, inputs["input_ids"].shape[1], 1, 1)
+        inputs["cross_attention_mask"] = seen.repeat(num_rows, inputs["input_ids"].shape[1], 1, 1)
     return inputs | {name: torch.cat([value] * num_rows) for name, value in media.items()}
 
 
@@ -70,69 +82,106 @@ def _padded(rows: list[list[int]]) -> Inputs:
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def _add_types(inputs: Inputs, takes: Mapping[str, Any], token: int, model: Any) -> None:
-    """Which tokens are an image's, for families whose processors say so."""
-    types = (inputs["input_ids"] == token).long()
-    for name in ("mm_token_type_ids", "token_type_ids"):
-        if name in takes:
-            inputs[name] = types
-
-
-def _pixels(model: Any, takes: Mapping[str, Any]) -> Inputs:
-    """An image of noise in the form that the arguments of `forward` ask for."""
-    own = MEDIA.get(model.config.model_type)
-    generator = torch.Generator().manual_seed(1)
-    if own is not None:
-        return own(model, generator)
-    vision = getattr(model.config, "vision_config", model.config)
-    if "image_grid_thw" in takes:
-        return patches(vision, generator)
-    size = getattr(vision, "image_size", None) or _PIXELS
-    side = size if isinstance(size, int) else size[0]
-    image = torch.rand(1, 3, side, side, generator=generator)
-    if "pixel_attention_mask" in takes:
-        return {"pixel_values": image[None]}
-    reader = getattr(model, "get_image_features", model.forward)
-    if "image_sizes" in inspect.signature(reader).parameters:
-        return {"pixel_values": image, "image_sizes": torch.tensor([[side, side]])}
-    return {"pixel_values": image}
-
-
-def patches(vision: Any, generator: torch.Generator) -> Inputs:
-    """An image of four by four patches, as Qwen's processors cut it."""
-    in_time = getattr(vision, "temporal_patch_size", 1)
-    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
-    numbers = channels * in_time * vision.patch_size**2
-    grid = torch.tensor([[1, 4, 4]])
-    return {"pixel_values": torch.rand(16, numbers, generator=generator), "image_grid_thw": grid}
-
-
-def _sound(model: Any, takes: Mapping[str, Any]) -> Inputs:
-    """A spectrum of noise, or a wave where the model takes waves."""
-    own = MEDIA.get(model.config.model_type)
-    generator = torch.Generator().manual_seed(1)
-    if own is not None:
-        return own(model, generator)
-    audio = getattr(model.config, "audio_config", model.config)
-    length = 2 * getattr(audio, "max_source_positions", 32)
-    bins = getattr(audio, "num_mel_bins", 16)
-    sound = {"input_features": torch.rand(1, bins, length, generator=generator)}
-    for name in ("feature_attention_mask", "input_features_mask"):
-        if name in takes:
-            sound[name] = torch.ones(1, length, dtype=torch.long)
-    return sound
-
-
-@torch.inference_mode()
-def _features(model: Any, name: str, media: Inputs) -> int:
-    """How many places of a text the features of one image or sound take."""
+@cache
+def _media(model: Any, kind: str) -> tuple[Inputs, int]:
+    """The first form of an image or a sound that the model takes, and its number of places."""
     model_type = model.config.model_type
-    if model_type in PLACES:
-        return PLACES[model_type]
-    if model_type in NO_PLACES:
-        return 0
-    features = getattr(model, name)(**media)
-    return _num_rows(getattr(features, "pooler_output", features))
+    makers = (getattr(model, "model", model), model)
+    features: Callable[..., Any] | None
+    features = next(
+        filter(None, (getattr(x, f"get_{_FEATURES[kind]}_features", None) for x in makers)), None
+    )
+    if model_type in MEDIA:
+        forms = iter([MEDIA[model_type](model)])
+    else:
+        forms = _images(model, features) if kind == "image" else _sounds(model, features)
+    if features is None or model_type in NO_PLACES:
+        return next(forms), PLACES.get(model_type, 0)
+    wrong: Exception | None = None
+    for media in forms:
+        try:
+            with torch.inference_mode():
+                made = features(**media)
+            return media, PLACES.get(model_type) or _num_rows(getattr(made, "pooler_output", made))
+        except Exception as error:
+            wrong = wrong or error
+    assert wrong is not None
+    raise wrong
+
+
+def _images(model: Any, features: Any) -> Iterator[Inputs]:
+    """An image of noise, cut into patches or whole, with what else the model asks for."""
+    vision = getattr(model.config, "vision_config", model.config)
+    patch = getattr(vision, "patch_size", 4)
+    patch = patch if isinstance(patch, int) else patch[0]
+    size = getattr(vision, "image_size", None) or _SIDE * patch
+    size = size if isinstance(size, int) else size[0]
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
+    takes = _parameters(features or model.forward)
+    merge = getattr(vision, "spatial_merge_size", 1)
+    grid = [_SIDE, _SIDE]
+    others = {
+        "image_grid_thw": [[1, *grid]],
+        "image_grid_hw": [grid],
+        "image_merge_sizes": [merge],
+        "spatial_shapes": [grid],
+        "target_sizes": [grid],
+        "image_sizes": [[size, size]],
+    }
+    given = {name: torch.tensor(value) for name, value in others.items() if name in takes}
+    if not _is_needed(features, "image_sizes"):
+        given.pop("image_sizes", None)
+    number, in_time = _SIDE * _SIDE, getattr(vision, "temporal_patch_size", 1)
+    cut = [
+        ((number, channels * in_time * patch**2), None),
+        ((number, channels * patch**2), None),
+        ((number, channels, patch, patch), None),
+        ((1, number, channels * patch**2), (1, number)),
+        ((1, channels, patch, number * patch), None),
+    ]
+    whole = [
+        ((1, channels, size, size), (1, 1, size, size)),
+        ((1, 1, channels, size, size), (1, 1)),
+        ((1, 3, channels, size, size), None),
+    ]
+    is_cut = {"image_grid_thw", "image_grid_hw", "target_sizes", "spatial_shapes"} & given.keys()
+    needs_mask = _is_needed(features, "pixel_attention_mask")
+    for shape, mask in cut + whole if is_cut else whole + cut:
+        masks = {"pixel_attention_mask": torch.ones(mask).bool()} if needs_mask and mask else {}
+        yield {"pixel_values": _noise(*shape), **given, **masks}
+
+
+def _sounds(model: Any, features: Any) -> Iterator[Inputs]:
+    """A spectrum of noise, or a wave where the model takes waves."""
+    takes = inspect.signature(model.forward).parameters
+    audio = getattr(model.config, "audio_config", model.config)
+    bins = getattr(audio, "num_mel_bins", 16)
+    lengths = (2 * getattr(audio, "max_source_positions", 32), 64, 32)
+    shapes = [shape for n in lengths for shape in ((1, bins, n), (1, n, bins))]
+    if "input_features" not in takes:
+        shapes = [(1, 6400), (1, 1, 6400)]
+    for shape in shapes:
+        mask = torch.ones(1, max(shape), dtype=torch.long)
+        sound = {next(name for name in _NAMES["sound"] if name in takes): _noise(*shape)}
+        for name in ("feature_attention_mask", "input_features_mask", "padding_mask"):
+            if name in takes:
+                sound[name] = mask
+        yield sound
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.rand(prod(shape), generator=torch.Generator().manual_seed(1)).view(shape)
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _is_needed(function: Any, name: str) -> bool:
+    if function is None:
+        return False
+    found = _parameters(function).get(name)
+    return found is not None and found.default is inspect.Parameter.empty
 
 
 def _num_rows(features: Any) -> int:

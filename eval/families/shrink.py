@@ -31,14 +31,17 @@ _SIZES: tuple[tuple[str, Any], ...] = (
     (r"max_position_embeddings|n_positions|max_seq_len|max_sequence_length|context_length", 512),
     (r"num_position_embeddings", 64),
     (r"max_source_positions", 32),
+    (r"mm_tokens_per_image", 4),
     (r"num_mel_bins", 16),
+    (r"index_n_heads|indexer_n_heads", 16),  # With few, scores are often equal: they are all 0.
+    (r"index_topk", 8),
     (r"mamba_d_head", 2 * _HIDDEN // _HEADS),
     (r"rotary_dim", 8),
     (r"(.*_)?(head_dim|d_head|head_size|kv_channels)|query_pre_attn_scalar", _HIDDEN // _HEADS),
     (r"(.*_)?(num_key_value_heads|kv_heads|num_kv_heads|num_key_heads)", 2),
     (r"(.*_)?(heads?|n_head)", _HEADS),
     (r"(.*_)?experts_per_tok(en)?|(.*_)?top_?k|.*_k", 2),
-    (r"n_group|topk_group|n_shared_experts|num_shared_experts|first_k_dense_replace", 1),
+    (r"n(um)?_groups?|topk_group|n_shared_experts|num_shared_experts|first_k_dense_replace", 1),
     (r"num_kv_shared_layers|num_global_layers|num_nextn_predict_layers", 1),
     (r"(.*_)?experts", 4),
     (r"(.*_)?(rank|state_size|conv_size|chunk_size|block_size)", 8),
@@ -86,11 +89,14 @@ def _open_gates(model: Any) -> None:
 
 def small_config(model_type: str) -> Any:
     """The family's own config with small sizes, and with ids of its own below the vocabulary."""
-    config = CONFIG_MAPPING[model_type]()
+    special = dict(SPECIAL.get(model_type, {}))
+    config = CONFIG_MAPPING[model_type](**special.pop("with", {}))
     given = _Ids().renumbered(_shrunk(config.to_dict()))
+    if "is_decoder" in given and not given.get("is_encoder_decoder"):
+        given["is_decoder"] = True  # Else it sees all tokens.
     for name in ("architectures", "dtype", "transformers_version"):
         given.pop(name, None)
-    return type(config).from_dict(_overlaid(given, SPECIAL.get(model_type, {})))
+    return type(config).from_dict(_overlaid(given, special))
 
 
 def _overlaid(given: dict[str, Any], special: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,14 +117,14 @@ def _shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
     counts = [config[name] for name in config if _counts_layers(name, config[name])]
     count = max(counts, default=0)
     kept = _kept_layers(config, count)
-    small = {name: _value(name, value, count, kept) for name, value in config.items()}
+    small = {name: _value(str(name), value, count, kept) for name, value in config.items()}
     if config.get("kv_lora_rank"):
         small["num_key_value_heads"] = small.get("num_attention_heads", _HEADS)
     return small
 
 
 def _counts_layers(name: str, value: Any) -> bool:
-    return re.fullmatch(_LAYERS, name) is not None and type(value) is int and value > 0
+    return re.fullmatch(_LAYERS, str(name)) is not None and type(value) is int and value > 0
 
 
 def _kept_layers(config: Mapping[str, Any], count: int) -> list[int]:
@@ -132,10 +138,18 @@ def _kept_layers(config: Mapping[str, Any], count: int) -> list[int]:
 
 
 def _value(name: str, value: Any, count: int, kept: list[int]) -> Any:
+    if name == "image_grid_pinpoints" and value:
+        return [[16, 32], [32, 16]]
+    if name == "per_layer_config" and value:
+        return {kept.index(int(n)): _shrunk(each) for n, each in value.items() if int(n) in kept}
     if isinstance(value, dict):
-        return value if "rope" in name or "label" in name else _shrunk(value)
+        return _rope(value) if "rope" in name else value if "label" in name else _shrunk(value)
     if isinstance(value, (list, tuple)):
         return _items(name, list(value), count, kept)
+    if name == "head_dim" and value is None:
+        return _HIDDEN // _HEADS
+    if name == "use_cache":
+        return True
     if name == "tie_word_embeddings":
         return False  # Such a model would repeat its last token.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -143,6 +157,16 @@ def _value(name: str, value: Any, count: int, kept: list[int]) -> Any:
     if _counts_layers(name, value):
         return min(value, max(len(kept), 2))
     return _size(name, value)
+
+
+def _rope(value: dict[str, Any]) -> dict[str, Any]:
+    """Positions of three numbers fill a head, where they are read; there may be a rope by type."""
+    if not value.get("rope_type"):
+        return {
+            name: _rope(each) if isinstance(each, dict) else each for name, each in value.items()
+        }
+    partial = {"partial_rotary_factor": 1.0} if "partial_rotary_factor" in value else {}
+    return {**value, **partial, "mrope_section": [2, 2, 4]}
 
 
 def _items(name: str, values: list[Any], count: int, kept: list[int]) -> list[Any]:
@@ -173,7 +197,7 @@ class _Ids:
         self._new: dict[int, int] = {}
 
     def renumbered(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: self._value(name, value) for name, value in config.items()}
+        return {name: self._value(str(name), value) for name, value in config.items()}
 
     def _value(self, name: str, value: Any) -> Any:
         if isinstance(value, dict):

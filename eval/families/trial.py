@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from eval.families.inputs import Inputs, continued, media_inputs, text_inputs
+from eval.families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
 from eval.families.shrink import small_model
 from selfspec import SelfSpec, UnsupportedError, attach
 from selfspec.compat.generation import KV
@@ -25,6 +25,7 @@ _SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 40}
 _NAMES = {"tree": "trees", "chain": "chains", "plain": "plain"}
 
 Answer = Callable[..., torch.Tensor]  # The ids of a call; drafts are options of it.
+Prompts = Callable[[int], Inputs]  # of so many rows
 
 
 class Verdict(NamedTuple):
@@ -49,11 +50,11 @@ class Remembered(Source):
 
     name = "remembered"
 
-    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
-        self._texts = [tuple(text) for text in texts]
+    def __init__(self) -> None:
+        self.texts: list[tuple[int, ...]] = []
 
     def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Cursor:
-        return _Reader(self._texts, tuple(prompt_ids))
+        return _Reader(self.texts, tuple(prompt_ids))
 
 
 class _Reader(Cursor):
@@ -81,30 +82,43 @@ def verdict(family: str) -> Verdict:
     """Tries one family; what the model can't do with stock's loop either is no fault."""
     try:
         model = attach(small_model(family))
+        _generate(model, text_inputs(), _GREEDY)  # Some models change in their first call.
     except Exception as error:
         return Verdict(family, "not made", reason=_line(error))
-    prompt, trouble = "text", None
-    prompts: Callable[[int], Any] = text_inputs
-    try:
-        if (inputs := media_inputs(model)) is not None:
-            _check_seen(model, inputs)
-            prompts = partial(media_inputs, model)
-            prompt = "image" if "pixel_values" in inputs else "sound"
-    except Exception as error:
-        trouble = _line(error)
-    found = {name: _tried(model, answer, prompts) for name, answer in _ways(model, prompts).items()}
+    prompts, trouble = _prompts(model)
+    source = Remembered()
+    spec = SelfSpec(budget="fixed", max_nodes=16, sources=(), extra_sources=[source])
+    found = {
+        f"{way}, {prompt}" if number else way: _tried(answer, maker, spec, source)
+        for number, (prompt, maker) in enumerate(prompts.items())
+        for way, answer in _ways(model, maker).items()
+    }
     ways = {name: served for name, (served, _) in found.items()}
     first = next((name for name in found if ways[name] in FAULTS), "greedy")
     served, reason = found[first]
     if served in FAULTS:
-        return Verdict(family, served, prompt, f"{first}: {reason}", ways)
-    if served == "stock fails":
-        return Verdict(family, "not made", prompt, trouble or reason, ways)
-    if trouble is not None:
-        reason = f"{trouble}; text alone: {served}{reason and f' ({reason})'}"
-        return Verdict(family, "image not made", prompt, reason, ways)
-    others = {f"{name}: {why}" for name, (how, why) in found.items() if how != served and why}
-    return Verdict(family, served, prompt, "; ".join(filter(None, [reason, *sorted(others)])), ways)
+        reason = f"{first}: {reason}"
+    elif served == "stock fails":
+        served, reason = "not made", trouble or reason
+    elif trouble:
+        what = "text alone" if "text" in prompts else "the other"
+        served, reason = "image not made", f"{trouble}; {what}: {served} {reason}".strip()
+    else:
+        others = {f"{name}: {why}" for name, (how, why) in found.items() if how != served and why}
+        reason = "; ".join(filter(None, [reason, *sorted(others)]))
+    return Verdict(family, served, ", ".join(prompts), reason, ways)
+
+
+def _prompts(model: Any) -> tuple[dict[str, Prompts], str]:
+    """What makes prompts, by what is in them; and why none with an image or a sound."""
+    prompts, trouble = {}, ""
+    for kind in media_of(model):
+        try:
+            _check_seen(model, media_inputs(model, kind=kind))
+            prompts[kind] = partial(media_inputs, model, kind=kind)
+        except Exception as error:
+            trouble = f"{kind}: {_line(error)}"
+    return prompts or {"text": text_inputs}, trouble
 
 
 def _check_seen(model: Any, inputs: Inputs) -> None:
@@ -117,7 +131,7 @@ def _check_seen(model: Any, inputs: Inputs) -> None:
         raise ValueError("the image changes no logits")
 
 
-def _ways(model: Any, prompts: Callable[[int], Any]) -> dict[str, Answer]:
+def _ways(model: Any, prompts: Prompts) -> dict[str, Answer]:
     """The calls that are compared, as functions of the options that draft."""
     call = partial(_call, model, prompts)
     return {
@@ -131,12 +145,12 @@ def _ways(model: Any, prompts: Callable[[int], Any]) -> dict[str, Answer]:
 
 
 def _call(
-    model: Any, prompts: Callable[[int], Any], num_rows: int, options: dict[str, Any], **ours: Any
+    model: Any, prompts: Prompts, num_rows: int, options: dict[str, Any], **ours: Any
 ) -> torch.Tensor:
     return _generate(model, prompts(num_rows), options, **ours)
 
 
-def _turns(model: Any, prompts: Callable[[int], Any], **ours: Any) -> torch.Tensor:
+def _turns(model: Any, prompts: Prompts, **ours: Any) -> torch.Tensor:
     """Two turns over one KV cache, which the first one leaves to the second."""
     kv = {KV: DynamicCache(config=model.config.get_text_config(decoder=True))}
     inputs = prompts(1)
@@ -149,15 +163,13 @@ def _generate(model: Any, inputs: Inputs, options: dict[str, Any], **ours: Any) 
     return model.generate(**inputs, **options, **ours, max_new_tokens=_NUM_NEW)  # type: ignore[no-any-return]
 
 
-def _tried(model: Any, answer: Answer, prompts: Callable[[int], Any]) -> tuple[str, str]:
+def _tried(answer: Answer, prompts: Prompts, spec: SelfSpec, source: Remembered) -> tuple[str, str]:
     """How one call is served, and why not better."""
     try:
         stock, state = answer(), torch.get_rng_state()
     except Exception as error:
         return "stock fails", _line(error)
-    spec = SelfSpec(
-        budget="fixed", max_nodes=16, sources=(), extra_sources=[Remembered(_texts(stock, prompts))]
-    )
+    source.texts = _texts(stock, prompts)
     try:
         ours = answer(assistant=spec)
     except UnsupportedError as error:
@@ -166,7 +178,7 @@ def _tried(model: Any, answer: Answer, prompts: Callable[[int], Any]) -> tuple[s
         return "error", _line(error)
     if not ours.equal(stock) or not torch.get_rng_state().equal(state):
         return "wrong text", f"{ours.tolist()} for {stock.tolist()}"[:400]
-    stats = spec.total_stats
+    stats = spec.stats
     if stats.mode == "plain":
         return "plain", stats.disabled_reason or ""
     if not sum(number * times for number, times in stats.accepted_lengths.items()):
@@ -174,11 +186,11 @@ def _tried(model: Any, answer: Answer, prompts: Callable[[int], Any]) -> tuple[s
     return _NAMES[stats.mode], stats.disabled_reason or ""
 
 
-def _texts(ids: torch.Tensor, prompts: Callable[[int], Any]) -> list[list[int]]:
+def _texts(ids: torch.Tensor, prompts: Prompts) -> list[tuple[int, ...]]:
     """The rows without the padding at their left."""
     masks = prompts(len(ids))["attention_mask"] if len(ids) == 2 else [torch.ones(1)] * len(ids)
     starts = [int((mask == 0).sum()) for mask in masks]
-    return [row[start:] for row, start in zip(ids.tolist(), starts, strict=True)]
+    return [tuple(row[start:]) for row, start in zip(ids.tolist(), starts, strict=True)]
 
 
 def _line(error: Exception) -> str:
