@@ -94,28 +94,28 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     ) -> None:
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
         spec, row = self._spec, self._row
-        memory = (
+        learned = (
             spec.learned(scores.shape[-1]).for_request(spec.config.learning)
             if row is None
-            else row.memory
+            else row.learned
         )
-        if memory.learns:
-            top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
+        if learned.learns:
+            top = top_k_of(scores[0, : num_matches + 1], learned.top_k)
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
-            memory.observe_pairs(pairs.numpy(), top)
+            learned.observe_pairs(pairs.numpy(), top)
         if row is None:
-            self._row = self._opened(input_ids, memory)
+            self._row = self._opened(input_ids, learned)
         else:
             self._observe(row, input_ids[0, row.length :].tolist())
 
-    def _opened(self, input_ids: torch.Tensor, memory: Learned) -> Row:
+    def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
         ids, cursor = input_ids[0].tolist(), None
         if self._draft_model is not None:
             # Nobody measures what a step costs here.
             text = DraftText(self._draft_model)
             cursor = DraftModelCursor(text, ids, FixedBudget().worth)
         row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
-        row.begin(memory, self._spec.config, draft_model=cursor)
+        row.begin(learned, self._spec.config, draft_model=cursor)
         return row
 
     def _observe(self, row: Row, committed: list[int]) -> None:
@@ -145,9 +145,9 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         if self._spec.config.learning == "session" and input_ids.shape[1]:
-            memory = self._spec.learned(scores.shape[-1])
+            learned = self._spec.learned(scores.shape[-1])
             pairs = last_pairs(input_ids.cpu(), None, 1)
-            memory.observe_pairs(pairs.numpy(), top_k_of(scores, memory.top_k))
+            learned.observe_pairs(pairs.numpy(), top_k_of(scores, learned.top_k))
         return scores
 
 
