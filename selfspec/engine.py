@@ -6,6 +6,7 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -61,7 +62,7 @@ class Engine:
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
-        num_readable: int | None = None,  # Ids that the model can't read are not worth learning.
+        num_readable: int = sys.maxsize,  # Other ids can't be drafted and are not worth learning.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.backend = backend
@@ -121,7 +122,7 @@ class Engine:
             if call.draft_model is not None:
                 text = DraftText(call.draft_model)
                 cursor = DraftModelCursor(text, row.prompt_ids, budget.worth, call.reach)
-            row.begin(learned, self.config, prediction, cursor)
+            row.begin(learned, self.config, prediction, cursor, self._num_readable)
         self.add(rows, first)
 
     def _budget_for(self, num_rows: int) -> Budget:

@@ -6,6 +6,7 @@ for it. It knows neither the other rows of a batch nor how a forward is run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -143,6 +144,7 @@ class Row:
         config: SpecConfig,
         prediction: Prediction | None = None,
         draft_model: DraftModelCursor | None = None,
+        num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
         ids, self.learned = self.prompt_ids, learned
@@ -153,7 +155,9 @@ class Row:
             self.cursors.append(draft_model)
         calibration = learned.calibration
         self.shape = learned.shape.for_row(ids, learns=learned.learns)
-        self.grower = TreeGrower(self.cursors, config, calibration.probability, self.shape)
+        self.grower = TreeGrower(
+            self.cursors, config, calibration.probability, self.shape, num_readable
+        )
 
     def observe(self, record: StepRecord) -> None:
         """Moves every cursor past the committed tokens; they and the calibration learn."""

@@ -24,6 +24,7 @@ from selfspec.plugin.row_rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
+from selfspec.run.model import num_readable
 from selfspec.run.small_model import DraftModel, DraftText
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
@@ -46,6 +47,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._row: Row | None = None  # There is none before the prompt was read.
         self._draft_model: DraftModel | None = None
         self._max_length = 0
+        self._num_readable = 0
         self._tree = DraftTree.of_root(0)
 
     @contextmanager
@@ -69,6 +71,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
                 )
             self._row = None
             self._max_length = longest if named is None else named
+            self._num_readable = num_readable(model)
             self._draft_model = self._spec.draft_model_for(
                 model, input_ids.shape[1], assistant_model
             )
@@ -115,7 +118,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             text = DraftText(self._draft_model)
             cursor = DraftModelCursor(text, ids, FixedBudget().worth)
         row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
-        row.begin(learned, self._spec.config, draft_model=cursor)
+        config, num_ids = self._spec.config, self._num_readable
+        row.begin(learned, config, draft_model=cursor, num_readable=num_ids)
         return row
 
     def _observe(self, row: Row, committed: list[int]) -> None:
