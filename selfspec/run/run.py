@@ -152,7 +152,6 @@ class Run:
         """
         return self.config.forward == "auto" and self.config.budget == "measured"
 
-    @property
     def kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
         if is_streamed(self.model):
@@ -203,22 +202,20 @@ class Run:
         if attention is None:
             why = "a chain grows the stock KV cache, which has no fixed slots"
             reason = self._checked(why if captures else None)
-            yield ChainBackend(model, kind=self._kind, reason=reason)
+            yield ChainBackend(model, kind=self.kind, reason=reason)
         elif not captures:
-            yield TreeBackend(model, attention, kind=self._kind)
+            yield TreeBackend(model, attention, kind=self.kind)
         elif not (device := device_for(device_of(model), overlap=False)).can_capture:
             reason = self._checked(f"a {device.name} captures no graphs")
-            yield TreeBackend(model, attention, kind=self._kind, reason=reason)
+            yield TreeBackend(model, attention, kind=self.kind, reason=reason)
         else:
             with self._runner.borrow(model, attention) as found:
                 if isinstance(found, str):
                     reason = self._checked(found)
-                    yield TreeBackend(model, attention, kind=self._kind, reason=reason)
+                    yield TreeBackend(model, attention, kind=self.kind, reason=reason)
                 else:
                     strict = self.config.strict and self.config.forward == "graph"
-                    yield TreeBackend(
-                        model, attention, kind=self._kind, runner=found, strict=strict
-                    )
+                    yield TreeBackend(model, attention, kind=self.kind, runner=found, strict=strict)
 
     def shared_backend(
         self, ability: Ability, *, max_rows: int, max_bytes: int | None
@@ -230,14 +227,11 @@ class Run:
         return TreeBackend(
             self.model,
             ability.attention,
-            kind=self._kind,
+            kind=self.kind,
             reason=reason,
             max_rows=max_rows,
             max_bytes=max_bytes,
         )
-
-    def _kind(self) -> str:
-        return self.kind
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

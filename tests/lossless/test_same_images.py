@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, Call, run_both
 from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
+from tests.zoo import VOCAB
 
 DRAFTED = [name for name in SEEING if name not in ("git", "mllama")]
 CHAINS = ("qwen3-5",)
@@ -105,6 +107,24 @@ def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
     )
     assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
     assert both.stats.mode == "plain"
+
+
+@pytest.mark.parametrize("unreadable", [VOCAB + 3, -200])
+@pytest.mark.parametrize("with_draft_model", [False, True])
+def test_ids_that_only_mark_the_place_of_an_image(unreadable: int, with_draft_model: bool) -> None:
+    """The context names them after the token in front of them, and no model could embed them."""
+    model, inputs = tiny_model(), prompt(2)
+    ids = inputs["input_ids"]
+    embeds = model.get_input_embeddings()(ids)
+    ids[:, -7], ids[:, -6:-3] = 7, unreadable
+    draft_model = tiny_model("gpt2") if with_draft_model else None
+    run_both(
+        model,
+        {**inputs, "inputs_embeds": embeds},
+        SelfSpec(budget="fixed", draft_model=draft_model),
+        sequence_bias={(7,): 100.0},
+        **GREEDY,
+    )
 
 
 def test_types_of_tokens_that_count_are_decoded_plainly_and_others_are_tried_again() -> None:
