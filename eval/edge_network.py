@@ -177,7 +177,7 @@ def _even_stages(seeds: range) -> Table:
             row.append(f"{100 * (1 - planned / plain):.1f}")
         rows.append(row)
     head = ["TFLOPS of the large base station", *(f"{case}, %" for case in _CASES)]
-    note = "Of the seconds behind the uploads. A pipeline saves the more, the more even its stages."
+    note = "Of the seconds after the uploads. A pipeline saves the more, the more even its stages."
     return Table("What the pipeline saves", head, rows, note)
 
 

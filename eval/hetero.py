@@ -2,7 +2,7 @@
 
     python -m eval hetero --model PATH --columns 256 --width 4 8 16 32 64
 
-times a whole Llama behind a text of --columns tokens: on one unit, on two that are split by rows as
+times a whole Llama after a text of --columns tokens: on one unit, on two that are split by rows as
 Megatron-LM does it, and on two that are split by columns (figure 9). Of attention, the first unit
 computes the part that all nodes see and the second one the tree. The units are two CPU cores, the
 second one slowed by another process (--load); shares are found by profiling each while the other

@@ -6,6 +6,7 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -61,7 +62,7 @@ class Engine:
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
-        num_readable: int | None = None,  # Ids that the model can't read are not worth learning.
+        num_readable: int = sys.maxsize,  # Other ids can't be drafted and are not worth learning.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.backend = backend
@@ -108,11 +109,11 @@ class Engine:
         self._device = device_for(prompt.logits.device, overlap=self.config.overlap)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
-        memory = learned.for_request(self.config.learning)
+        learned = learned.for_request(self.config.learning)
         self._num_readable = num_readable(call.model)
-        if memory.learns:
-            teach(memory, prompt, call.model.get_output_embeddings(), self._num_readable)
-        call.stats.table_bytes = memory.nbytes
+        if learned.learns:
+            teach(learned, prompt, call.model.get_output_embeddings(), self._num_readable)
+        call.stats.table_bytes = learned.nbytes
         call.stats.seconds["learn"] += self._clock() - start
         self.backend.admit(prompt, reach=call.reach, width=call.width)
         budget = self._budget_for(len(self.rows) + len(rows))
@@ -122,7 +123,7 @@ class Engine:
             if call.draft_model is not None:
                 text = DraftText(call.draft_model)
                 cursor = DraftModelCursor(text, row.prompt_ids, budget.worth, call.reach)
-            row.begin(memory, self.config, prediction, cursor, grammar)
+            row.begin(learned, self.config, prediction, cursor, grammar, self._num_readable)
         self.add(rows, first)
 
     def _budget_for(self, num_rows: int) -> Budget:
@@ -139,7 +140,7 @@ class Engine:
         """Lets in rows that have their first token, and learns from it."""
         laps = Laps(self._clock)
         self.rows += rows
-        tops = self._fetch_tops(first.logits, rows[0].memory)
+        tops = self._fetch_tops(first.logits, rows[0].learned)
         self._device.join()
         self._learn(rows, first.records, tops)
         laps.end("learn")
@@ -181,7 +182,7 @@ class Engine:
         # The device is asked first for what the walk needs, then for the tables.
         logits = _read(rows, logits, self._device)
         laps.end("verify")
-        tops = self._fetch_tops(logits, rows[0].memory)
+        tops = self._fetch_tops(logits, rows[0].learned)
         laps.end("learn")
         records = _verified(rows, trees)
         laps.end("verify")
@@ -246,12 +247,12 @@ class Engine:
         _add_pads(self.rows, trees)
         return trees
 
-    def _fetch_tops(self, logits: torch.Tensor, memory: Learned) -> Fetched | None:
-        """The tables to learn from; all rows learn alike, so any row's memory will do."""
-        if not memory.learns:
+    def _fetch_tops(self, logits: torch.Tensor, learned: Learned) -> Fetched | None:
+        """The tables to learn from; all rows learn alike, so any row's will do."""
+        if not learned.learns:
             return None
         with self._device.side(logits):
-            return self._device.fetch(*top_k(logits[..., : self._num_readable], memory.top_k))
+            return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
 
     def _commit(self, records: list[StepRecord]) -> None:
         """Moves the KV while the CPU works until the next forward, which waits for it."""
@@ -281,6 +282,7 @@ class Engine:
         """Notes how the forwards of a call that is over, or broke off, were run."""
         run, stats = self._run, call.stats
         assert run is not None
+        stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind
         stats.packed_bytes = run.packed_bytes
         stats.eager_reason = self.backend.reason or run.reason

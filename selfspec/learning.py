@@ -29,7 +29,7 @@ def tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
     return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))
 
 
-def teach(memory: Learned, prompt: Prefilled, head: Any, num_readable: int) -> None:
+def teach(learned: Learned, prompt: Prefilled, head: Any, num_readable: int) -> None:
     """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
 
     Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row
@@ -49,7 +49,7 @@ def teach(memory: Learned, prompt: Prefilled, head: Any, num_readable: int) -> N
     indices = torch.tensor(sorted(last.values()), dtype=torch.long, device="cpu")
     for part in torch.split(indices, max(_CHUNK_ELEMENTS // prompt.logits.shape[-1], 1)):
         logits = head(hidden[part.to(hidden.device)])[:, :num_readable] * scale
-        memory.observe_pairs(pairs[part].numpy(), top_k_of(logits, memory.top_k))
+        learned.observe_pairs(pairs[part].numpy(), top_k_of(logits, learned.top_k))
 
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:

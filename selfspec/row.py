@@ -6,6 +6,7 @@ for it. It knows neither the other rows of a batch nor how a forward is run.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -140,29 +141,32 @@ class Row:
 
     def begin(
         self,
-        memory: Learned,
+        learned: Learned,
         config: SpecConfig,
         prediction: Prediction | None = None,
         draft_model: DraftModelCursor | None = None,
         grammar: Grammar | None = None,
+        num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
-        ids, self.memory = self.prompt_ids, memory
-        self.cursors = [source.open(ids, learns=memory.learns) for source in memory.sources]
+        ids, self.learned = self.prompt_ids, learned
+        self.cursors = [source.open(ids, learns=learned.learns) for source in learned.sources]
         if prediction is not None:
             self.cursors.append(PredictionCursor(prediction))
         if grammar is not None:
             self.cursors.append(GrammarCursor(grammar))
         if draft_model is not None:
             self.cursors.append(draft_model)
-        calibration = memory.calibration
-        self.shape = memory.shape.for_row(ids, learns=memory.learns)
-        self.grower = TreeGrower(self.cursors, config, calibration.probability, self.shape)
+        calibration = learned.calibration
+        self.shape = learned.shape.for_row(ids, learns=learned.learns)
+        self.grower = TreeGrower(
+            self.cursors, config, calibration.probability, self.shape, num_readable
+        )
 
     def observe(self, record: StepRecord) -> None:
         """Moves every cursor past the committed tokens; they and the calibration learn."""
-        if self.memory.learns:
-            self.memory.calibration.observe(record)
+        if self.learned.learns:
+            self.learned.calibration.observe(record)
         self.shape.observe(record)
         for cursor in self.cursors:
             cursor.observe(record)

@@ -193,7 +193,7 @@ class Run:
         self.backend = ScriptedBackend(self.model, self.prompts)
         self.stats = GenerationStats()
         self.records: list[StepRecord] = []
-        self.memory = Learned(
+        self.learned = Learned(
             list(self.sources), Calibration(), top_k=3, learns=self.learns, shape=self.shape
         )
         self.rows = [
@@ -239,7 +239,7 @@ class Run:
             clock=self.clock,
         )
         for row in self.rows:
-            row.begin(self.memory, self.config)
+            row.begin(self.learned, self.config)
         engine.add(self.rows, first)
         engine.run()
         return output_of(self.rows).tolist()

@@ -271,7 +271,7 @@ def test_a_frozen_memory_keeps_its_tables_and_its_rates():
     run = Run(MODEL, [[1, 2]], [lut, omniscient(MODEL)], learns=False)
     run.decode()
     assert not (lut.token_ids >= 0).any()
-    assert run.memory.calibration._rates == {}
+    assert run.learned.calibration._rates == {}
     assert all(record.top is None for record in run.records)
 
 

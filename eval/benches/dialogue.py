@@ -32,7 +32,7 @@ class Prompter:
         self.format = _format(tokenizer, prompt_format)
 
     def prompt_ids(self, question: Question, answers: Sequence[str]) -> list[int]:
-        """The prompt of the turn behind those answers."""
+        """The prompt of the turn after those answers."""
         turns = question.turns[: len(answers) + 1]
         if self.format == "plain":
             first = turns[0] if question.plain is None else question.plain

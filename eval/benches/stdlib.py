@@ -1,6 +1,6 @@
 """Questions about code, cut from the running Python's own library: offline, the same every time.
 
-    completion   go on behind the first lines of a function
+    completion   go on after the first lines of a function
     edit         write a function again with one name changed
     docstring    write a function again with its docstring
 

@@ -79,7 +79,7 @@ class Method:
         seed: int,
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(B, L): the prompts `ids` and the texts behind them.
+        """(B, L): the prompts `ids` and the texts after them.
 
         `attention_mask` tells prompts from the padding on their left; None: there is none. Seeds
         the global stream first, so that equal draws give equal texts.
@@ -192,7 +192,7 @@ def end_ids(model: Any) -> frozenset[int]:
 
 
 def to_end(ids: list[int], ends: frozenset[int]) -> list[int]:
-    """What pads a row of a batch behind its end is no part of its text."""
+    """What pads a row of a batch after its end is no part of its text."""
     lengths = (length for length, token in enumerate(ids, start=1) if token in ends)
     return ids[: next(lengths, len(ids))]
 

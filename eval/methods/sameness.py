@@ -18,7 +18,7 @@ MAX_ULPS = 4
 
 
 class Verdict(NamedTuple):
-    """`differs_at` is the first other token, counted from 0 behind the prompt; `gap_ulps` says how
+    """`differs_at` is the first other token, counted from 0 after the prompt; `gap_ulps` says how
     far apart stock's logits put the two, and is None where one text ends: no rounding does that.
     """
 
@@ -59,7 +59,7 @@ def ulp(value: float, dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def _last_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """(V,): behind `ids`."""
+    """(V,): after `ids`."""
     logits: torch.Tensor = model(
         torch.tensor([list(ids)], device=model.device), logits_to_keep=1
     ).logits[0, -1]

@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
     texts: list[list[int]]
     seconds: float  # of decoding, without the prompts' forwards
-    num_steps: int  # forwards behind the prompts'
+    num_steps: int  # forwards after the prompts'
     num_nodes: int | None  # None where the method does not count what it drafts
     bytes_read: int  # while decoding and over the prompts; of accelerate what its process read
     num_forwards: int

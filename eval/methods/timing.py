@@ -16,7 +16,7 @@ import torch
 class Timed(NamedTuple):
     """What a call returned, and its seconds.
 
-    `prefill_seconds` go to the end of the prompt's forward; what comes behind it counts as
+    `prefill_seconds` go to the end of the prompt's forward; what comes after it counts as
     decoding, what a drafter learns from the prompt included.
     """
 
@@ -51,19 +51,19 @@ def synchronise(device: torch.device) -> None:
 def _reading_timed(model: Any, device: torch.device) -> Iterator[Callable[[], float]]:
     """Yields what tells the seconds from here until the model has read its prompt.
 
-    Behind the prompt's forward, every loop updates the arguments of the next one; assisted decoding
-    has read the prompt with its first forward. A hook on the model in any other case would be seen
-    by whoever captures forwards, and all of them would be run eagerly.
+    After the prompt's forward, every loop updates the arguments of the next one with its outputs;
+    assisted decoding has read the prompt with its first forward. A hook on the model in any other
+    case would be seen by what captures forwards, and all of them would be run eagerly.
     """
     start, update = _stamp(device), model._update_model_kwargs_for_generation
     assist = model._get_candidate_generator
     ends: list[Any] = []
     is_assisted = False
 
-    def updating(*args: Any, **kwargs: Any) -> Any:
-        if not is_assisted and not ends:
+    def updating(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if outputs and not is_assisted and not ends:
             ends.append(_stamp(device))
-        return update(*args, **kwargs)
+        return update(outputs, *args, **kwargs)
 
     def assisting(*args: Any, **kwargs: Any) -> Any:
         nonlocal is_assisted

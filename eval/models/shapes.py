@@ -10,7 +10,7 @@ the source's size, which leaves parameters and KV bytes as they are.
     3b     Llama-3.2-3B     3072     28    24  8  128   8192   2,818,747,392 (+0.0 %)         128256
     7b     Llama-2-7B       4096     32    32 32  128  11008   6,476,271,616 (+0.0 %)          32000
 
-The vocabulary is the source's own; behind a colon stands another one, such as the model's, which
+The vocabulary is the source's own; after a colon stands another one, such as the model's, which
 weighs where little else does: ``135m:49152``, or ``135m:full``.
 
 SmolLM's 9 heads over 3 groups and Qwen's 14 over 2 became 8 and 16 over 4, since a source of four
@@ -137,7 +137,7 @@ def named_shape(name: str) -> GrownShape:
         return SHAPES[base]
     if words != "full" and not words.isdecimal():
         raise GrowError(
-            f"behind its colon a shape must have a number of tokens, or full (got {name!r})"
+            f"after its colon a shape must have a number of tokens, or full (got {name!r})"
         )
     vocab_size = _VOCABULARIES[base] if words == "full" else int(words)
     return replace(SHAPES[base], vocab_size=vocab_size)

@@ -1,7 +1,7 @@
 """Ghidorah's fitted tree: one shape for every step, which a search fits to counts.
 
 The questions are answered twice. First trees grow as usual. What is counted then leans towards
-nodes that looked likely, since nobody looks for candidates behind the others. The best shape by
+nodes that looked likely, since nobody looks for candidates after the others. The best shape by
 these counts is filled in every step of the second round, and trees are fitted to its counts.
 
 The search is that of `selfspec.papers.ghidorah`, the counts are in `accuracies`.

@@ -196,7 +196,7 @@ def _cost(summary: Summary) -> Picture | None:
     curve = CostCurve.from_dict(summary["curve"])
     points: dict[float, float] = {width: curve.relative(width) for width in curve.widths}
     note = (
-        f"On this machine, behind {summary['curve']['num_columns']} tokens. A plain step takes "
+        f"On this machine, after {summary['curve']['num_columns']} tokens. A plain step takes "
         f"{1000 * curve.seconds(1):.3g} ms. A width pays where it brings more tokens than this."
     )
     axes = {"x": "queries of the forward", "y": "time (plain steps)", "note": note}

@@ -12,7 +12,7 @@ answer   one method's answer to one question in one turn:
          where it failed: `error`, and no numbers; else `numbers`:
            num_prompt_tokens, num_new_tokens
            seconds, prefill_seconds            of the whole call; to the end of the first forward
-           num_steps                           forwards behind the prompt's
+           num_steps                           forwards after the prompt's
            num_nodes                           verified nodes, roots included
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
@@ -24,7 +24,7 @@ answer   one method's answer to one question in one turn:
            differs_at, gap_ulps                first other token (from 0), and how near a tie it was
          What stock's own methods don't count, from `num_nodes` on, is null or empty.
 text     `questions`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval simulate`
-curve    `seconds` of a forward by its width, on this machine, behind `num_columns` of text
+curve    `seconds` of a forward by its width, on this machine, after `num_columns` of text
 
 Where a key (questions, turn, method, round) comes twice, the later line counts. A line that a kill
 tore is passed over, so its question is answered again.
@@ -111,7 +111,7 @@ def _numbers(line: Mapping[str, Any]) -> Line:
 
 
 def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes lines behind those that are there, and behind a torn one on a line of their own."""
+    """Writes lines after those that are there, and after a torn one on a line of their own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     with path.open("ab+") as file:

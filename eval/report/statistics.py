@@ -100,7 +100,7 @@ def _rates(given: pd.DataFrame) -> Figures:
 
 
 def _stages(given: pd.DataFrame) -> Figures:
-    """Where time goes, by those who say so; a stage that nobody knows yet comes behind."""
+    """Where time goes, by those who say so; a stage that nobody knows yet comes after."""
     spent = _added(given, "stage_seconds")
     names = [name for name in (*STAGES, *spent) if name in spent and name not in ONCE_A_CALL]
     stages = {name: spent[name] for name in names}

@@ -55,7 +55,7 @@ def curve_table(summary: Mapping[str, Any]) -> Table | None:
         for width, each in bounds(summary).items()
     )
     note = f"Bound, decoding alone, every draft right: {', '.join(told)}."
-    title = f"A forward behind {summary['curve']['num_columns']} tokens"
+    title = f"A forward after {summary['curve']['num_columns']} tokens"
     return Table(title, ["width", *map(str, curve.widths)], rows, note)
 
 

@@ -14,7 +14,7 @@ A figure is null where there is nothing to say. `speed_up` is stock's seconds ov
 whole calls: `total` of all questions together with the bootstrap's 95 % from `low` to `high`, then
 `mean`, `median`, `q1`, `q3`, `min` and `max` over questions; a text of another length counts as if
 it had stock's. `prefill_speed_up` is that of the time up to the end of the prompts' forwards, and
-`decode_speed_up` that of all behind it; `drafting_speed_up` is
+`decode_speed_up` that of all after it; `drafting_speed_up` is
 over `forward-only` instead of stock, where that took part. `stage_ms` is the time of a step by
 stage, `call_ms` what is spent once a call. Of several rounds a question counts with the median of
 its seconds; `speed_up_by_round` has the total of each round.

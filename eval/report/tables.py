@@ -51,7 +51,7 @@ def methods_table(summary: Summary) -> Table:
         "Speed-up: stock's seconds over the method's, prompts and all, of all questions together, "
         "with the interval in which 95 % of resamplings put it. Tokens per step: in brackets the "
         "nodes of a step. Same text: answers equal to stock's, near-ties and "
-        "different ones behind them."
+        "different ones after them."
     )
     if (reported := REPORTED.get(summary["settings"].get("study"))) is not None:
         columns = {**columns, reported.head: "{reported}"}
@@ -116,7 +116,7 @@ def steps_table(summary: Summary) -> Table:
         "Speed-up: stock's seconds over the method's, prompts and all; median and quartiles of "
         "single questions (summary.json has their mean, least and most too). Rounds: the totals of "
         "single rounds, from the least to the most. Prompt and answer: the same of the time up to "
-        "the end of the prompt's forward, and of all behind it. By drafts: over forward-only's "
+        "the end of the prompt's forward, and of all after it. By drafts: over forward-only's "
         "seconds in place of stock's, so no faster forward is in it. Forwards: how they were run "
         "when an answer ended, by answers. Largest gap: by how many steps of the dtype stock "
         "preferred its own token, where a text parts."

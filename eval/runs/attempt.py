@@ -107,7 +107,7 @@ def _numbers(
 
 
 def _num_steps(num_forwards: int, new_ids: list[list[int]]) -> int:
-    """Forwards behind the prompt's; in a batch, and where nobody counted, one for each token."""
+    """Forwards after the prompt's; in a batch, and where nobody counted, one for each token."""
     if num_forwards and len(new_ids) == 1:
         return num_forwards - 1
     return sum(len(ids) - 1 for ids in new_ids)
@@ -121,7 +121,7 @@ def padded_for(model: Any, prompts: Sequence[Sequence[int]]) -> Padded:
 
 
 def new_ids_of(output: Any, prompts: Padded, model: Any) -> list[list[int]]:
-    """The ids behind the prompts; in a batch, what pads a row behind its end is none."""
+    """The ids after the prompts; in a batch, what pads a row after its end is none."""
     rows: list[list[int]] = output[:, prompts.ids.shape[1] :].tolist()
     ends = end_ids(model)
     return rows if len(rows) == 1 else [to_end(row, ends) for row in rows]

@@ -137,7 +137,7 @@ class _Runner:
         return [name for name in self.asked.methods if name not in left_out]
 
     def _curve(self) -> list[Line]:
-        """What a forward costs by its width here, behind a prompt of the usual length."""
+        """What a forward costs by its width here, after a prompt of the usual length."""
         answers = read_record(self.rows).frame
         lengths = answers.num_prompt_tokens.dropna()
         if lengths.empty:

@@ -26,7 +26,7 @@ _HOST = "127.0.0.1"
 _PATIENCE = 10  # Seconds that a server has to end by itself.
 _TRANSFORMERS = [sys.executable, "-m", "transformers.cli.transformers", "serve"]
 _SELFSPEC = [sys.executable, "-m", "selfspec.cli", "serve"]
-_PROGRAMS = {  # What stands in front of the model's name, and behind it.
+_PROGRAMS = {  # What stands in front of the model's name, and after it.
     STOCK: (_TRANSFORMERS, []),
     "continuous": (_TRANSFORMERS, ["--continuous-batching"]),
     "plain": (_SELFSPEC, ["--max-nodes", "1"]),

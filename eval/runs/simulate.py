@@ -2,7 +2,7 @@
 
 The text stands for the model: at each token it says what comes next, and nothing of what else was
 likely. So tables learn from the text's own tokens alone, where a model would teach them its top-K
-behind every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
+after every drafted node, and the runners-up have nothing to say. Tokens per step come out lower
 than with the model; what a knob or a source does to them is what it is for. The same rows and
 knobs give the same figures on every machine. A `Clock` says what each step would have taken.
 """
@@ -30,7 +30,7 @@ from selfspec.verify.walk import walk
 
 # Seconds of a step beside its forward: of each step, to look for drafts, and for each node.
 _STEP, _LOOKING, _NODE = 0.3e-3, 0.2e-3, 0.04e-3
-# On a busy machine, this share of the forwards is slow alone, and behind this share many are.
+# On a busy machine, this share of the forwards is slow alone, and after this share many are.
 _ODD, _BURSTS = 0.1, 0.01
 
 
@@ -191,7 +191,7 @@ def _learn(memory: Learned, row: Row, so_far: list[int], record: StepRecord) -> 
 
 
 def _teach(memory: Learned, ids: Sequence[int]) -> None:
-    """Shows the tables what came behind each two tokens, as if the model had been sure of it."""
+    """Shows the tables what came after each two tokens, as if the model had been sure of it."""
     triples = list(zip(ids, ids[1:], ids[2:], strict=False))
     if not memory.learns or not triples:
         return

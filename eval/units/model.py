@@ -30,7 +30,7 @@ _Part = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Read(NamedTuple):
-    """A model behind a prompt, with the nodes of a tree, and the logits that it gives for them."""
+    """A model after a prompt, with the nodes of a tree, and the logits that it gives for them."""
 
     layers: list[Layer]
     head: torch.Tensor  # (V, hidden), with the last norm's weights in it

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from selfspec.batch.prompt_call import Answer
-from selfspec.batch.prompts import Prompt, encoded
+from selfspec.batch.prompts import Prompt, inputs_of
 from selfspec.batch.schedule import Scheduler
 from selfspec.batch.session import Session
 from selfspec.errors import UnsupportedError
@@ -34,8 +34,9 @@ def generate_many(
 
     Args:
         model: A causal language model of transformers; it need not be attached.
-        tokenizer: Its tokenizer.
-        prompts: Texts, lists of messages, or token ids. Up to 256 are taken ahead of the answers.
+        tokenizer: Its tokenizer, or its processor, with which messages may have images.
+        prompts: Texts, lists of messages, token ids, or what a processor makes of one prompt. Up to
+            256 are taken ahead of the answers.
         assistant: The `SelfSpec` that drafts and learns; a new one by default.
         max_rows: The most texts that are written at the same time. More: better use of each
             forward, as long as the device computes faster than it reads weights.
@@ -79,7 +80,7 @@ def _answers(
     while True:
         for index, prompt in islice(numbered, session.num_wanted):
             own_seed = None if seed is None else seed + index
-            session.submit(index, encoded(prompt, tokenizer), own_seed, generate_kwargs)
+            session.submit(index, inputs_of(prompt, tokenizer), own_seed, generate_kwargs)
         if session.is_empty:
             return
         yield from session.work()

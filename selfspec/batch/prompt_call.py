@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -17,6 +17,9 @@ from selfspec.plugin.call import Call
 from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
+
+# Token ids, or what a processor made of a prompt: `input_ids` and what belongs to them.
+PromptInputs = Sequence[int] | Mapping[str, Any]
 
 # Gets the index of a prompt and its new tokens. Returns False if their reader is gone.
 Hear = Callable[[int, Sequence[int]], bool]
@@ -65,14 +68,17 @@ class Answer:
 
 def call_for(
     index: int,
-    ids: Sequence[int],
+    prompt: PromptInputs,
     seed: int | None,
     model: Any,  # or what wraps it, as PEFT does
     tokenizer: Any,
     spec: SelfSpec,
     arguments: dict[str, Any],
 ) -> Call:
-    """Lets `generate()` prepare the call, up to where it would decode; runs no forward."""
+    """Lets `generate()` prepare the call, up to where it would decode; runs no forward.
+
+    Of a prompt with images, transformers encodes the images here, from 5.24 on.
+    """
     for name in _OF_ONE_CALL:
         if arguments.get(name) is not None:
             raise UnsupportedError(
@@ -90,7 +96,8 @@ def call_for(
 
     loop = loop_of(opened, model, arguments)
     call: Call
-    call, alone_reason = model.generate(**_inputs(ids, model), custom_generate=loop, **arguments)
+    inputs = _inputs(prompt, model)
+    call, alone_reason = model.generate(**inputs, custom_generate=loop, **arguments)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
@@ -100,14 +107,14 @@ def call_for(
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
     call.index, call.alone_reason = index, alone_reason
-    call.decode_alone = partial(_decode_alone, spec, model, list(ids), seed, arguments)
+    call.decode_alone = partial(_decode_alone, spec, model, inputs, seed, arguments)
     return call
 
 
 def _decode_alone(
     spec: SelfSpec,
     model: Any,
-    ids: list[int],
+    inputs: dict[str, Any],
     seed: int | None,
     arguments: dict[str, Any],
     hear: Callable[[list[int]], bool],
@@ -126,14 +133,14 @@ def _decode_alone(
     with own_seed(seed, [model.device]):
         try:
             output, stats = model.generate(
-                **_inputs(ids, model),
+                **inputs,
                 custom_generate=loop_of(decoded, model, {**arguments, "streamer": streamer}),
                 streamer=streamer,
                 **arguments,
             )
         except _ReaderGone:
             return None
-    return output[0, len(ids) :].tolist(), stats
+    return output[0, inputs["input_ids"].shape[1] :].tolist(), stats
 
 
 class _ReaderGone(Exception):
@@ -158,6 +165,12 @@ class _Forwarder:
         """Does nothing: the answer itself is the end."""
 
 
-def _inputs(ids: Sequence[int], model: Any) -> dict[str, torch.Tensor]:
-    input_ids = torch.tensor([list(ids)], device=model.device)
-    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+def _inputs(prompt: PromptInputs, model: Any) -> dict[str, Any]:
+    """The arguments of `generate()` that are the prompt, on the model's device."""
+    if not isinstance(prompt, Mapping):
+        ids = torch.tensor([list(prompt)], device=model.device)
+        prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {
+        name: each.to(model.device) if isinstance(each, torch.Tensor) else each
+        for name, each in prompt.items()
+    }

@@ -1,16 +1,79 @@
-"""From a prompt as a user gives it to its tokens."""
+"""From a prompt as a user gives it to its tokens, and to the images that belong to them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
+from selfspec.compat.generation import KV_NAMES
 from selfspec.errors import UnsupportedError
 
-# A text, the messages of a conversation, or token ids.
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+# A text, the messages of a conversation, token ids, or what a processor makes of a prompt.
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Mapping[str, Any]
 
 _RULE = "a prompt must be text, a list of messages with role and content, or token ids"
+_FROM_PROCESSOR = (
+    "inputs of a processor must have input_ids with one row, such as "
+    "processor(..., return_tensors='pt') makes of one prompt"
+)
+
+
+def inputs_of(prompt: Any, processor: Any) -> list[int] | dict[str, Any]:
+    """The ids of a prompt, or the inputs that the model's processor makes of it.
+
+    With a processor, messages may have images, as its chat template takes them. With a tokenizer in
+    its place, prompts are text.
+    """
+    if isinstance(prompt, Mapping):
+        return _one_row(prompt)
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is None:
+        return encoded(prompt, processor)
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
+        return _one_row(_in_parts(prompt, processor))
+    return encoded(prompt, tokenizer)
+
+
+def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of one prompt, checked, without padding."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or len(ids) != 1:
+        got = f"of shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else f"{ids!r:.80}"
+        raise UnsupportedError(f"{_FROM_PROCESSOR} (got input_ids {got})")
+    has_kv = any(inputs.get(name) is not None for name in KV_NAMES)
+    if has_kv or mask is None or mask.shape != ids.shape or mask.all():
+        return dict(inputs)
+    # Rows that come to others can't be padded, and a text alone needs no padding.
+    start = int((mask.cumsum(-1) == 0).sum())
+    if not mask[:, start:].all():
+        raise UnsupportedError("a prompt may be padded on its left alone (got padding elsewhere)")
+    return {
+        name: each[:, start:] if _has_columns(each, ids) else each for name, each in inputs.items()
+    }
+
+
+def _has_columns(value: Any, ids: torch.Tensor) -> bool:
+    """Does a tensor have one value, or several, for each token?"""
+    return isinstance(value, torch.Tensor) and value.shape[:2] == ids.shape
+
+
+def _in_parts(messages: Sequence[Mapping[str, Any]], processor: Any) -> Mapping[str, Any]:
+    """What a processor makes of messages. Many templates pass over a content that is a text."""
+    for each in messages:
+        is_message = isinstance(each.get("role"), str)
+        if not is_message or not isinstance(each.get("content"), (str, list)):
+            raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
+    in_parts = [
+        {**each, "content": [{"type": "text", "text": each["content"]}]}
+        if isinstance(each["content"], str)
+        else dict(each)
+        for each in messages
+    ]
+    options: Any = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    inputs: Mapping[str, Any] = _templated(in_parts, processor, **options)
+    return inputs
 
 
 def encoded(prompt: Any, tokenizer: Any) -> list[int]:
@@ -38,18 +101,15 @@ def _from_messages(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> lis
             "messages need a tokenizer with a chat template, and this one has none; give text "
             "instead"
         )
-    return list(_templated([dict(each) for each in messages], tokenizer))
+    return list(_templated([dict(each) for each in messages], tokenizer, return_dict=False))
 
 
-def _templated(messages: list[dict[str, Any]], tokenizer: Any) -> Sequence[int]:
+def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Any:
     from jinja2 import TemplateError
 
     try:
-        ids: Sequence[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
     except (TemplateError, RecursionError) as error:
         raise UnsupportedError(
             f"the messages must be what the model's chat template takes (got: {error})"
         ) from error
-    return ids

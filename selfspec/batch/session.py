@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import torch
 
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.prompt_call import Answer, Hear, call_for
+from selfspec.batch.prompt_call import Answer, Hear, PromptInputs, call_for
 from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
@@ -125,21 +125,21 @@ class Session:
         self.call(0, [0], 0, {"max_new_tokens": 1})
 
     def submit(
-        self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
+        self, index: int, prompt: PromptInputs, seed: int | None, arguments: dict[str, Any]
     ) -> None:
         """Lets a prompt wait, with the arguments that `generate()` would get; `index` names it.
 
         Refuses what `generate()` would refuse, and what can never fit into the memory.
         """
-        self.add(self.call(index, ids, seed, arguments))
+        self.add(self.call(index, prompt, seed, arguments))
 
     def call(
-        self, index: int, ids: Sequence[int], seed: int | None, arguments: dict[str, Any]
+        self, index: int, prompt: PromptInputs, seed: int | None, arguments: dict[str, Any]
     ) -> Call:
         """The call of a prompt, checked; it does not wait yet."""
-        if not ids:
+        if not prompt:
             raise UnsupportedError("a prompt must have at least one token (got none)")
-        call = call_for(index, ids, seed, self._wrapper, self._tokenizer, self._spec, arguments)
+        call = call_for(index, prompt, seed, self._wrapper, self._tokenizer, self._spec, arguments)
         if self._max_bytes is not None:
             self._check_fits(call, self._max_bytes)
         return call

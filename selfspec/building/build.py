@@ -93,12 +93,12 @@ class _Build:
         recipe, tables = self.recipe, {}
         if recipe.wants_lut:
             model = self.load_model().eval()
-            memory = Knowledge(SpecConfig()).learned(vocab_size(model))
+            learned = Knowledge(SpecConfig()).learned(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
-            read = teach(memory, model, documents, recipe, prefix=prefix)
+            read = teach(learned, model, documents, recipe, prefix=prefix)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
             self.facts["tokens_read"] = self._some(done, "a document with text in it")
-            tables = memory.tables()
+            tables = learned.tables()
             documents = read_ids(recipe, self.tokenizer)
         corpus = self._counted(documents, recipe.max_documents) if recipe.wants_ngrams else None
         return self._contents(tables=tables, corpus=corpus)

@@ -22,14 +22,14 @@ _NEUTRAL = "Hello"
 
 
 def teach(
-    memory: Learned,
+    learned: Learned,
     model: Any,
     documents: Iterable[TokenIds | None],
     recipe: Recipe,
     *,
     prefix: Sequence[int],
 ) -> Iterator[int]:
-    """Shows the sources of `memory` what the model predicts after each token of the documents.
+    """Shows the sources of `learned` what the model predicts after each token of the documents.
 
     Documents are cut into windows, which are read with `prefix` before each. Yields how many
     tokens each forward has read.
@@ -51,7 +51,7 @@ def teach(
         for window, row in zip(batch, logits, strict=True):
             # (N, 2): for each token the one before it, or -1, and the token itself.
             pairs = np.stack([np.append(-1, window[:-1]), window], axis=-1)
-            memory.observe_pairs(pairs, top_k_of(row[: len(window)], memory.top_k))
+            learned.observe_pairs(pairs, top_k_of(row[: len(window)], learned.top_k))
         num_new = sum(map(len, batch))
         num_tokens += num_new
         yield num_new

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -46,12 +47,12 @@ class _Search:
 
 
 def merge_candidates(
-    cursors: Sequence[Cursor], states: States, probability: Probability
+    cursors: Sequence[Cursor], states: States, probability: Probability, num_ids: int
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token.
 
-    What some do not name is evidence, too, on what those before them named. A token that can't come
-    is left out.
+    What some do not name is evidence, too, on what those before them named. Ids that are not below
+    `num_ids`, and tokens that a guard knows can't come, are left out.
     """
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
@@ -65,7 +66,11 @@ def merge_candidates(
     for index, state in states.items():
         if cursors[index].is_guard:
             evidence = {each: evidence[each] for each in cursors[index].possible(state, evidence)}
-    ranked = [(probability(kinds), token, kinds) for token, kinds in evidence.items()]
+    ranked = [
+        (probability(kinds), token, kinds)
+        for token, kinds in evidence.items()
+        if 0 <= token < num_ids
+    ]
     ranked.sort(key=itemgetter(0), reverse=True)
     return Siblings(
         [token for _, token, _ in ranked],
@@ -78,7 +83,8 @@ class TreeGrower:
     """Grows one row's trees, step after step, in the row's shape.
 
     A shape finds here the tree so far, its limits and the row's cursors, and may call `best_first`,
-    `fill` and `add`.
+    `fill` and `add`. Only ids below `num_ids` become nodes: a prompt may have others in the places
+    of images, which the model could not read as drafts.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class TreeGrower:
         config: SpecConfig,
         probability: Probability,
         shape: Shape | None = None,
+        num_ids: int = sys.maxsize,
     ) -> None:
         self.cursors = cursors
         self.tree = DraftTree.of_root(0)
@@ -95,6 +102,7 @@ class TreeGrower:
         self._reading = {i: c for i, c in enumerate(cursors) if c.reads_ahead}
         self._config = config
         self._probability = probability
+        self._num_ids = num_ids
         self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
@@ -176,9 +184,11 @@ class TreeGrower:
     def add(self, parent: int, token: int) -> int | None:
         """The child with a token. A new one has score 0: the model's answer there is learned.
 
-        None if there is no room for it, or if it does not pay.
+        None if there is no room for it, if it does not pay, or if the model can't read it.
         """
         tree = self.tree
+        if not 0 <= token < self._num_ids:
+            return None
         if (there := tree.children[parent].get(token)) is not None:
             return there
         if not self._has_room(parent) or not (self._pays is None or self._pays(tree, 0.0)):
@@ -197,7 +207,7 @@ class TreeGrower:
         for index, cursor in self._reading.items():
             if index in states:
                 cursor.read(states[index], tree.scores[node])
-        siblings = merge_candidates(self.cursors, states, self._probability)
+        siblings = merge_candidates(self.cursors, states, self._probability, self._num_ids)
         tree.looked_at[node] = siblings
         return siblings
 

@@ -24,6 +24,7 @@ from selfspec.plugin.row_rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
+from selfspec.run.model import num_readable
 from selfspec.run.small_model import DraftModel, DraftText
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
@@ -46,6 +47,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._row: Row | None = None  # There is none before the prompt was read.
         self._draft_model: DraftModel | None = None
         self._max_length = 0
+        self._num_readable = 0
         self._tree = DraftTree.of_root(0)
 
     @contextmanager
@@ -69,6 +71,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
                 )
             self._row = None
             self._max_length = longest if named is None else named
+            self._num_readable = num_readable(model)
             self._draft_model = self._spec.draft_model_for(
                 model, input_ids.shape[1], assistant_model
             )
@@ -94,28 +97,29 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     ) -> None:
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
         spec, row = self._spec, self._row
-        memory = (
+        learned = (
             spec.learned(scores.shape[-1]).for_request(spec.config.learning)
             if row is None
-            else row.memory
+            else row.learned
         )
-        if memory.learns:
-            top = top_k_of(scores[0, : num_matches + 1], memory.top_k)
+        if learned.learns:
+            top = top_k_of(scores[0, : num_matches + 1], learned.top_k)
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
-            memory.observe_pairs(pairs.numpy(), top)
+            learned.observe_pairs(pairs.numpy(), top)
         if row is None:
-            self._row = self._opened(input_ids, memory)
+            self._row = self._opened(input_ids, learned)
         else:
             self._observe(row, input_ids[0, row.length :].tolist())
 
-    def _opened(self, input_ids: torch.Tensor, memory: Learned) -> Row:
+    def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
         ids, cursor = input_ids[0].tolist(), None
         if self._draft_model is not None:
             # Nobody measures what a step costs here.
             text = DraftText(self._draft_model)
             cursor = DraftModelCursor(text, ids, FixedBudget().worth)
         row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
-        row.begin(memory, self._spec.config, draft_model=cursor)
+        config, num_ids = self._spec.config, self._num_readable
+        row.begin(learned, config, draft_model=cursor, num_readable=num_ids)
         return row
 
     def _observe(self, row: Row, committed: list[int]) -> None:
@@ -145,9 +149,9 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         if self._spec.config.learning == "session" and input_ids.shape[1]:
-            memory = self._spec.learned(scores.shape[-1])
+            learned = self._spec.learned(scores.shape[-1])
             pairs = last_pairs(input_ids.cpu(), None, 1)
-            memory.observe_pairs(pairs.numpy(), top_k_of(scores, memory.top_k))
+            learned.observe_pairs(pairs.numpy(), top_k_of(scores, learned.top_k))
         return scores
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from selfspec.compat.generation import decoding_switches
+from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.errors import UnsupportedError
@@ -25,7 +25,7 @@ from selfspec.run.costs import Costs
 from selfspec.run.foreign import distrusted
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.model import device_of
-from selfspec.run.other_inputs import needed_reason, of_plain_steps
+from selfspec.run.other_inputs import columns_reason, needed_reason, of_plain_steps
 from selfspec.run.packed import Packing, is_packed_in_place
 from selfspec.run.probe import Ability, BrokenTrial, probe
 from selfspec.run.state import State, state_of
@@ -104,6 +104,8 @@ class Run:
         self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for each kind."""
+        if reason := columns_reason(kv_of(arguments)):
+            return reason
         kind = of_plain_steps(self.model, input_ids, arguments)
         if kind is None:
             return None
@@ -150,7 +152,6 @@ class Run:
         """
         return self.config.forward == "auto" and self.config.budget == "measured"
 
-    @property
     def kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
         if is_streamed(self.model):
@@ -201,22 +202,20 @@ class Run:
         if attention is None:
             why = "a chain grows the stock KV cache, which has no fixed slots"
             reason = self._checked(why if captures else None)
-            yield ChainBackend(model, kind=self._kind, reason=reason)
+            yield ChainBackend(model, kind=self.kind, reason=reason)
         elif not captures:
-            yield TreeBackend(model, attention, kind=self._kind)
+            yield TreeBackend(model, attention, kind=self.kind)
         elif not (device := device_for(device_of(model), overlap=False)).can_capture:
             reason = self._checked(f"a {device.name} captures no graphs")
-            yield TreeBackend(model, attention, kind=self._kind, reason=reason)
+            yield TreeBackend(model, attention, kind=self.kind, reason=reason)
         else:
             with self._runner.borrow(model, attention) as found:
                 if isinstance(found, str):
                     reason = self._checked(found)
-                    yield TreeBackend(model, attention, kind=self._kind, reason=reason)
+                    yield TreeBackend(model, attention, kind=self.kind, reason=reason)
                 else:
                     strict = self.config.strict and self.config.forward == "graph"
-                    yield TreeBackend(
-                        model, attention, kind=self._kind, runner=found, strict=strict
-                    )
+                    yield TreeBackend(model, attention, kind=self.kind, runner=found, strict=strict)
 
     def shared_backend(
         self, ability: Ability, *, max_rows: int, max_bytes: int | None
@@ -228,14 +227,11 @@ class Run:
         return TreeBackend(
             self.model,
             ability.attention,
-            kind=self._kind,
+            kind=self.kind,
             reason=reason,
             max_rows=max_rows,
             max_bytes=max_bytes,
         )
-
-    def _kind(self) -> str:
-        return self.kind
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

@@ -89,8 +89,8 @@ class DraftText:
         An id that the model lacks is read as its last one.
         """
         last = self._draft_model.config.vocab_size - 1
-        known = torch.tensor([[min(token, last) for token in token_ids]], device="cpu")
-        ids = upload(known, device_of(self._draft_model.model))
+        known = [token if 0 <= token < last else last for token in token_ids]
+        ids = upload(torch.tensor([known], device="cpu"), device_of(self._draft_model.model))
         for part in torch.split(ids, _CHUNK, dim=1):
             logits = self._draft_model.forward(part, self._cache)
             self._length += part.shape[1]

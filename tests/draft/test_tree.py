@@ -218,6 +218,14 @@ def test_a_kept_shape_ends_where_the_next_node_does_not_pay():
     assert paths_of(tree) == [(1,), (1, 3), (2,)]
 
 
+def test_ids_that_the_model_cant_read_become_no_nodes():
+    cursor = ScriptedCursor({0: [(9, 0.9), (1, 0.8), (-200, 0.7)], 1: [(9, 0.9)]})
+    trees = TreeGrower([cursor], SpecConfig(), probability_of, num_ids=9)
+    assert paths_of(trees.grow(0, 9)) == [(1,)]
+    assert trees.add(0, 9) is None
+    assert trees.add(0, 8) == 2
+
+
 def test_growth_reads_the_calibration_as_it_stands():
     cursor = ScriptedCursor({0: [(1, 0.002), (2, 0.001)]})
     calibration = Calibration()

@@ -37,11 +37,12 @@ def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-_FEW_CASES = 3  # A test that has no more of them tries each with one row and with three.
+# A test that has few cases tries each with one row and with three, and of many cases every other.
+_FEW_CASES, _MANY_CASES = 3, 0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a case in turns, one row is tried or three where a test has many; the other is slow."""
+    """Of a case in turns, one row is tried or three where a test has more; the rest is slow."""
     tests: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         if "in_turns" in item.keywords and "slow" not in item.keywords:
@@ -53,8 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _take_turns(cases: Mapping[str, list[pytest.Item]]) -> None:
-    """Which of a case's items is kept is drawn by its name, so that all processes agree."""
-    for case, either in cases.items():
-        kept = zlib.crc32(case.encode()) % len(either)
+    """Which of a case's items is kept is drawn by their name, so that all processes agree."""
+    for either in cases.values():
+        drawn = zlib.crc32(either[0].nodeid.encode())
+        kept = drawn % len(either)
         for item in either[:kept] + either[kept + 1 :]:
             item.add_marker("slow")
+        if len(cases) > _MANY_CASES and drawn // 64 % 2:
+            either[kept].add_marker("slow")

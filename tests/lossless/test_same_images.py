@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, Call, run_both
 from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
+from tests.zoo import VOCAB
 
 DRAFTED = [name for name in SEEING if name not in ("git", "mllama")]
 CHAINS = ("qwen3-5",)
@@ -83,6 +85,46 @@ def test_images_with_columns_of_their_own(name: str) -> None:
         inputs = prompt_with_image(name, num_rows)
         both = run_both(seeing_model(name), inputs, drafts=False, **SHORT, **GREEDY)
         assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
+
+
+def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
+    """Nothing in the call tells of the image, but the layers of its KV have different lengths."""
+    model, inputs = seeing_model("mllama"), prompt_with_image("mllama")
+    first = {name: value for name, value in inputs.items() if name != "input_ids"}
+    ids = torch.cat([inputs["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
+
+    def first_turn() -> dict[str, Any]:
+        cache = DynamicCache(config=model.config.get_text_config())
+        model.generate(inputs["input_ids"], **first, **{KV: cache}, max_new_tokens=1)
+        return {KV: cache}
+
+    both = run_both(
+        model,
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        fresh=first_turn,
+        drafts=False,
+        **GREEDY,
+    )
+    assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
+    assert both.stats.mode == "plain"
+
+
+@pytest.mark.parametrize("unreadable", [VOCAB + 3, -200])
+@pytest.mark.parametrize("with_draft_model", [False, True])
+def test_ids_that_only_mark_the_place_of_an_image(unreadable: int, with_draft_model: bool) -> None:
+    """The context names them after the token in front of them, and no model could embed them."""
+    model, inputs = tiny_model(), prompt(2)
+    ids = inputs["input_ids"]
+    embeds = model.get_input_embeddings()(ids)
+    ids[:, -7], ids[:, -6:-3] = 7, unreadable
+    draft_model = tiny_model("gpt2") if with_draft_model else None
+    run_both(
+        model,
+        {**inputs, "inputs_embeds": embeds},
+        SelfSpec(budget="fixed", draft_model=draft_model),
+        sequence_bias={(7,): 100.0},
+        **GREEDY,
+    )
 
 
 def test_types_of_tokens_that_count_are_decoded_plainly_and_others_are_tried_again() -> None:

@@ -52,9 +52,10 @@ _NEARLY = 1.25  # In place, it may take this much longer than with the weight as
 _SAMPLE = 1 << 23  # So many weights are timed: they leave the CPU's cache between two products.
 _PARTS = 8  # They are parts of this many layers, or of more.
 _ROUNDS = 3
-# Timing takes about as long as this many forwards over the weights that are timed. It is done once
-# the model was asked for several times as much.
-_DUE = 640
+# Timing takes about as long as a tenth of this many forwards over the weights that are timed. It is
+# done once the model was asked for as much. If nothing was faster then, another program may have
+# been in the way: it is done again after several times as much.
+_DUE, _LATER, _TRIES = 640, 8, 3
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _SHOWN = 2.0  # What takes longer than this many seconds is shown.
@@ -153,6 +154,7 @@ class Packing:
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
         self._num_forwards = 0.0  # One over many tokens counts as several.
+        self._due = [_DUE * _LATER**number for number in range(_TRIES)]
         self._layers: _Layers = {}  # that can be packed
         self._in_use: dict[nn.Linear, CopyOf] = {}
         self._how: InPlace | None = None
@@ -210,9 +212,10 @@ class Packing:
         with self._lock:
             self._num_forwards += max(num_tokens / _WIDE, 1.0)
             num_weights = sum(map(_num_weights, self._layers.values()))
-            is_due = self._num_forwards * num_weights >= _DUE * min(num_weights, _SAMPLE)
-            if self._knows_all() or is_due:
+            done = self._num_forwards * num_weights / max(min(num_weights, _SAMPLE), 1)
+            if done >= self._due[0]:
                 self._time_all()
+            if self._knows_all():
                 saved = self._num_forwards * self._seconds(self._layers, "saved")
                 if saved >= self._seconds(self._missing(), "packing"):
                     self._pack_all(whatever_memory=False)
@@ -222,20 +225,22 @@ class Packing:
         """Packs all layers now, if they get faster; returns why they are not packed, or None."""
         with self._lock:
             self._time_all()
-            self._pack_all(whatever_memory=whatever_memory)
+            if self._knows_all():
+                self._pack_all(whatever_memory=whatever_memory)
             self._note_packed()
         return self.reason
 
     def _note_packed(self) -> None:
         is_any = self._is_in_place() or self.num_bytes > 0
         self.is_packed = is_any and self._knows_all() and not self._missing()
+        self.reason = None if self.is_packed else self.reason
 
     def _knows_all(self) -> bool:
         return self._layers.keys() <= self._times.keys()
 
     @torch.no_grad()
     def _time_all(self) -> None:
-        """Times the layers that were not timed yet; ends the matter if none gets faster."""
+        """Times the layers that were not timed yet; ends the matter if none gets faster at last."""
         for dtype, modules in self._layers.items():
             if dtype not in self._times:
                 start = perf_counter()
@@ -243,7 +248,10 @@ class Packing:
                 _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, found)
         if not self._is_in_place() and not any(self._times[each].way for each in self._layers):
             self.reason = self.reason or "no layer is at least 10 % faster packed"
-            self.is_settled = True
+            self.is_settled = len(self._due) == 1 or not self._layers
+            if not self.is_settled:
+                self._times.clear()
+                del self._due[0]
 
     def _seconds(self, layers: _Layers, what: str) -> float:
         """What the layers take to pack, or save in a forward."""

@@ -17,7 +17,7 @@ from tests.tiny import make_tokenizer
 
 PLACES = [path for depth in (1, 2, 3) for path in product((0, 1), repeat=depth)]
 shares = st.sampled_from([0.0, 0.05, 0.3, 0.3, 0.6, 1.0])
-# The rates of two candidates behind each node of three levels.
+# The rates of two candidates after each node of three levels.
 by_place = st.fixed_dictionaries(
     {path: st.tuples(shares, shares) for path in [(), *PLACES] if len(path) < 3}
 )

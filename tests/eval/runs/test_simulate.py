@@ -25,7 +25,7 @@ def test_a_text_that_repeats_itself_takes_as_few_steps_as_its_trees_allow():
     """Each step drafts the 10 tokens to come, has them all right, and yields one more."""
     text = Text("t", PERIOD, PERIOD * 4)
     stats = replayed(text, max_nodes=11, **CONTEXT)
-    assert stats.num_steps == 4  # 39 tokens behind the first one, 11 a step
+    assert stats.num_steps == 4  # 39 tokens after the first one, 11 a step
     assert stats.tokens_per_step == 39 / 4
     assert stats.accepted_lengths == {10: 3, 5: 1}
     assert replayed(text, max_nodes=2, **CONTEXT).num_steps == 20

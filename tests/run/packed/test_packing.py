@@ -241,6 +241,29 @@ def test_layers_are_timed_once_that_is_a_small_part_of_the_work(model, monkeypat
     assert timed == [torch.float32]
 
 
+def test_where_nothing_was_faster_layers_are_timed_again_after_more_work(model, monkeypatch):
+    """Another program may have been in the way of the first times. The third ones are the last."""
+    timed = fake_trials(monkeypatch, pays=False)
+    monkeypatch.setattr(module, "_DUE", 1)
+    packing = Packing.of(model)
+    for num_tries, num_forwards in enumerate((1, 7, 56), 1):
+        assert not packing.is_settled
+        packing.before_forward(8 * num_forwards)
+        assert len(timed) == num_tries
+    assert packing.is_settled
+    assert packing.reason is not None
+
+
+def test_later_times_may_be_better(model, monkeypatch):
+    fake_trials(monkeypatch, pays=False)
+    packing = packed(model)
+    assert not packing.is_packed
+    fake_trials(monkeypatch)
+    packing.before_forward(1)
+    assert packing.is_packed
+    assert packing.reason is None
+
+
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
     def interrupted(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
         if of[0].shape[1] == 24:

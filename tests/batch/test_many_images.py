@@ -1,0 +1,126 @@
+"""Prompts with images among many: each text is what `generate()` gives for that prompt alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from selfspec import SelfSpec, UnsupportedError, generate_many
+from selfspec.batch.prompts import inputs_of
+from selfspec.compat.generation import KV
+from tests.fakes import WildSource, prompt, tiny_tokenizer
+from tests.lossless.same import MODES
+from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
+
+FOLLOWED = [name for name in SEEING if name not in ("git", "mllama", "qwen3-5")]
+
+
+def wild(**knobs: Any) -> SelfSpec:
+    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8, **knobs)
+
+
+def with_other_pixels(inputs: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The same ids with another image."""
+    return {**inputs, "pixel_values": inputs["pixel_values"] * factor}
+
+
+def padded(inputs: dict[str, Any], number: int) -> dict[str, Any]:
+    """With padding on the left, in all that has a value for each token."""
+    shape = inputs["input_ids"].shape
+    wide = {name: each.shape[:2] == shape for name, each in inputs.items()}
+    return {
+        name: torch.nn.functional.pad(each, (number, 0)) if wide[name] and each.dim() == 2 else each
+        for name, each in inputs.items()
+    }
+
+
+def alone(model: Any, inputs: dict[str, Any], seed: int, **options: Any) -> list[int]:
+    """The new tokens of stock's own call."""
+    torch.manual_seed(seed)
+    output = model.generate(**inputs, **options)
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SEEING)
+def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
+    """Among them the same ids with three images, which nothing that is kept may confuse."""
+    model, seen, text = seeing_model(name), prompt_with_image(name, seed=2), prompt(1, 17, seed=3)
+    given = [
+        seen,
+        with_other_pixels(seen, -1.0),
+        text,
+        with_other_pixels(seen, 0.3),
+        prompt_with_image(name, seed=4),
+        seen,
+    ]
+    options, spec = {"max_new_tokens": 10, "eos_token_id": [15, 26], **MODES[mode]}, wild()
+    expected = [alone(model, inputs, 3 + i, **options) for i, inputs in enumerate(given)]
+    assert len({tuple(ids) for ids in expected[:2]}) == 2
+    for _ in range(2):  # The second time, tables know all texts.
+        answers = generate_many(
+            model, tiny_tokenizer(), given, assistant=spec, max_rows=3, seed=3, **options
+        )
+        found = {answer.index: answer.ids for answer in answers}
+        assert [found[index] for index in range(len(given))] == expected
+    if name in FOLLOWED:
+        assert spec.total_stats.disabled_reason is None
+        assert spec.total_stats.num_nodes > spec.total_stats.num_steps
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_padding_is_left_out(name: str) -> None:
+    model, inputs = seeing_model(name), prompt_with_image(name)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    given = [inputs, padded(inputs, 4), with_other_pixels(padded(inputs, 9), -1.0)]
+    answers = list(generate_many(model, tiny_tokenizer(), given, assistant=wild(), **options))
+    assert {answer.num_prompt_tokens for answer in answers} == {21}
+    for answer in answers:
+        alone_inputs = inputs_of(given[answer.index], tiny_tokenizer())
+        assert answer.ids == alone(model, alone_inputs, 0, **options)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_kv_cache_from_turn_to_turn(name: str) -> None:
+    """Each prompt may bring its own, which is filled as `generate()` fills it."""
+    model, tokenizer, first = seeing_model(name), tiny_tokenizer(), prompt_with_image(name)
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+
+    def ours(inputs: dict[str, Any]) -> list[int]:
+        (answer,) = generate_many(model, tokenizer, [inputs], assistant=wild(), **options)
+        return answer.ids
+
+    def stock(inputs: dict[str, Any]) -> list[int]:
+        return alone(model, inputs, 0, **options)
+
+    def two_turns(answer: Any) -> tuple[list[int], int]:
+        kv = DynamicCache(config=model.config.get_text_config())
+        new = torch.tensor([answer({**first, KV: kv})])
+        ids = torch.cat([first["input_ids"], new, prompt(seed=4)["input_ids"]], dim=1)
+        second = {"input_ids": ids, "attention_mask": torch.ones_like(ids), KV: kv}
+        for types in ("token_type_ids", "mm_token_type_ids"):
+            if types in first:
+                second[types] = torch.zeros_like(ids)
+        return answer(second), kv.get_seq_length()
+
+    assert two_turns(ours) == two_turns(stock)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"pixel_values": torch.zeros(1, 3, 8, 8)}, "got input_ids None"),
+        ({"input_ids": [[1, 2]]}, "return_tensors='pt'"),
+        (prompt(2), r"got input_ids of shape \(2, "),
+        (
+            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 0]])},
+            "on its left alone",
+        ),
+    ],
+)
+def test_what_is_refused(inputs: Any, said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        list(generate_many(seeing_model("llava"), tiny_tokenizer(), [inputs], max_new_tokens=2))
