@@ -53,7 +53,9 @@ def continued(inputs: Inputs, ids: torch.Tensor) -> Inputs:
 def media_of(model: Any) -> list[str]:
     """Which of "image" and "sound" the model reads in its prompts."""
     takes = inspect.signature(model.forward).parameters
-    return [kind for kind, names in _NAMES.items() if any(name in takes for name in names)]
+    parts = {"image": "vision_config", "sound": "audio_config"}
+    has = [kind for kind, part in parts.items() if getattr(model.config, part, True) is not None]
+    return [kind for kind in has if any(name in takes for name in _NAMES[kind])]
 
 
 def media_inputs(model: Any, num_rows: int = 1, *, kind: str = "image") -> Inputs:
@@ -127,6 +129,7 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
         "spatial_shapes": [grid],
         "target_sizes": [grid],
         "image_sizes": [[size, size]],
+        "image_position_ids": [[[i % _SIDE, i // _SIDE] for i in range(_SIDE**2)]],
     }
     given = {name: torch.tensor(value) for name, value in others.items() if name in takes}
     if not _is_needed(features, "image_sizes"):
@@ -139,12 +142,20 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
         ((1, number, channels * patch**2), (1, number)),
         ((1, channels, patch, number * patch), None),
     ]
+    if "image_position_ids" in given:
+        cut.insert(0, ((1, number, channels * patch**2), None))
     whole = [
         ((1, channels, size, size), (1, 1, size, size)),
         ((1, 1, channels, size, size), (1, 1)),
         ((1, 3, channels, size, size), None),
     ]
-    is_cut = {"image_grid_thw", "image_grid_hw", "target_sizes", "spatial_shapes"} & given.keys()
+    is_cut = {
+        "image_grid_thw",
+        "image_grid_hw",
+        "target_sizes",
+        "spatial_shapes",
+        "image_position_ids",
+    } & given.keys()
     needs_mask = _is_needed(features, "pixel_attention_mask")
     for shape, mask in cut + whole if is_cut else whole + cut:
         masks = {"pixel_attention_mask": torch.ones(mask).bool()} if needs_mask and mask else {}
