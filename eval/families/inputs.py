@@ -104,7 +104,10 @@ def _media(model: Any, kind: str) -> tuple[Inputs, int]:
         try:
             with torch.inference_mode():
                 made = features(**media)
-            return media, PLACES.get(model_type) or _num_rows(getattr(made, "pooler_output", made))
+            if model_type in PLACES:
+                return media, PLACES[model_type]
+            found = getattr(made, "pooler_output", made)
+            return media, _num_rows(made.last_hidden_state if found is None else found)
         except Exception as error:
             wrong = wrong or error
     assert wrong is not None
@@ -134,9 +137,9 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
     given = {name: torch.tensor(value) for name, value in others.items() if name in takes}
     if not _is_needed(features, "image_sizes"):
         given.pop("image_sizes", None)
-    number, in_time = _SIDE * _SIDE, getattr(vision, "temporal_patch_size", 1)
+    number = _SIDE * _SIDE
     cut = [
-        ((number, channels * in_time * patch**2), None),
+        ((number, 2 * channels * patch**2), None),  # two pictures of a film
         ((number, channels * patch**2), None),
         ((number, channels, patch, patch), None),
         ((1, number, channels * patch**2), (1, number)),
@@ -170,7 +173,7 @@ def _sounds(model: Any, features: Any) -> Iterator[Inputs]:
     lengths = (2 * getattr(audio, "max_source_positions", 32), 64, 32)
     shapes = [shape for n in lengths for shape in ((1, bins, n), (1, n, bins))]
     if "input_features" not in takes:
-        shapes = [(1, 6400), (1, 1, 6400)]
+        shapes = [(1, 9600), (1, 1, 9600)]
     for shape in shapes:
         mask = torch.ones(1, max(shape), dtype=torch.long)
         sound = {next(name for name in _NAMES["sound"] if name in takes): _noise(*shape)}

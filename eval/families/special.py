@@ -38,5 +38,5 @@ def _pooled(model: Any) -> dict[str, torch.Tensor]:
 
 
 MEDIA: dict[str, Callable[..., dict[str, torch.Tensor]]] = {"mllama": _tiles, "molmo2": _pooled}
-PLACES: dict[str, int] = {"qwen2_audio": 16}
+PLACES: dict[str, int] = {"granite4_vision": 10, "qwen2_audio": 16}
 NO_PLACES: frozenset[str] = frozenset(("git", "mllama"))
