@@ -172,6 +172,7 @@ MODULES = {  # Each has `add_options` and `run`.
     "predict": "what right and wrong predictions of edits bring",
     "hybrid": "what right and wrong predictions bring to models with a running state",
     "kv_memory": "what the KV costs in memory",
+    "census": "which families of models are drafted for",
     "budgets": "the measured width beside fixed ones, on a simulated clock",
     "hetero": "a model and its attention on two units, after Ghidorah",
     "edge_network": "an edge network, simulated",

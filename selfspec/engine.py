@@ -281,6 +281,7 @@ class Engine:
         """Notes how the forwards of a call that is over, or broke off, were run."""
         run, stats = self._run, call.stats
         assert run is not None
+        stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind
         stats.packed_bytes = run.packed_bytes
         stats.eager_reason = self.backend.reason or run.reason

@@ -40,6 +40,7 @@ class GenerationStats:
         num_disabled_calls: Calls in which drafting was off, or not as asked.
         disabled_reason: Why it was, in the last such call.
         paused: Why the last call that drafted nothing for a good part of it did so.
+        mode: What the last call verified: ``"tree"``, ``"chain"``, or ``"plain"`` for no drafts.
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
@@ -64,6 +65,7 @@ class GenerationStats:
     num_disabled_calls: int = 0
     disabled_reason: str | None = field(default=None, metadata=_LATEST)
     paused: str | None = field(default=None, metadata=_LATEST)
+    mode: str = field(default="", metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)

@@ -80,7 +80,15 @@ def test_a_step_is_counted_exactly():
     assert read["accepted_by_source"] == {"lut": 1, "context": 2}
 
 
-LATEST = ("disabled_reason", "paused", "forward", "eager_reason", "table_bytes", "packed_bytes")
+LATEST = (
+    "disabled_reason",
+    "paused",
+    "mode",
+    "forward",
+    "eager_reason",
+    "table_bytes",
+    "packed_bytes",
+)
 
 
 def test_adding_leaves_out_no_field():

@@ -119,7 +119,7 @@ class Call:
     def decode_plainly(self, reason: str) -> Any:
         """Stock's own loop, with the reason noted; an error instead under `strict`."""
         self.stats.disable(reason)
-        self.stats.forward = "eager"
+        self.stats.mode, self.stats.forward = "plain", "eager"
         if self.config.strict:
             raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
         start = perf_counter()

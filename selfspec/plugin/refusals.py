@@ -131,6 +131,13 @@ def _tensors_of_plain_steps(call: Any) -> str | None:
     return next(asked, None) if call.setting("return_dict_in_generate") else None
 
 
+def _columns_it_keeps(call: Any) -> int | None:
+    """How many columns attention keeps of a longer text, the strongest ones, as in Doge."""
+    config = call.model.config.get_text_config(decoder=True)
+    kept = getattr(config, "keep_window_size", None)
+    return kept if kept and call.input_ids.shape[1] + call.reach > kept else None
+
+
 def _needed_inputs(call: Any) -> str | None:
     return call.run.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
 
@@ -216,6 +223,11 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             lambda call: rope_limit(call.model.config, call.reach, call.model_kwargs),
             "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
             "inputs: texts that cross the length at which a rotary embedding changes",
+        ),
+        Rule(
+            _columns_it_keeps,
+            "its attention keeps the {} strongest columns of a longer text, and which of two equal "
+            "ones it keeps depends on the shape of the forward",
         ),
         Rule(
             lambda call: not call.model_kwargs.get("use_cache", True),

@@ -25,7 +25,14 @@ from selfspec.compat.generation import (
 )
 from selfspec.compat.kernels import is_out_of_memory
 
-__all__ = ["needed_reason", "of_plain_steps", "only_followed", "other_inputs", "plain_inputs"]
+__all__ = [
+    "columns_reason",
+    "needed_reason",
+    "of_plain_steps",
+    "only_followed",
+    "other_inputs",
+    "plain_inputs",
+]
 
 # What the forward of a draft sets or follows.
 _FOLLOWED = frozenset(
@@ -42,6 +49,7 @@ _FOLLOWED = frozenset(
         "use_cache",
     )
 )
+_NO_TOKENS = "its KV has columns that are no tokens, such as images"
 
 
 def plain_inputs(
@@ -84,6 +92,11 @@ def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any
     return tuple(sorted(given)), tuple(sorted(values.items()))
 
 
+def columns_reason(kv: Any) -> str | None:
+    """Why drafts can't go on after what a KV cache holds; None if they can."""
+    return _NO_TOKENS if len(_numbers_of_columns(kv) - {0}) > 1 else None
+
+
 def needed_reason(
     model: Any,
     input_ids: torch.Tensor,  # (B, P)
@@ -101,7 +114,7 @@ def needed_reason(
         arguments = update_arguments(model, arguments, outputs=outputs)
         length = _length_of_text(input_ids, generation_config, arguments)
         if not _numbers_of_columns(kv_of(arguments)) <= {0, length}:
-            return "its KV has columns that are no tokens, such as images"
+            return _NO_TOKENS
         step = _plain_step(model, input_ids, arguments)
         needed = list(other_inputs(step))
         if not needed or _are_alike(model, step, needed):

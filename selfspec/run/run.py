@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from selfspec.compat.generation import decoding_switches
+from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.errors import UnsupportedError
@@ -25,7 +25,7 @@ from selfspec.run.costs import Costs
 from selfspec.run.foreign import distrusted
 from selfspec.run.graphs.kept import KeptRunner
 from selfspec.run.model import device_of
-from selfspec.run.other_inputs import needed_reason, of_plain_steps
+from selfspec.run.other_inputs import columns_reason, needed_reason, of_plain_steps
 from selfspec.run.packed import Packing, is_packed_in_place
 from selfspec.run.probe import Ability, BrokenTrial, probe
 from selfspec.run.state import State, state_of
@@ -104,6 +104,8 @@ class Run:
         self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for each kind."""
+        if reason := columns_reason(kv_of(arguments)):
+            return reason
         kind = of_plain_steps(self.model, input_ids, arguments)
         if kind is None:
             return None

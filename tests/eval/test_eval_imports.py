@@ -25,6 +25,7 @@ ALLOWED = {
     "report": {"errors", "methods"},
     "options": {"errors", "methods"},
     "edge": {"errors"},
+    "families": set(),
     "units": {"errors", "methods", "models", "report"},
     "runs": {"benches", "errors", "methods", "models", "options", "report"},
 }

@@ -47,6 +47,12 @@ def few(names: Iterable[str]) -> list[Any]:
     return [name if name in FEW else slow(name) for name in names]
 
 
+def some(seeds: range) -> list[Any]:
+    """Parameters of a test that is drawn by a seed: the first half is tried by default."""
+    half = len(seeds) // 2
+    return [*seeds[:half], *map(slow, seeds[half:])]
+
+
 class Call(NamedTuple):
     """What most tests ask for: the fixture `call` gives each of `CALLS`."""
 

@@ -87,6 +87,28 @@ def test_images_with_columns_of_their_own(name: str) -> None:
         assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
 
 
+def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
+    """Nothing in the call tells of the image, but the layers of its KV have different lengths."""
+    model, inputs = seeing_model("mllama"), prompt_with_image("mllama")
+    first = {name: value for name, value in inputs.items() if name != "input_ids"}
+    ids = torch.cat([inputs["input_ids"], prompt(seed=4)["input_ids"]], dim=1)
+
+    def first_turn() -> dict[str, Any]:
+        cache = DynamicCache(config=model.config.get_text_config())
+        model.generate(inputs["input_ids"], **first, **{KV: cache}, max_new_tokens=1)
+        return {KV: cache}
+
+    both = run_both(
+        model,
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        fresh=first_turn,
+        drafts=False,
+        **GREEDY,
+    )
+    assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
+    assert both.stats.mode == "plain"
+
+
 @pytest.mark.parametrize("unreadable", [VOCAB + 3, -200])
 @pytest.mark.parametrize("with_draft_model", [False, True])
 def test_ids_that_only_mark_the_place_of_an_image(unreadable: int, with_draft_model: bool) -> None:

@@ -16,7 +16,7 @@ from selfspec.papers.edge_network import WholeBatches
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import ContextCache
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
-from tests.lossless.same import GREEDY, SAMPLE, Call, few, run_both
+from tests.lossless.same import GREEDY, SAMPLE, Call, run_both
 from tests.tiny import make_tokenizer
 from tests.zoo import BRANCHING, NOT_BRANCHING
 
@@ -47,8 +47,17 @@ def test_a_paper_s_method_gives_stock_s_text(paper: str, call: Call) -> None:
     assert set(both.stats.drafted_by_source) <= DRAFTS[paper]
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-@pytest.mark.parametrize("name", [*few(BRANCHING), *NOT_BRANCHING])
+def one_paper_each() -> list[Any]:
+    """Every paper on every architecture, of which one for each is tried by default, in turns."""
+    names = [*BRANCHING, *NOT_BRANCHING]
+    return [
+        pytest.param(name, paper, marks=[] if number % len(PAPERS) == index else pytest.mark.slow)
+        for number, name in enumerate(names)
+        for index, paper in enumerate(PAPERS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "paper"), one_paper_each())
 @pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
 def test_on_other_architectures(name: str, paper: str) -> None:
     spec = as_in(paper, max_nodes=12)

@@ -32,6 +32,7 @@ from tests.lossless.same import (
     attached,
     doubting,
     run,
+    some,
 )
 from tests.lossless.test_same_failures import Broken, Fuse, Told
 from tests.lossless.test_same_streamers import Recorder
@@ -253,7 +254,7 @@ def check_many(seed: int) -> None:
         assert answer.ids == stock.ids[0, ids.shape[1] :].tolist(), f"prompt {answer.index}"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some(range(40)))
 def test_any_call(seed: int) -> None:
     RandomCall(seed).check()
 
@@ -263,7 +264,7 @@ def test_any_prompts(seed: int) -> None:
     check_many(seed)
 
 
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", some(range(100, 140)))
 def test_any_call_by_graphs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays run operations and no Python, and work beside the main stream comes late."""
     log, call = use_recorders(monkeypatch), RandomCall(seed)

@@ -13,7 +13,7 @@ from transformers import DynamicCache, GenerationConfig
 from selfspec.compat.generation import KV
 from selfspec.plugin.refusals import RULES, Arguments, Outcome, Rule, reason_for
 from selfspec.run.probe import Ability
-from tests.fakes import tiny_model
+from tests.fakes import new_model, tiny_model
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 COLUMNS = {Outcome.PLAIN: 1, Outcome.REFUSED: 2}  # of README's table, behind what is served
@@ -47,10 +47,12 @@ def test_refusals_name_the_argument_and_the_fix(knobs: dict[str, Any], fix: str)
     assert reason_for(Outcome.REFUSED, Arguments(tiny_model(), vars(config))) is None
 
 
-def plain(config: GenerationConfig | None = None, mode: str = "tree", **kwargs: Any) -> str | None:
+def plain(
+    config: GenerationConfig | None = None, mode: str = "tree", model: Any = None, **kwargs: Any
+) -> str | None:
     config = config or GenerationConfig()
     call = SimpleNamespace(
-        model=tiny_model("llama"),
+        model=model or tiny_model("llama"),
         model_kwargs={KV: DynamicCache()} | kwargs,
         input_ids=torch.ones(1, 3),
         generation_config=config,
@@ -67,6 +69,15 @@ def test_what_is_decoded_plainly_has_a_reason() -> None:
     assert "offloaded DynamicCache" in str(plain(**{KV: DynamicCache(offloading=True)}))
     assert plain(needed="its plain steps need it") == "its plain steps need it"
     assert plain(mode="plain") == "it can't"
+
+
+@pytest.mark.parametrize(("kept", "is_plain"), [(52, True), (53, False)])
+def test_attention_that_keeps_some_columns_is_drafted_for_up_to_their_number(
+    kept: int, is_plain: bool
+) -> None:
+    """As that of Doge; which of two equal columns it keeps depends on the shape of the forward."""
+    model = new_model("llama", keep_window_size=kept)
+    assert (f"keeps the {kept} strongest" in str(plain(model=model))) == is_plain
 
 
 def test_ordinary_calls_have_no_reason_to_be_plain() -> None:

@@ -1,0 +1,106 @@
+"""Which families of models are drafted for: one small random model of each that is installed.
+
+    python -m eval census --output FOLDER [--families llama qwen2_vl]
+
+Each family's config is shrunk until a model of it is made in a moment. It answers with stock's loop
+and with drafts that are partly right, with an image or a sound in the prompt where the family takes
+one: greedily, sampled, a padded batch of two, three samples of one prompt, two turns over one KV
+cache, and a prompt in chunks. A line each says whether drafts are trees or chains, or why there are
+none. "wrong text", "error" and "no draft accepted" are faults of selfspec, and make the exit status
+1. "not made" and "image not made" say that no such model or prompt could be had here. Each family
+has a process and --seconds of its own. What is in --output is not tried again; models.md there is a
+table of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from eval.errors import EvalError
+from eval.families.shrink import all_families
+from eval.families.trial import FAULTS, Verdict, verdict
+from eval.options import check_at_least
+from eval.report.table import Table
+
+_COLUMNS = {"family": "{family}", "drafts": "{served}", "prompt": "{prompt}", "why": "{reason}"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="DIR", help="where verdicts are kept")
+    add("--families", nargs="+", metavar="NAME", help="these model types alone; default: all")
+    seconds = "for each family; default: %(default)s"
+    add("--seconds", type=int, default=60, metavar="N", help=seconds)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 1 where selfspec has a fault."""
+    check_at_least(options, 1, "seconds")
+    families = options.families or sorted(all_families())
+    if unknown := [each for each in families if each not in all_families()]:
+        raise EvalError(f"--families must be model types of transformers (got {unknown[0]!r})")
+    torch.set_num_threads(1)
+    options.output.mkdir(parents=True, exist_ok=True)
+    found = list(_verdicts(families, options.output / "verdicts.jsonl", options.seconds))
+    (options.output / "models.md").write_text(page(found), encoding="utf-8")
+    counts = dict(Counter(each.served for each in found).most_common())
+    print(json.dumps({"bench": "census", "families": len(found), "served": counts}))
+    return int(any(each.served in FAULTS for each in found))
+
+
+def _verdicts(families: list[str], kept: Path, seconds: int) -> Iterator[Verdict]:
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    known = {each.family: each for each in (Verdict(**json.loads(line)) for line in lines)}
+    for family in families:
+        if family not in known:
+            known[family] = _in_process(family, seconds)
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(known[family]._asdict()) + "\n")
+        each = known[family]
+        print(f"{family:<28} {each.served:<15} {each.prompt:<6} {each.reason}", flush=True)
+        yield each
+
+
+def _in_process(family: str, seconds: int) -> Verdict:
+    """A fork, since to import all of it anew would take longer than the trial."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    worker = context.Process(target=_send, args=(family, there), daemon=True)
+    worker.start()
+    there.close()
+    try:
+        if here.poll(seconds):
+            return here.recv()  # type: ignore[no-any-return]
+        return Verdict(family, "too slow to try", reason=f"took longer than {seconds} s")
+    except EOFError:
+        return Verdict(family, "error", reason="the process ended")
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def _send(family: str, there: Any) -> None:
+    logging.disable()  # What a library says of odd configs, and selfspec of calls that are plain.
+    warnings.simplefilter("ignore")
+    there.send(verdict(family))
+
+
+def page(verdicts: list[Verdict]) -> str:
+    """The table of all families, as a page of the docs."""
+    note = (
+        f"Made by `python -m eval census --output FOLDER` with transformers "
+        f"{transformers.__version__}; small random models."
+    )
+    rows = [each._asdict() for each in verdicts]
+    return f"# Models\n\n{Table.of('', _COLUMNS, rows, note).markdown()}\n"

@@ -1,0 +1,1 @@
+"""Families of models made small: their configs, prompts with images, and what drafts do there."""
