@@ -46,15 +46,15 @@ class Listening:
     api_key: _Key = None
     """Answer only requests with this key."""
     allow_host: _Names = ()
-    """Another name by which requests may call this machine."""
+    """Another name for this machine in requests."""
     allow_origin: _Names = ()
     """A web site whose pages may send requests."""
     max_rows: PositiveInt = 16
     """Texts written at the same time."""
     max_waiting: NonNegativeInt = 256
     """Texts that may wait; then 503."""
-    fetch_images: Annotated[bool, Parameter(negative=())] = False
-    """Fetch images from http and https addresses in requests. Default: data URLs alone."""
+    fetch_images: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    """Also fetch images from the web for requests."""
     max_kv_memory: str | None = None
     """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
     free."""
