@@ -44,6 +44,7 @@ def alone(model: Any, inputs: dict[str, Any], seed: int, **options: Any) -> list
     return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")  # mllama's in 5.17
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SEEING)
 def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
