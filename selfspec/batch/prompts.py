@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,8 +77,8 @@ def _in_parts(messages: Sequence[Mapping[str, Any]], processor: Any) -> Mapping[
     return inputs
 
 
-def encoded(prompt: Any, tokenizer: Any) -> list[int]:
-    """The ids of a prompt; messages are put into the tokenizer's chat template."""
+def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
+    """The ids of a prompt; messages are put into the tokenizer's chat template, with any tools."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"] if prompt else []
         return ids
@@ -85,14 +86,18 @@ def encoded(prompt: Any, tokenizer: Any) -> list[int]:
     if not isinstance(given, (list, tuple)):
         raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
     if given and all(isinstance(each, Mapping) for each in given):
-        return _from_messages(given, tokenizer)
+        return _from_messages(given, tokenizer, tools)
     for each in given:
         if isinstance(each, bool) or not isinstance(each, int):
             raise UnsupportedError(f"{_RULE} (got {each!r:.80} in a list)")
     return list(given)
 
 
-def _from_messages(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+def _from_messages(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
     for each in messages:
         if not isinstance(each.get("role"), str) or not isinstance(each.get("content"), str):
             raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
@@ -101,7 +106,12 @@ def _from_messages(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> lis
             "messages need a tokenizer with a chat template, and this one has none; give text "
             "instead"
         )
-    return list(_templated([dict(each) for each in messages], tokenizer, return_dict=False))
+    own, options = [dict(each) for each in messages], {"return_dict": False}
+    ids = list(_templated(own, tokenizer, tools=tools, **options))
+    if tools and ids == list(_templated(own, tokenizer, **options)):  # It knows no tools.
+        text = "You may call these functions:\n" + json.dumps(tools)
+        ids = list(_templated([{"role": "system", "content": text}, *own], tokenizer, **options))
+    return ids
 
 
 def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Any:
