@@ -18,6 +18,9 @@ import argparse
 import json
 import logging
 import multiprocessing
+import re
+import resource
+import signal
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -31,16 +34,28 @@ from eval.errors import EvalError
 from eval.families.shrink import all_families
 from eval.families.trial import FAULTS, Verdict, verdict
 from eval.options import check_at_least
-from eval.report.table import Table
 
-_COLUMNS = {"family": "{family}", "drafts": "{served}", "prompt": "{prompt}", "why": "{reason}"}
+_INTRODUCTION = """# Models
+
+What `python -m eval census` found for each of the {number} families of models that write text in
+transformers {version}. A small random model of each answered with transformers' own loop and with
+drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
+texts are the same, and nothing about speed. For your model, run `selfspec check`."""
+_MEANINGS = {
+    "trees": "Drafts are verified as trees.",
+    "chains": "Drafts are verified as chains, which accept a little less in a step.",
+    "plain": "Such calls are decoded as without selfspec, with the reason in the statistics.",
+    "refused": "The call ends with an error that says why.",
+    "image not made": "No image or sound could be made for these here, so only the rest was tried.",
+    "not made": "No small model could be made here, or transformers' own loop failed with it.",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="DIR", help="where verdicts are kept")
     add("--families", nargs="+", metavar="NAME", help="these model types alone; default: all")
-    seconds = "for each family; default: %(default)s"
+    seconds = "of the processor for each family; default: %(default)s"
     add("--seconds", type=int, default=60, metavar="N", help=seconds)
 
 
@@ -76,31 +91,47 @@ def _in_process(family: str, seconds: int) -> Verdict:
     """A fork, since to import all of it anew would take longer than the trial."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    worker = context.Process(target=_send, args=(family, there), daemon=True)
+    worker = context.Process(target=_send, args=(family, seconds, there), daemon=True)
     worker.start()
     there.close()
     try:
-        if here.poll(seconds):
-            return here.recv()  # type: ignore[no-any-return]
-        return Verdict(family, "too slow to try", reason=f"took longer than {seconds} s")
+        return here.recv()  # type: ignore[no-any-return]
     except EOFError:
-        return Verdict(family, "error", reason="the process ended")
+        worker.join()
+        if worker.exitcode == -signal.SIGXCPU:
+            return Verdict(family, "too slow to try", reason=f"took longer than {seconds} s")
+        return Verdict(family, "error", reason=f"its process ended with {worker.exitcode}")
     finally:
         worker.kill()
         worker.join()
 
 
-def _send(family: str, there: Any) -> None:
+def _send(family: str, seconds: int, there: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # A busy machine changes none.
     logging.disable()  # What a library says of odd configs, and selfspec of calls that are plain.
     warnings.simplefilter("ignore")
     there.send(verdict(family))
 
 
 def page(verdicts: list[Verdict]) -> str:
-    """The table of all families, as a page of the docs."""
-    note = (
-        f"Made by `python -m eval census --output FOLDER` with transformers "
-        f"{transformers.__version__}; small random models."
-    )
-    rows = [each._asdict() for each in verdicts]
-    return f"# Models\n\n{Table.of('', _COLUMNS, rows, note).markdown()}\n"
+    """All families by how they are served, as a page of the docs."""
+    served = dict.fromkeys([*_MEANINGS, *(each.served for each in verdicts)])
+    parts = [_INTRODUCTION.format(number=len(verdicts), version=transformers.__version__)]
+    for name in served:
+        some = [each for each in verdicts if each.served == name]
+        if some:
+            head = f"## {name.capitalize()} ({len(some)})"
+            parts += [head, *([_MEANINGS[name]] if name in _MEANINGS else []), _listed(some)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _listed(verdicts: list[Verdict]) -> str:
+    """Names with an equal prompt and an equal reason in one line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in verdicts:
+        reason = re.sub(r"^\w+(:| takes| keeps| fails)", r"the model\1", each.reason)
+        groups.setdefault((each.prompt, reason), []).append(f"`{each.family}`")
+    lines = []
+    for (prompt, reason), names in groups.items():
+        lines.append(f"- With {prompt}{reason and f': {reason}'}: {', '.join(names)}")
+    return "\n".join(lines)

@@ -53,7 +53,9 @@ def continued(inputs: Inputs, ids: torch.Tensor) -> Inputs:
 def media_of(model: Any) -> list[str]:
     """Which of "image" and "sound" the model reads in its prompts."""
     takes = inspect.signature(model.forward).parameters
-    return [kind for kind, names in _NAMES.items() if any(name in takes for name in names)]
+    parts = {"image": "vision_config", "sound": "audio_config"}
+    has = [kind for kind, part in parts.items() if getattr(model.config, part, True) is not None]
+    return [kind for kind in has if any(name in takes for name in _NAMES[kind])]
 
 
 def media_inputs(model: Any, num_rows: int = 1, *, kind: str = "image") -> Inputs:
@@ -102,7 +104,10 @@ def _media(model: Any, kind: str) -> tuple[Inputs, int]:
         try:
             with torch.inference_mode():
                 made = features(**media)
-            return media, PLACES.get(model_type) or _num_rows(getattr(made, "pooler_output", made))
+            if model_type in PLACES:
+                return media, PLACES[model_type]
+            found = getattr(made, "pooler_output", made)
+            return media, _num_rows(made.last_hidden_state if found is None else found)
         except Exception as error:
             wrong = wrong or error
     assert wrong is not None
@@ -127,24 +132,33 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
         "spatial_shapes": [grid],
         "target_sizes": [grid],
         "image_sizes": [[size, size]],
+        "image_position_ids": [[[i % _SIDE, i // _SIDE] for i in range(_SIDE**2)]],
     }
     given = {name: torch.tensor(value) for name, value in others.items() if name in takes}
     if not _is_needed(features, "image_sizes"):
         given.pop("image_sizes", None)
-    number, in_time = _SIDE * _SIDE, getattr(vision, "temporal_patch_size", 1)
+    number = _SIDE * _SIDE
     cut = [
-        ((number, channels * in_time * patch**2), None),
+        ((number, 2 * channels * patch**2), None),  # two pictures of a film
         ((number, channels * patch**2), None),
         ((number, channels, patch, patch), None),
         ((1, number, channels * patch**2), (1, number)),
         ((1, channels, patch, number * patch), None),
     ]
+    if "image_position_ids" in given:
+        cut.insert(0, ((1, number, channels * patch**2), None))
     whole = [
         ((1, channels, size, size), (1, 1, size, size)),
         ((1, 1, channels, size, size), (1, 1)),
         ((1, 3, channels, size, size), None),
     ]
-    is_cut = {"image_grid_thw", "image_grid_hw", "target_sizes", "spatial_shapes"} & given.keys()
+    is_cut = {
+        "image_grid_thw",
+        "image_grid_hw",
+        "target_sizes",
+        "spatial_shapes",
+        "image_position_ids",
+    } & given.keys()
     needs_mask = _is_needed(features, "pixel_attention_mask")
     for shape, mask in cut + whole if is_cut else whole + cut:
         masks = {"pixel_attention_mask": torch.ones(mask).bool()} if needs_mask and mask else {}
@@ -159,7 +173,7 @@ def _sounds(model: Any, features: Any) -> Iterator[Inputs]:
     lengths = (2 * getattr(audio, "max_source_positions", 32), 64, 32)
     shapes = [shape for n in lengths for shape in ((1, bins, n), (1, n, bins))]
     if "input_features" not in takes:
-        shapes = [(1, 6400), (1, 1, 6400)]
+        shapes = [(1, 9600), (1, 1, 9600)]
     for shape in shapes:
         mask = torch.ones(1, max(shape), dtype=torch.long)
         sound = {next(name for name in _NAMES["sound"] if name in takes): _noise(*shape)}

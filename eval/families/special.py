@@ -27,6 +27,16 @@ def _tiles(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-MEDIA: dict[str, Callable[..., dict[str, torch.Tensor]]] = {"mllama": _tiles}
-PLACES: dict[str, int] = {"qwen2_audio": 16}
+def _pooled(model: Any) -> dict[str, torch.Tensor]:
+    """Four by four patches, of which each place of the text gets two by two."""
+    corners = torch.tensor([0, 2, 8, 10])
+    return {
+        "pixel_values": torch.rand(1, 16, 3 * model.config.vision_config.patch_size**2),
+        "image_token_pooling": corners[:, None] + torch.tensor([0, 1, 4, 5]),
+        "image_grids": torch.tensor([[2, 2, 0, 0]]),
+    }
+
+
+MEDIA: dict[str, Callable[..., dict[str, torch.Tensor]]] = {"mllama": _tiles, "molmo2": _pooled}
+PLACES: dict[str, int] = {"granite4_vision": 10, "qwen2_audio": 16}
 NO_PLACES: frozenset[str] = frozenset(("git", "mllama"))

@@ -82,10 +82,9 @@ def verdict(family: str) -> Verdict:
     """Tries one family; what the model can't do with stock's loop either is no fault."""
     try:
         model = attach(small_model(family))
-        _generate(model, text_inputs(), _GREEDY)  # Some models change in their first call.
+        prompts, trouble = _prompts(model)
     except Exception as error:
         return Verdict(family, "not made", reason=_line(error))
-    prompts, trouble = _prompts(model)
     source = Remembered()
     spec = SelfSpec(budget="fixed", max_nodes=16, sources=(), extra_sources=[source])
     found = {
@@ -118,7 +117,10 @@ def _prompts(model: Any) -> tuple[dict[str, Prompts], str]:
             prompts[kind] = partial(media_inputs, model, kind=kind)
         except Exception as error:
             trouble = f"{kind}: {_line(error)}"
-    return prompts or {"text": text_inputs}, trouble
+    if not prompts:
+        prompts = {"text": text_inputs}
+        _generate(model, text_inputs(), _GREEDY)  # Some models change in their first call.
+    return prompts, trouble
 
 
 def _check_seen(model: Any, inputs: Inputs) -> None:

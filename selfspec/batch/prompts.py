@@ -21,7 +21,9 @@ _FROM_PROCESSOR = (
 )
 
 
-def inputs_of(prompt: Any, processor: Any) -> list[int] | dict[str, Any]:
+def inputs_of(
+    prompt: Any, processor: Any, tools: list[dict[str, Any]] | None = None
+) -> list[int] | dict[str, Any]:
     """The ids of a prompt, or the inputs that the model's processor makes of it.
 
     With a processor, messages may have images, as its chat template takes them. With a tokenizer in
@@ -31,9 +33,9 @@ def inputs_of(prompt: Any, processor: Any) -> list[int] | dict[str, Any]:
         return _one_row(prompt)
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None:
-        return encoded(prompt, processor)
+        return encoded(prompt, processor, tools)
     if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
-        return _one_row(_in_parts(prompt, processor))
+        return _one_row(_in_parts(prompt, processor, tools))
     return encoded(prompt, tokenizer)
 
 
@@ -60,7 +62,9 @@ def _has_columns(value: Any, ids: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape[:2] == ids.shape
 
 
-def _in_parts(messages: Sequence[Mapping[str, Any]], processor: Any) -> Mapping[str, Any]:
+def _in_parts(
+    messages: Sequence[Mapping[str, Any]], processor: Any, tools: list[dict[str, Any]] | None
+) -> Mapping[str, Any]:
     """What a processor makes of messages. Many templates pass over a content that is a text."""
     for each in messages:
         is_message = isinstance(each.get("role"), str)
@@ -73,6 +77,7 @@ def _in_parts(messages: Sequence[Mapping[str, Any]], processor: Any) -> Mapping[
         for each in messages
     ]
     options: Any = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    options |= {} if tools is None else {"tools": tools}
     inputs: Mapping[str, Any] = _templated(in_parts, processor, **options)
     return inputs
 

@@ -113,7 +113,9 @@ def needed_reason(
         outputs = read_prompt(model, input_ids, generation_config, dict(arguments))
         arguments = update_arguments(model, arguments, outputs=outputs)
         length = _length_of_text(input_ids, generation_config, arguments)
-        if not _numbers_of_columns(kv_of(arguments)) <= {0, length}:
+        kv = kv_of(arguments)
+        # A decoder that looks at an encoder, as that of BLIP, puts its KV into one of two parts.
+        if not hasattr(kv, "layers") or not _numbers_of_columns(kv) <= {0, length}:
             return _NO_TOKENS
         step = _plain_step(model, input_ids, arguments)
         needed = list(other_inputs(step))

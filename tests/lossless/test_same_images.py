@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from eval.families.inputs import media_inputs
+from eval.families.shrink import small_model
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model
@@ -125,6 +127,13 @@ def test_ids_that_only_mark_the_place_of_an_image(unreadable: int, with_draft_mo
         sequence_bias={(7,): 100.0},
         **GREEDY,
     )
+
+
+def test_a_decoder_that_looks_at_its_image_in_each_step() -> None:
+    """That of BLIP calls itself no encoder-decoder, and makes a KV cache of two parts."""
+    model = small_model("blip")
+    both = run_both(model, media_inputs(model), drafts=False, **SHORT, **GREEDY)
+    assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
 
 
 def test_types_of_tokens_that_count_are_decoded_plainly_and_others_are_tried_again() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from eval.census import page
 from eval.families import trial
-from eval.families.trial import verdict
+from eval.families.trial import Verdict, verdict
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,13 @@ def test_drafts_that_are_never_right_prove_nothing(monkeypatch: Any) -> None:
 
     assert found.served == "no draft accepted"
     assert found.reason.startswith("greedy: tree, ")
+
+
+def test_the_page_names_all_families_with_the_same_reason_in_one_line() -> None:
+    plain = [Verdict(name, "plain", reason=f"{name} takes no ids") for name in ("OneLM", "TwoLM")]
+
+    text = page([*plain, Verdict("llava", "trees", "image")])
+
+    assert "## Trees (1)" in text
+    assert "- With image: `llava`" in text
+    assert "- With text: the model takes no ids: `OneLM`, `TwoLM`" in text
