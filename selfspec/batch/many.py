@@ -25,6 +25,7 @@ def generate_many(
     max_memory: int | str | None = None,
     seed: int | None = None,
     scheduler: Scheduler | None = None,
+    schema: Any = None,
     **generate_kwargs: Any,
 ) -> Iterator[Answer]:
     """Answers many prompts over one model; yields each `Answer` as soon as it is complete.
@@ -46,6 +47,8 @@ def generate_many(
             the seeds come from torch's generator.
         scheduler: Chooses which waiting prompts start; by default those that came first.
             `ShortestFirst()` fits more rows into little memory.
+        schema: What each answer must be: a JSON schema, or a model of pydantic. Or a list with one
+            for each prompt, where None leaves a text free. Needs the extra ``selfspec[grammar]``.
         generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
 
     Raises:
@@ -66,21 +69,36 @@ def generate_many(
         max_memory=max_memory,
         scheduler=scheduler,
     )
-    return _answers(session, tokenizer, prompts, seed, generate_kwargs)
+    return _answers(session, tokenizer, _with_schemas(prompts, schema), seed, generate_kwargs)
+
+
+def _with_schemas(prompts: Iterable[Prompt], schema: Any) -> Iterator[tuple[Prompt, Any]]:
+    """Each prompt with what its answer must be."""
+    is_list, number = isinstance(schema, (list, tuple)), 0
+    for number, prompt in enumerate(prompts, start=1):
+        if is_list and number > len(schema):
+            break
+        yield prompt, schema[number - 1] if is_list else schema
+    if is_list and number != len(schema):
+        raise UnsupportedError(
+            f"schema must be one for all prompts or a list with one for each (got {len(schema)}, "
+            f"and {'more' if number > len(schema) else number} prompts)"
+        )
 
 
 def _answers(
     session: Session,
     tokenizer: Any,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[tuple[Prompt, Any]],
     seed: int | None,
     generate_kwargs: dict[str, Any],
 ) -> Iterator[Answer]:
     numbered = enumerate(prompts)
     while True:
-        for index, prompt in islice(numbered, session.num_wanted):
+        for index, (prompt, schema) in islice(numbered, session.num_wanted):
             own_seed = None if seed is None else seed + index
-            session.submit(index, inputs_of(prompt, tokenizer), own_seed, generate_kwargs)
+            arguments = {**generate_kwargs, "schema": schema}
+            session.submit(index, inputs_of(prompt, tokenizer), own_seed, arguments)
         if session.is_empty:
             return
         yield from session.work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ _FROM_PROCESSOR = (
 )
 
 
-def inputs_of(prompt: Any, processor: Any) -> list[int] | dict[str, Any]:
+def inputs_of(
+    prompt: Any, processor: Any, tools: list[dict[str, Any]] | None = None
+) -> list[int] | dict[str, Any]:
     """The ids of a prompt, or the inputs that the model's processor makes of it.
 
     With a processor, messages may have images, as its chat template takes them. With a tokenizer in
@@ -30,9 +33,9 @@ def inputs_of(prompt: Any, processor: Any) -> list[int] | dict[str, Any]:
         return _one_row(prompt)
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None:
-        return encoded(prompt, processor)
+        return encoded(prompt, processor, tools)
     if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
-        return _one_row(_in_parts(prompt, processor))
+        return _one_row(_in_parts(prompt, processor, tools))
     return encoded(prompt, tokenizer)
 
 
@@ -59,7 +62,9 @@ def _has_columns(value: Any, ids: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and value.shape[:2] == ids.shape
 
 
-def _in_parts(messages: Sequence[Mapping[str, Any]], processor: Any) -> Mapping[str, Any]:
+def _in_parts(
+    messages: Sequence[Mapping[str, Any]], processor: Any, tools: list[dict[str, Any]] | None
+) -> Mapping[str, Any]:
     """What a processor makes of messages. Many templates pass over a content that is a text."""
     for each in messages:
         is_message = isinstance(each.get("role"), str)
@@ -72,12 +77,13 @@ def _in_parts(messages: Sequence[Mapping[str, Any]], processor: Any) -> Mapping[
         for each in messages
     ]
     options: Any = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    options |= {} if tools is None else {"tools": tools}
     inputs: Mapping[str, Any] = _templated(in_parts, processor, **options)
     return inputs
 
 
-def encoded(prompt: Any, tokenizer: Any) -> list[int]:
-    """The ids of a prompt; messages are put into the tokenizer's chat template."""
+def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
+    """The ids of a prompt; messages are put into the tokenizer's chat template, with any tools."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt)["input_ids"] if prompt else []
         return ids
@@ -85,14 +91,18 @@ def encoded(prompt: Any, tokenizer: Any) -> list[int]:
     if not isinstance(given, (list, tuple)):
         raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
     if given and all(isinstance(each, Mapping) for each in given):
-        return _from_messages(given, tokenizer)
+        return _from_messages(given, tokenizer, tools)
     for each in given:
         if isinstance(each, bool) or not isinstance(each, int):
             raise UnsupportedError(f"{_RULE} (got {each!r:.80} in a list)")
     return list(given)
 
 
-def _from_messages(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
+def _from_messages(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    tools: list[dict[str, Any]] | None = None,
+) -> list[int]:
     for each in messages:
         if not isinstance(each.get("role"), str) or not isinstance(each.get("content"), str):
             raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
@@ -101,7 +111,12 @@ def _from_messages(messages: Sequence[Mapping[str, Any]], tokenizer: Any) -> lis
             "messages need a tokenizer with a chat template, and this one has none; give text "
             "instead"
         )
-    return list(_templated([dict(each) for each in messages], tokenizer, return_dict=False))
+    own, options = [dict(each) for each in messages], {"return_dict": False}
+    ids = list(_templated(own, tokenizer, tools=tools, **options))
+    if tools and ids == list(_templated(own, tokenizer, **options)):  # It knows no tools.
+        text = "You may call these functions:\n" + json.dumps(tools)
+        ids = list(_templated([{"role": "system", "content": text}, *own], tokenizer, **options))
+    return ids
 
 
 def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from selfspec.batch.guides import Guides, guide_of
 from selfspec.batch.pace import ReadingPace
 from selfspec.batch.prompt_call import Answer, Hear, PromptInputs, call_for
 from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
@@ -25,8 +26,10 @@ from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.call import Call
+from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
 from selfspec.run.backends import TreeBackend, kv_bytes_per_token
+from selfspec.run.model import vocab_size
 from selfspec.run.tree_kv import foreign_layer
 
 _LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
@@ -61,6 +64,7 @@ class Session:
         self._model = inside_wrappers(model)
         self._wrapper = model  # Its generate() may do more than that of the model.
         self._tokenizer = tokenizer
+        self._guides: Guides | None = None  # Made for the first schema.
         self._spec = spec
         self._max_rows = max_rows
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
@@ -139,10 +143,24 @@ class Session:
         """The call of a prompt, checked; it does not wait yet."""
         if not prompt:
             raise UnsupportedError("a prompt must have at least one token (got none)")
+        if "schema" in arguments:
+            arguments = self._guided(**arguments)
         call = call_for(index, prompt, seed, self._wrapper, self._tokenizer, self._spec, arguments)
         if self._max_bytes is not None:
             self._check_fits(call, self._max_bytes)
         return call
+
+    def _guided(self, *, schema: Any, **arguments: Any) -> dict[str, Any]:
+        """The arguments with a processor for one text in place of its schema."""
+        if schema is None:
+            return arguments
+        if self._guides is None:
+            tokenizer = getattr(self._tokenizer, "tokenizer", self._tokenizer)
+            ends = end_ids(self._model.generation_config) or [tokenizer.eos_token_id]
+            self._guides = Guides(tokenizer, ends, vocab_size(self._model))
+        processor = self._guides.processor(guide_of(schema))
+        given = arguments.get("logits_processor") or ()
+        return {**arguments, "logits_processor": [*given, processor]}
 
     def add(self, call: Call) -> None:
         """Lets a call wait."""

@@ -10,13 +10,15 @@ from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
+from selfspec.batch.guides import GuideProcessor
 from selfspec.batch.text_stream import TextStream
 from selfspec.errors import SelfSpecError, one_line
 from selfspec.plugin.call import Call
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder, num_tokens
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Request, RequestError
+from selfspec.serving.schema import Chat, Request, RequestError
+from selfspec.serving.tools import CallReader, joined
 
 
 class AnswerText:
@@ -47,6 +49,14 @@ class AnswerText:
         end = len(text) - max(begun, default=0)
         self._held = text[end:]
         return text[:end]
+
+
+def _check_guide(call: Call) -> None:
+    """Refuses an answer that ended because its schema took too much work."""
+    for processor in call.logits_processor:
+        if isinstance(processor, GuideProcessor) and processor.error:
+            rule = "the schema must take less work for each token"
+            raise RequestError(f"{rule} (got: {processor.error:.200})", field="response_format")
 
 
 class Exchange:
@@ -84,21 +94,33 @@ class Exchange:
             yield Piece(choice, "")
         stops = self.request.stop or ()
         texts = [AnswerText(self._model.tokenizer, stops) for _ in self._calls]
+        tools = self.request.callable_tools if isinstance(self.request, Chat) else []
+        names = [each.function.name for each in tools]
+        readers = [CallReader(names) if names else None for _ in self._calls]
         async for choice, event in self._model.events(self._calls):
             self.first_at = self.first_at or perf_counter()
-            text = texts[choice]
+            text, reader, reason = texts[choice], readers[choice], None
             if isinstance(event, Answer):
+                _check_guide(self._calls[choice])
                 self.answers.append(event)
-                rest = text.end()
-                yield Piece(choice, rest, "stop" if text.is_stopped else event.finish_reason)
-            elif fresh := text.add(event):
-                yield Piece(choice, fresh)
+                fresh, reason = text.end(), "stop" if text.is_stopped else event.finish_reason
+            else:
+                fresh = text.add(event)
+            calls: list[dict[str, Any]] = []
+            if reader is not None:
+                fresh, calls = reader.add(fresh)
+                if reason is not None:
+                    fresh += reader.end()
+                    reason = "tool_calls" if reason == "stop" and reader.num_calls else reason
+            if fresh or calls or reason is not None:
+                yield Piece(choice, fresh, reason, calls)
 
     async def whole(self) -> list[Piece]:
         """The whole text of each choice, with the reason why it ended."""
         texts = [Piece(choice, "") for choice in range(self.num_choices)]
-        async for choice, text, reason in self.pieces():
-            texts[choice] = Piece(choice, texts[choice].text + text, reason)
+        async for choice, text, reason, calls in self.pieces():
+            before = texts[choice]
+            texts[choice] = Piece(choice, before.text + text, reason, joined(before.calls, calls))
         return texts
 
     def _prepare(self, encoder: Encoder) -> None:
@@ -113,4 +135,6 @@ class Exchange:
         except RequestError:
             raise
         except (SelfSpecError, TypeError, ValueError) as error:
-            raise RequestError(one_line(error)) from error
+            about_schema = "schema" in str(error) and request.answer_schema is not None
+            field = "response_format" if about_schema else None
+            raise RequestError(one_line(error), field=field) from error

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ from selfspec.serving.schema import (
     Messages,
     RequestError,
     Settings,
+    Tool,
     checked,
     json_object,
     whole_characters,
@@ -170,7 +171,10 @@ class Encoder:
 
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
-        encoded, own = self._encoded(self.images.pictured(prompt)), settings.arguments()
+        tools = settings.tools if isinstance(settings, Chat) else None
+        encoded, own = self._encoded(self.images.pictured(prompt), tools), settings.arguments()
+        if isinstance(settings, Chat) and settings.callable_tools:
+            own["schema"] = self._calls(settings)
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
         arguments = {**self.default, **own}
         wanted = arguments.get("max_new_tokens")
@@ -178,13 +182,21 @@ class Encoder:
         length = self._length(num_tokens(encoded), wanted, setting)
         return encoded, {**arguments, "max_new_tokens": length}
 
-    def _encoded(self, prompt: Any) -> Encoded:
+    def _calls(self, chat: Chat) -> Any:
+        """What an answer with calls of tools must be."""
+        from selfspec.batch.guides import Guide
+        from selfspec.serving.tools import grammar_of
+
+        return Guide(grammar_of(chat, str(self.tokenizer.chat_template)), is_lark=True)
+
+    def _encoded(self, prompt: Any, tools: Sequence[Tool] | None) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.
 
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = "messages" if is_chat else "prompt"
         try:
-            ids = inputs_of(prompt, self.images.processor or self.tokenizer)
+            shown = [each.model_dump(exclude_none=True) for each in tools] if tools else None
+            ids = inputs_of(prompt, self.images.processor or self.tokenizer, shown)
         except Exception as error:  # A template may raise whatever it likes.
             why = one_line(error)[:300]
             raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error

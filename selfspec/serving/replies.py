@@ -17,11 +17,15 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Piece(NamedTuple):
-    """Some more text of a choice. The first piece has none; the last one says why it ended."""
+    """Some more text of a choice. The first piece has none; the last one says why it ended.
+
+    `calls` are parts of calls of tools, as OpenAI streams them.
+    """
 
     choice: int
     text: str
     finish_reason: str | None = None
+    calls: Sequence[dict[str, Any]] = ()
 
 
 class Form:
@@ -44,16 +48,19 @@ class Form:
         """One event of a stream; the first one of a choice names the role."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
         choices = [
-            self._choice(each, "delta", is_first=not (each.text or each.finish_reason))
+            self._choice(
+                each, "delta", is_first=not (each.text or each.finish_reason or each.calls)
+            )
             for each in pieces
         ]
         return event({"object": name, **self._same, "choices": choices, **more})
 
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if is_first else {}
-        text: Any = (
-            {where: {**role, "content": piece.text}} if self._is_chat else {"text": piece.text}
-        )
+        message: dict[str, Any] = {**role, "content": piece.text}
+        if piece.calls:
+            message |= {"content": piece.text or None, "tool_calls": piece.calls}
+        text: Any = {where: message} if self._is_chat else {"text": piece.text}
         end = {"logprobs": None, "finish_reason": piece.finish_reason}
         return {"index": piece.choice, **text, **end}
 

@@ -142,10 +142,9 @@ _NOTHING: dict[str, Any] = {
     "logprobs": False,
     "modalities": ["text"],
     "presence_penalty": 0,
-    "response_format": {"type": "text"},
+    "response_format": {"type": "text"},  # which is served, and so are tools
     "store": False,
     "suffix": "",
-    "tool_choice": "none",
     "tools": [],
     "top_logprobs": 0,
 }
@@ -170,15 +169,95 @@ def _asks_nothing(name: str, value: Any) -> bool:
     return value is None or (same_kind and bool(value == nothing))
 
 
+Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Called(_Fields):
+    """The function of a call that a message reports, with its arguments as JSON."""
+
+    name: Name
+    arguments: str
+
+
+class ToolCall(_Fields):
+    id: str
+    type: Literal["function"]
+    function: Called
+
+    def as_dict(self) -> dict[str, Any]:
+        """As chat templates take it: arguments are an object, where they are one."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class Message(_Fields):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Any, AfterValidator(text_or_parts)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Any, AfterValidator(text_or_parts)] = ""
     name: str | None = None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if not self.tool_calls and "content" not in self.model_fields_set:
+            raise ValueError("must have content")
+        return self
 
     def as_dict(self) -> dict[str, Any]:
         """As chat templates take it."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.content}
+        message: dict[str, Any] = {"role": role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [each.as_dict() for each in self.tool_calls]
+        if self.tool_call_id is not None:
+            message |= {"tool_call_id": self.tool_call_id}
+        return message
+
+
+class Schema(_Fields):
+    """A schema with its name; whether it is strict or not, an answer keeps to it."""
+
+    name: Name
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {"type": "object"}
+    strict: bool | None = None
+
+
+class ResponseFormat(_Fields):
+    type: Literal["json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("must have json_schema if its type is that, and only then")
+        return self
+
+
+class Function(_Fields):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: bool | None = None
+
+
+class Tool(_Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class _Named(_Fields):
+    name: Name
+
+
+class ToolChoice(_Fields):
+    type: Literal["function"]
+    function: _Named
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -203,6 +282,15 @@ class Settings(_Fields):
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None = None
     stop: Stops | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def answer_schema(self) -> Any:
+        """What an answer must be: a JSON schema, or None for any text."""
+        if self.response_format is None:
+            return None
+        given = self.response_format.json_schema
+        return {"type": "object"} if given is None else given.schema_
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -229,6 +317,8 @@ class Settings(_Fields):
             arguments["sequence_bias"] = biases
         if self.stop:
             arguments["stop_strings"] = self.stop
+        if self.answer_schema is not None:
+            arguments["schema"] = self.answer_schema
         return arguments
 
 
@@ -269,6 +359,8 @@ class Chat(Request):
     messages: Messages
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -276,6 +368,29 @@ class Chat(Request):
     @property
     def prompts(self) -> list[Any]:
         return [[each.as_dict() for each in self.messages]]
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that an answer may call: one that is named, or all of them."""
+        tools = self.tools or []
+        if isinstance(self.tool_choice, ToolChoice):
+            return [each for each in tools if each.function.name == self.tool_choice.function.name]
+        return [] if self.tool_choice == "none" else tools
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Chat:
+        names = [each.function.name for each in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise RequestError(
+                f"tools must have different names (got {names!r:.80})", field="tools"
+            )
+        if self.tool_choice not in (None, "none") and not self.callable_tools:
+            rule = "tool_choice must name one of the tools, or be left out without tools"
+            raise RequestError(f"{rule} (got {names!r:.80})", field="tool_choice")
+        if names and self.response_format is not None:
+            rule = "response_format must be left out where there are tools"
+            raise RequestError(rule, field="response_format")
+        return self
 
 
 class Completion(Request):
@@ -302,7 +417,7 @@ def checked(kind: type[Known], value: Any) -> Known:
     field = str(name)[:40]
     got = _short.repr(first["input"])
     rule = re.sub(r"^(Value error, must|\w+ should) ", "", first["msg"])
-    if field in _NOTHING:
+    if field in _NOTHING and field not in kind.model_fields:
         rule = f"be {_NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
         raise RequestError(unknown_name("field", field, kind.model_fields), field=field)

@@ -57,14 +57,14 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
     "messages": (
         *(None, [], "x", {}, [7], [{}], [{"role": "user"}]),
         *([{**USER, "role": "wizard"}], [{**USER, "role": ["user"]}], [{**USER, "content": 7}]),
-        *([{**USER, "content": [IMAGE]}], [{**USER, "tool_calls": []}]),
+        *([{**USER, "content": [IMAGE]}], [{**USER, "tool_calls": [{}]}]),
         [{**USER, "content": "\ud800"}],
     ),
     "max_completion_tokens": (2, 0),
     "tools": ([{"type": "function"}], "x"),
     "tool_choice": ("auto",),
     "functions": ([{}],),
-    "response_format": ({"type": "json_object"},),
+    "response_format": ({"type": "xml"}, {"type": "json_schema"}, "x"),
     "modalities": (["audio"],),
     "audio": ({"voice": "x"},),
     "store": (True,),
@@ -100,8 +100,8 @@ def test_what_asks_for_nothing_is_no_fault(served: Served) -> None:
     for path, body in OF_PATH.items():
         for extra in (_NOTHING, dict.fromkeys([*_NOTHING, "stop", "n", "user"])):
             assert served.ask(path, **body, **extra)["choices"]
-    error = refused(served, CHAT, {**OF_PATH[CHAT], "response_format": {"type": "json_schema"}})
-    assert "{'type': 'text'}" in error["message"]
+    error = refused(served, CHAT, {**OF_PATH[CHAT], "store": True})
+    assert "False" in error["message"]
 
 
 def test_what_never_fits_is_refused(served: Served) -> None:

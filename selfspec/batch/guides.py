@@ -1,0 +1,172 @@
+"""Texts that keep to a schema: a logits processor for one prompt, by llguidance.
+
+It compiles within limits that it counts itself, so that no schema takes long, and refuses what it
+does not know in a schema. An answer is JSON as `json.dumps` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfspec.errors import UnsupportedError, one_line
+
+__all__ = ["Guide", "GuideProcessor", "Guides", "guide_of"]
+
+_MOST_CHARACTERS = 1 << 17  # of a schema; a longer one takes too long to look through.
+_MOST_KEPT = 64  # Compiled schemas.
+_SECONDS_FOR_PLACE = 0.3  # To find what is wrong in a schema.
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NEEDS = "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What a text must be: a JSON schema, or a grammar in the syntax of Lark."""
+
+    text: str
+    is_lark: bool = False
+
+
+def guide_of(schema: Any) -> Guide:
+    """The guide of a schema: a dictionary, its JSON, or a model of pydantic."""
+    if isinstance(schema, Guide):
+        return schema
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    try:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedError(f"a schema must be JSON ({one_line(error):.120})") from error
+    if not isinstance(value, dict):
+        raise UnsupportedError(f"a schema must be an object (got {schema!r:.80})")
+    return Guide(text)
+
+
+class Guides:
+    """Compiles guides for one model, and keeps those that were used last."""
+
+    def __init__(self, tokenizer: Any, end_ids: Sequence[int], num_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._end_ids = list(end_ids)
+        self._num_tokens = num_tokens
+        self._compiled: OrderedDict[Guide, Any] = OrderedDict()
+        self._words: Any = None
+
+    def processor(self, guide: Guide) -> GuideProcessor:
+        """A processor for one text, or the reason why the guide can't be had."""
+        if guide not in self._compiled:
+            if len(guide.text) > _MOST_CHARACTERS:
+                got = f"got {len(guide.text)}"
+                raise UnsupportedError(
+                    f"a schema must have at most {_MOST_CHARACTERS} characters ({got})"
+                )
+            matcher, error = self._compile(guide)
+            if error:
+                raise UnsupportedError(f"the schema can't be used{self._place(guide)}: {error}")
+            self._compiled[guide] = matcher
+            if len(self._compiled) > _MOST_KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(guide)
+        return GuideProcessor(self._compiled[guide].deep_copy(), self._words, self._end_ids)
+
+    def _compile(self, guide: Guide) -> tuple[Any, str]:
+        """A matcher at the start of a text, and what is wrong with it."""
+        if find_spec("llguidance") is None:
+            raise UnsupportedError(_NEEDS)
+        import llguidance
+        import llguidance.hf
+
+        if self._words is None:
+            self._words = llguidance.hf.from_tokenizer(
+                self._tokenizer, n_vocab=self._num_tokens, eos_token=self._end_ids
+            )
+        try:
+            if guide.is_lark:
+                grammar = llguidance.LLMatcher.grammar_from_lark(guide.text)
+            else:
+                grammar = llguidance.LLMatcher.grammar_from_json_schema(guide.text, _SPACING)
+            matcher = llguidance.LLMatcher(self._words, grammar, log_level=0)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+        except ValueError as error:
+            return None, one_line(error)[:200]
+        return matcher, _why(matcher)
+
+    def _place(self, guide: Guide) -> str:
+        """Where in a schema the fault is: the innermost part that is refused by itself too."""
+        if guide.is_lark:
+            return ""
+        start, place = perf_counter(), ""
+        schema = json.loads(guide.text)
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        part: Any = schema
+        while True:
+            for name, inner in _parts(part):
+                if perf_counter() - start > _SECONDS_FOR_PLACE:
+                    return f" at {place}" if place else ""
+                if self._compile(Guide(json.dumps({**shared, **inner})))[1]:
+                    part, place = inner, f"{place}/{name}"
+                    break
+            else:
+                return f" at {place}" if place else ""
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas right inside another one, with their places."""
+    for name, inner in schema.items():
+        if name in ("properties", "$defs", "definitions") and isinstance(inner, dict):
+            named = [(f"{name}/{each}", part) for each, part in inner.items()]
+        elif isinstance(inner, list):
+            named = [(f"{name}/{number}", part) for number, part in enumerate(inner)]
+        else:
+            named = [(name, inner)]
+        yield from ((each[:80], part) for each, part in named if isinstance(part, dict))
+
+
+def _why(matcher: Any) -> str:
+    """What a matcher of llguidance says is wrong, without its own state."""
+    return " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
+
+
+class GuideProcessor:
+    """Leaves the tokens of one text that its guide allows. It must see each token of the text.
+
+    Where the guide takes too much work, the text ends, and `error` says why.
+    """
+
+    looks_at_rows = True
+
+    def __init__(self, matcher: Any, words: Any, end_ids: Sequence[int]) -> None:
+        self.error = ""
+        self._matcher = matcher
+        self._words = words  # Sources of drafts look for it beside the matcher.
+        self._end_ids = list(end_ids)
+        self._length = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        fresh = input_ids[0, self._length :].tolist() if self._length else []
+        self._length = input_ids.shape[1]
+        if fresh and not self._matcher.is_stopped():
+            self._matcher.consume_tokens(fresh)
+        bits = np.zeros(0, np.uint8)
+        if not self._matcher.is_error():
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error() or not bits.any():
+            self.error = _why(self._matcher) or "no token is allowed"
+            return torch.full_like(scores, -torch.inf).index_fill_(
+                1, torch.tensor(self._end_ids, device=scores.device), 0.0
+            )
+        is_allowed = np.zeros(scores.shape[1], bool)
+        allowed = np.unpackbits(bits, bitorder="little")[: len(is_allowed)] == 1
+        is_allowed[: len(allowed)] = allowed
+        return scores.masked_fill(~torch.from_numpy(is_allowed).to(scores.device), -torch.inf)

@@ -1,0 +1,91 @@
+"""Answers of many prompts keep to their schemas, and are what `generate()` writes with these."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel
+
+from selfspec import SelfSpec, UnsupportedError, generate_many
+from tests.tiny import make_model, make_tokenizer
+
+pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+
+from selfspec.batch.guides import Guides, guide_of
+
+TOKENIZER = make_tokenizer()
+PROMPTS = [[5, 40], [6, 41, 42], [7, 43]]
+
+
+class Parcel(BaseModel, extra="forbid"):
+    ready: bool
+    sizes: list[bool]
+
+
+def texts(schema: Any, num_prompts: int = 3, **options: Any) -> list[str]:
+    model, spec = make_model(len(TOKENIZER)), SelfSpec(budget="fixed", max_nodes=8)
+    answers = list(
+        generate_many(
+            model,
+            TOKENIZER,
+            PROMPTS[:num_prompts],
+            assistant=spec,
+            schema=schema,
+            seed=3,
+            max_new_tokens=60,
+            **options,
+        )
+    )
+    assert spec.total_stats.accepted_by_source["grammar"] > 0
+    return [TOKENIZER.decode(each.ids) for each in sorted(answers, key=lambda each: each.index)]
+
+
+def text_alone(index: int, schema: Any, **options: Any) -> str:
+    """What stock writes with the processor of a schema."""
+    guides = Guides(TOKENIZER, [TOKENIZER.eos_token_id], len(TOKENIZER))
+    ids = torch.tensor([PROMPTS[index]])
+    options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": 60}
+    model = make_model(len(TOKENIZER))
+    torch.manual_seed(3 + index)
+    output = model.generate(ids, logits_processor=[guides.processor(guide_of(schema))], **options)
+    return TOKENIZER.decode(output[0, ids.shape[1] :])
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 1.5}])
+def test_texts_are_those_of_stock_with_the_same_schema(options: dict[str, Any]) -> None:
+    schemas = [Parcel, {"enum": ["brown fox", "lazy dog"]}, json.dumps({"type": "boolean"})]
+    expected = [text_alone(index, each, **options) for index, each in enumerate(schemas)]
+    assert texts(schemas, **options) == expected
+    Parcel.model_validate_json(expected[0].removesuffix("<|eos|>"))
+
+
+def test_one_schema_is_for_all_and_none_leaves_a_text_free() -> None:
+    allowed = {"true<|eos|>", "false<|eos|>"}
+    assert set(texts({"type": "boolean"})) <= allowed
+    first, second, _ = texts([{"type": "boolean"}, None, {"type": "boolean"}])
+    assert first in allowed
+    assert second not in allowed
+
+
+@pytest.mark.parametrize("num_schemas", [2, 4])
+def test_a_list_has_one_for_each_prompt(num_schemas: int) -> None:
+    with pytest.raises(UnsupportedError, match="one for each"):
+        texts([{"type": "boolean"}] * num_schemas)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"properties": {"a": {"type": "text"}}}, "at /properties/a"),
+        ({"type": "string", "pattern": "(a"}, "can't be used"),
+        ({"type": "object", "properties": {"a": {"not": {}}}}, "not"),
+        ("[", "must be JSON"),
+        (7, "must be an object"),
+    ],
+)
+def test_what_is_wrong_in_a_schema_is_told(schema: Any, told: str) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        texts(schema)

@@ -1,0 +1,155 @@
+"""Answers that keep to a schema, and calls of tools, as a client of OpenAI asks for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from selfspec.serving.tools import CallReader
+from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
+
+pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+
+
+class Parcel(BaseModel):
+    size: Literal["small", "large"]
+    ready: bool
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASKED: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": 120, "temperature": 0}
+
+
+@pytest.fixture
+def client(served: Served) -> OpenAI:
+    return OpenAI(base_url="http://localhost/v1", api_key="none", http_client=served.client)
+
+
+def schema(**fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": fields}}
+
+
+def test_an_answer_is_parsed_into_a_model(client: OpenAI, served: Served) -> None:
+    answer = client.chat.completions.parse(response_format=Parcel, **ASKED)
+    assert isinstance(answer.choices[0].message.parsed, Parcel)
+    assert answer.choices[0].finish_reason == "stop"
+    assert served.spec.total_stats.accepted_by_source["grammar"] > 0
+
+
+def test_a_streamed_answer_is_the_same(client: OpenAI) -> None:
+    whole = client.chat.completions.parse(response_format=Parcel, **ASKED)
+    with client.chat.completions.stream(response_format=Parcel, **ASKED) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == (
+            whole.choices[0].message.parsed
+        )
+
+
+def test_several_choices_have_a_processor_each(served: Served) -> None:
+    told = served.ask(CHAT, **ASKED | {"n": 3, "temperature": 1}, response_format=schema(enum=[7]))
+    assert [choice["message"]["content"] for choice in told["choices"]] == ["7"] * 3
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_tool_is_called(client: OpenAI, choice: Any) -> None:
+    asked = {**ASKED, "tools": [WEATHER], "tool_choice": choice}
+    told = client.chat.completions.create(**asked).choices[0]
+    (call,) = told.message.tool_calls
+    assert told.finish_reason == "tool_calls"
+    assert told.message.content is None
+    assert call.function.name == "weather"
+    assert set(json.loads(call.function.arguments)) == {"city", "days"}
+    streamed = [each.choices[0] for each in client.chat.completions.create(stream=True, **asked)]
+    parts = [part for each in streamed for part in each.delta.tool_calls or ()]
+    assert (parts[0].function.name, parts[0].type) == ("weather", "function")
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert streamed[-1].finish_reason == "tool_calls"
+
+
+def test_a_conversation_goes_on_after_a_call(client: OpenAI) -> None:
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    messages = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "a", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    asked = {**ASKED, "messages": messages, "tools": [WEATHER], "max_tokens": 4}
+    told = client.chat.completions.create(**asked, tool_choice="none")
+    assert told.choices[0].message.tool_calls is None
+
+
+NESTED: dict[str, Any] = {"type": "string"}
+for _ in range(300):
+    NESTED = {"type": "array", "items": NESTED}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"response_format": schema(type="objekt")}, "objekt"),
+        ({"response_format": schema(properties={"a": {"type": "text"}})}, "properties/a"),
+        ({"response_format": schema(type="string", pattern="(a")}, "regex"),
+        ({"response_format": schema(**{"$ref": "#"})}, "schema"),
+        ({"response_format": schema(**NESTED)}, "recursion"),
+        ({"response_format": schema(**{"not": {"type": "string"}})}, "not"),
+        ({"response_format": schema(enum=["x" * 200] * 1000)}, "characters"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {}}]}, "name"),
+        ({"tools": [WEATHER, WEATHER]}, "different names"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "b"}}}, "b"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "response_format": schema()}, "response_format"),
+    ],
+)
+def test_what_can_not_be_had_is_told(served: Served, body: dict[str, Any], told: str) -> None:
+    response = served.post(CHAT, {**ASKED, **body})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert told in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] in body
+    assert served.ask(CHAT, **ASKED | {"max_tokens": 1})
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"a": "}{", "b": [1]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_calls_are_read_in_pieces_of_any_size(num_calls: int, size: int) -> None:
+    reader = CallReader(["weather"])
+    text = "\n".join([CALL] * num_calls)
+    pieces = [reader.add(text[start : start + size]) for start in range(0, len(text), size)]
+    assert all(not other for other, _ in pieces)
+    for number in range(num_calls):
+        parts = [
+            part["function"] for _, parts in pieces for part in parts if part["index"] == number
+        ]
+        assert parts[0]["name"] == "weather"
+        assert json.loads("".join(part["arguments"] for part in parts)) == {"a": "}{", "b": [1]}
+
+
+@pytest.mark.parametrize("text", ["It is sunny.", "{}", "<b>", '{"name": "other", "arguments": 1}'])
+def test_other_text_is_handed_on(text: str) -> None:
+    reader = CallReader(["weather"])
+    assert "".join(reader.add(char)[0] for char in text) + reader.end() == text
