@@ -117,12 +117,13 @@ class Engine:
         call.stats.seconds["learn"] += self._clock() - start
         self.backend.admit(prompt, reach=call.reach, width=call.width)
         budget = self._budget_for(len(self.rows) + len(rows))
-        for row, prediction in zip(rows, call.predictions, strict=True):
+        given = zip(rows, call.predictions, call.grammars(), strict=True)
+        for row, prediction, grammar in given:
             cursor = None
             if call.draft_model is not None:
                 text = DraftText(call.draft_model)
                 cursor = DraftModelCursor(text, row.prompt_ids, budget.worth, call.reach)
-            row.begin(learned, self.config, prediction, cursor, self._num_readable)
+            row.begin(learned, self.config, prediction, cursor, grammar, self._num_readable)
         self.add(rows, first)
 
     def _budget_for(self, num_rows: int) -> Budget:

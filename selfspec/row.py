@@ -17,6 +17,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.draft_chain import DraftModelCursor
+from selfspec.draft.sources.grammar import Grammar, GrammarCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
@@ -144,6 +145,7 @@ class Row:
         config: SpecConfig,
         prediction: Prediction | None = None,
         draft_model: DraftModelCursor | None = None,
+        grammar: Grammar | None = None,
         num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
@@ -151,6 +153,8 @@ class Row:
         self.cursors = [source.open(ids, learns=learned.learns) for source in learned.sources]
         if prediction is not None:
             self.cursors.append(PredictionCursor(prediction))
+        if grammar is not None:
+            self.cursors.append(GrammarCursor(grammar))
         if draft_model is not None:
             self.cursors.append(draft_model)
         calibration = learned.calibration

@@ -29,7 +29,7 @@ from tests.test_imports import ALLOWED
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *(ROOT / name for name in ("caches/README.md", "eval/README.md")),
     *DOCS,
 ]

@@ -56,7 +56,7 @@ def batch(
             say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:
             try:
-                with loaded(asked, num_texts=max_rows) as writer:
+                with loaded(asked, num_texts=max_rows, sees=True) as writer:
                     found = _results(writer, files.open_lines(progress), config, max_rows)
                     num_bad += _written(files, progress, found)
             except KeyboardInterrupt:
@@ -90,6 +90,7 @@ def _results(
         writer.loaded.max_positions,
         default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
         length_option="--max-new-tokens",
+        images=writer.loaded.images,
     )
     return results(lines, session, encoder, model_name=writer.loaded.name, seed=writer.seed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.model_names import check_model_name, find_model
+from selfspec.serving.images import ImageReader
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -36,6 +37,7 @@ class Loaded:
     cache: CacheContents | None = None
     remember: str | None = None
     draft_model: Any = None
+    images: ImageReader = field(default_factory=ImageReader)
 
     @property
     def max_positions(self) -> int | None:
@@ -75,11 +77,14 @@ def check_options(asked: ModelOptions) -> None:
             check_model_name(name, option)
 
 
-def load_all(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) -> Loaded:
+def load_all(
+    asked: DraftOptions, *, chats: bool = False, num_texts: int = 0, sees: bool = False
+) -> Loaded:
     """The model, and what drafts start with.
 
     Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
-    caches are quick to read, so their errors come before the model is read.
+    caches are quick to read, so their errors come before the model is read. With `sees`, a model
+    that can read images is loaded with what it reads them with.
     """
     from selfspec.cache import Remembered, load_cache
 
@@ -97,8 +102,29 @@ def load_all(asked: DraftOptions, *, chats: bool = False, num_texts: int = 0) ->
         options = ModelOptions(model=asked.draft_model, device=asked.device, dtype=asked.dtype)
         small = load_model(options, "draft model")
     room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
-    model = load_model(asked, max_length=room[0], max_texts=room[1], draft_model=small)
-    return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small)
+    images = images_of(asked) if sees else ImageReader()
+    sizes: Any = {"max_length": room[0], "max_texts": room[1], "draft_model": small}
+    model = load_model(asked, sees=images.processor is not None, **sizes)
+    return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small, images)
+
+
+def images_of(options: RunOptions) -> ImageReader:
+    """What reads images for the model; knows the reason if nothing does."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoProcessor
+
+    source = options.model or str(TINY)
+    with _one_line(f"the config of {source!r}"):
+        kind = type(AutoConfig.from_pretrained(source))
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return ImageReader()
+    if options.max_memory is not None:
+        return ImageReader(reason="under --max-memory it is loaded without what reads them")
+    try:
+        processor = AutoProcessor.from_pretrained(source)
+    except (ImportError, OSError, ValueError) as error:
+        return ImageReader(reason=f"its image processor can't be loaded: {one_line(error):.200}")
+    has_images = getattr(processor, "image_processor", None) is not None
+    return ImageReader(processor) if has_images else ImageReader()
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
@@ -111,10 +137,13 @@ def load_tokenizer(options: ModelOptions) -> Any:
         return AutoTokenizer.from_pretrained(source)
 
 
-def load_model(options: ModelOptions, what: str = "model", **room: Any) -> Any:
+def load_model(
+    options: ModelOptions, what: str = "model", *, sees: bool = False, **room: Any
+) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
     Within a memory, `room` says what `selfspec.load()` sets aside for texts and a draft model.
+    Otherwise `sees` says whether it can read images.
     """
     from selfspec.plugin.loading import load, load_whole
 
@@ -126,7 +155,7 @@ def load_model(options: ModelOptions, what: str = "model", **room: Any) -> Any:
     with _one_line(f"the {what} of {source!r}"):
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
             return load(source, max_memory=amount, dtype=dtype, device=device, **room)
-        return load_whole(source, dtype=dtype, device=device)
+        return load_whole(source, dtype=dtype, device=device, sees=sees)
 
 
 def memory_of_texts(

@@ -22,6 +22,7 @@ from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
+    from selfspec.serving.images import ImageReader
     from selfspec.serving.model_thread import ModelThread
 
 _OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
@@ -45,13 +46,15 @@ class Listening:
     api_key: _Key = None
     """Answer only requests with this key."""
     allow_host: _Names = ()
-    """Another name by which requests may call this machine."""
+    """Another name for this machine in requests."""
     allow_origin: _Names = ()
     """A web site whose pages may send requests."""
     max_rows: PositiveInt = 16
     """Texts written at the same time."""
     max_waiting: NonNegativeInt = 256
     """Texts that may wait; then 503."""
+    fetch_images: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+    """Also fetch images from the web for requests."""
     max_kv_memory: str | None = None
     """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
     free."""
@@ -98,6 +101,11 @@ class Listening:
                 "note: in half precision one seed may give two texts, since near-ties depend on "
                 "what else is being answered; --dtype float32 gives one"
             )
+        if self.fetch_images:
+            yield (
+                "warning: --fetch-images lets whoever may send requests make this machine ask any "
+                "address that it can reach"
+            )
         if self.host not in _OWN:
             who = (
                 "everyone who reaches this port can use the model and read the statistics; set "
@@ -130,7 +138,7 @@ def serve(
     with working(f"Loading {asked.title}"):
         # In a thread that ends, since its OpenMP threads would stay and slow down the answers.
         with ThreadPoolExecutor(1) as thread:
-            answering = thread.submit(_model_thread, asked, listening, config).result()
+            answering, images = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
     from selfspec.run.model import max_positions, vocab_size
     from selfspec.serving.app import application
@@ -146,7 +154,12 @@ def serve(
     app = application(
         answering,
         name=name,
-        encoder=Encoder(answering.tokenizer, vocab_size(model), max_positions(model)),
+        encoder=Encoder(
+            answering.tokenizer,
+            vocab_size(model),
+            max_positions(model),
+            images=replace(images, fetches=listening.fetch_images),
+        ),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,
@@ -154,18 +167,20 @@ def serve(
     listen(app, host=listening.host, port=listening.port, access_log=asked.verbose)
 
 
-def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig) -> ModelThread:
+def _model_thread(
+    asked: DraftOptions, listening: Listening, config: SpecConfig
+) -> tuple[ModelThread, ImageReader]:
     """Loads everything, and starts nothing yet."""
     from selfspec.machine.memory import free_memory
     from selfspec.run.backends import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded = load_all(asked, num_texts=max_rows)
+    loaded = load_all(asked, num_texts=max_rows, sees=True)
     model = loaded.model
     listening.check_memory(kv_bytes_per_token(model))
     left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
-    return ModelThread(
+    thread = ModelThread(
         model,
         loaded.tokenizer,
         loaded.new_spec(config),
@@ -173,6 +188,7 @@ def _model_thread(asked: DraftOptions, listening: Listening, config: SpecConfig)
         max_memory=listening.kv_bytes or left or free_memory(model.device) // 2,
         max_waiting=listening.max_waiting,
     )
+    return thread, loaded.images
 
 
 def _check_port(host: str, port: int) -> None:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def loaded(asked: WriteOptions, *, chats: bool = False, num_texts: int = 0) -> Iterator[Writer]:
-    """The model, loaded and ready to write."""
+def loaded(asked: WriteOptions, **how: Any) -> Iterator[Writer]:
+    """The model, loaded and ready to write; `load_all` says `how`."""
     with working(f"Loading {asked.title}"):
-        writer = Writer(load_all(asked, chats=chats, num_texts=num_texts), asked)
+        writer = Writer(load_all(asked, **how), asked)
     yield writer
 
 

@@ -52,7 +52,7 @@ def merge_candidates(
     """Asks each cursor for the children of one node and merges those that name the same token.
 
     What some do not name is evidence, too, on what those before them named. Ids that are not below
-    `num_ids` are left out.
+    `num_ids`, and tokens that a guard knows can't come, are left out.
     """
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
@@ -63,6 +63,9 @@ def merge_candidates(
             candidates = [*candidates, *((each, against) for each in evidence if each not in named)]
         for token, kind in candidates:
             evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
+    for index, state in states.items():
+        if cursors[index].is_guard:
+            evidence = {each: evidence[each] for each in cursors[index].possible(state, evidence)}
     ranked = [
         (probability(kinds), token, kinds)
         for token, kinds in evidence.items()

@@ -12,7 +12,9 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from selfspec.compat.generation import decode_plainly, update_arguments, with_kv
+from selfspec.compat.grammars import grammars_of
 from selfspec.config import SpecConfig
+from selfspec.draft.sources.grammar import Grammar, Words
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
@@ -68,6 +70,10 @@ class Call:
     decode_alone: (
         Callable[[Callable[[list[int]], bool]], tuple[list[int], GenerationStats] | None] | None
     ) = None
+
+    def grammars(self) -> list[Grammar | None]:
+        """The grammar that each row's processors follow, for drafts; None where there is none."""
+        return grammars_of(self.logits_processor, len(self.input_ids), Words)
 
     @property
     def max_length(self) -> int:

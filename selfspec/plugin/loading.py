@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from selfspec.errors import ConfigError, one_line, shown
 from selfspec.machine.model_names import find_model
@@ -83,15 +83,21 @@ def load(
 
 
 def load_whole(
-    name: str, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto"
+    name: str,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    sees: bool = False,
 ) -> Any:
-    """The model as transformers loads it, whole. Refuses files that lack weights.
+    """The model as transformers loads it, whole, with what reads images if it `sees`.
 
-    transformers would make such weights up. A device of ``"auto"`` is a GPU if there is one.
+    Refuses files that lack weights, which transformers would make up. A device of ``"auto"`` is a
+    GPU if there is one.
     """
     target, wanted = _device(device), _dtype(dtype)
     find_model(name)
-    model, info = AutoModelForCausalLM.from_pretrained(name, dtype=wanted, output_loading_info=True)
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model, info = auto.from_pretrained(name, dtype=wanted, output_loading_info=True)
     check_complete(sorted(info["missing_keys"]))
     return model.to(target)
 

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
+from selfspec.serving.images import MAX_IMAGE_BYTES
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
@@ -114,6 +115,8 @@ class _Routes:
         self._meters = Meters(model)
         self._turn = asyncio.Lock()
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
+        if encoder.images.processor is not None:
+            self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
 
     async def chat(self, request: Request) -> Response:
         return await self._counted(request, Chat)

@@ -14,7 +14,7 @@ from selfspec.batch.text_stream import TextStream
 from selfspec.errors import SelfSpecError, one_line
 from selfspec.plugin.call import Call
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder
+from selfspec.serving.prompt_files import Encoder, num_tokens
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Request, RequestError
 
@@ -59,17 +59,23 @@ class Exchange:
         self.answers: list[Answer] = []  # Those that are complete.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self._model = model
+        self._prompts = request.prompts
         self._calls: list[Call] = []
 
     async def prepare(self, encoder: Encoder, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.
 
-        Tokens are counted and calls prepared for one request at a time, each in a thread that ends.
-        A thread that stayed would keep OpenMP threads, and more of them than cores slow down all.
+        Images are read first, since an address may take its time. Tokens are counted and calls
+        prepared for one request at a time, each in a thread that ends. A thread that stayed would
+        keep OpenMP threads, and more of them than cores slow down all.
         """
+        loop, pictured = asyncio.get_running_loop(), encoder.images.pictured
+        self._prompts = [
+            await loop.run_in_executor(None, pictured, prompt) for prompt in self._prompts
+        ]
         async with turn:
             with ThreadPoolExecutor(1) as pool:
-                await asyncio.get_running_loop().run_in_executor(pool, self._prepare, encoder)
+                await loop.run_in_executor(pool, self._prepare, encoder)
         self._model.check_open(self.num_choices)
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -99,9 +105,9 @@ class Exchange:
         request, model = self.request, self._model
         seed = secrets.randbits(62) if request.seed is None else request.seed
         try:
-            for prompt in request.prompts:
+            for prompt in self._prompts:
                 ids, arguments = encoder.arguments_for(prompt, request)
-                self.num_prompt_tokens += len(ids)
+                self.num_prompt_tokens += num_tokens(ids)
                 for number in range(request.n):
                     self._calls.append(model.call(ids, seed + number, arguments))
         except RequestError:

@@ -18,6 +18,7 @@ from typing import Any
 
 from selfspec.batch import Answer
 from selfspec.batch.pace import ReadingPace
+from selfspec.batch.prompt_call import PromptInputs
 from selfspec.batch.session import Session
 from selfspec.errors import SelfSpecError
 from selfspec.plugin.call import Call
@@ -82,9 +83,9 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def call(self, ids: Sequence[int], seed: int, arguments: dict[str, Any]) -> Call:
+    def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> Call:
         """The call of a prompt; may be called in any thread that ends soon."""
-        return self.session.call(next(self._indices), ids, seed, arguments)
+        return self.session.call(next(self._indices), prompt, seed, arguments)
 
     async def events(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, Event]]:
         """The events of each call, with its number here, until all have their answers.

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field
 
 from selfspec.errors import one_line, unknown_name
+from selfspec.serving.images import ImageReader
 from selfspec.serving.schema import (
     Chat,
     Completion,
@@ -30,6 +31,15 @@ from selfspec.serving.schema import (
 _FORMS = ("prompt", "messages", "turns", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
+
+
+# Token ids, or what a processor made of a prompt.
+Encoded = list[int] | dict[str, Any]
+
+
+def num_tokens(encoded: Encoded) -> int:
+    """How many tokens a prompt has, with those of its images."""
+    return len(encoded) if isinstance(encoded, list) else int(encoded["input_ids"].shape[1])
 
 
 @dataclass(frozen=True)
@@ -156,29 +166,31 @@ class Encoder:
     max_positions: int | None
     default: Mapping[str, Any] = field(default_factory=dict)
     length_option: str = "max_tokens"
+    images: ImageReader = field(default_factory=ImageReader)
 
-    def arguments_for(self, prompt: Any, settings: Settings) -> tuple[list[int], dict[str, Any]]:
-        """The tokens of a prompt and the arguments of its `generate()` call."""
-        ids, own = self._encoded(prompt), settings.arguments()
+    def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
+        """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
+        encoded, own = self._encoded(self.images.pictured(prompt)), settings.arguments()
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
         arguments = {**self.default, **own}
         wanted = arguments.get("max_new_tokens")
         setting = next(iter(settings.lengths), self.length_option)
-        return ids, {**arguments, "max_new_tokens": self._length(len(ids), wanted, setting)}
+        length = self._length(num_tokens(encoded), wanted, setting)
+        return encoded, {**arguments, "max_new_tokens": length}
 
-    def _encoded(self, prompt: Any) -> list[int]:
-        from selfspec.batch.prompts import encoded  # It brings torch along.
+    def _encoded(self, prompt: Any) -> Encoded:
+        from selfspec.batch.prompts import inputs_of  # It brings torch along.
 
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = "messages" if is_chat else "prompt"
         try:
-            ids = encoded(prompt, self.tokenizer)
+            ids = inputs_of(prompt, self.images.processor or self.tokenizer)
         except Exception as error:  # A template may raise whatever it likes.
             why = one_line(error)[:300]
             raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error
-        if not ids:
+        if not num_tokens(ids):
             raise RequestError(f"{field} must have at least one token (got none)", field=field)
-        if isinstance(prompt, list):
+        if isinstance(ids, list) and isinstance(prompt, list):
             self._check_ids(field, ids)
         return ids
 

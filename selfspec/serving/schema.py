@@ -65,6 +65,39 @@ def text_of_parts(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
+class PartError(ValueError):
+    """A wrong part of a content, with its place in it."""
+
+    def __init__(self, where: str, rule: str) -> None:
+        super().__init__(rule)
+        self.where = where
+
+
+def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
+    """A text, or the parts of a content with images; texts without images become one."""
+    if not isinstance(content, list) or not any(map(_is_image, content)):
+        return whole_characters(text_of_parts(content))
+    for index, part in enumerate(content):
+        if not _is_image(part):
+            whole_characters(text_of_parts([part]))
+            continue
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, dict) else None
+        where, more = f"[{index}].image_url", {*part, *(image or ())} - _IN_IMAGE
+        if not isinstance(url, str):
+            raise PartError(where, "must be an object with a url")
+        if more:
+            raise PartError(where, f"must have url and detail alone (got {sorted(more)[0]!r:.40})")
+    return content
+
+
+_IN_IMAGE = {"type", "image_url", "url", "detail"}
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "image_url"
+
+
 def _not_tiny(temperature: float) -> float:
     if 0 < temperature < _LEAST_TEMPERATURE:
         raise ValueError(f"must be 0, or a number from {_LEAST_TEMPERATURE} to 2")
@@ -139,10 +172,10 @@ def _asks_nothing(name: str, value: Any) -> bool:
 
 class Message(_Fields):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: Annotated[Any, AfterValidator(text_or_parts)]
     name: str | None = None
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """As chat templates take it."""
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.content}
@@ -280,6 +313,8 @@ def checked(kind: type[Known], value: Any) -> Known:
     where = field + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
     )
+    if isinstance(cause, PartError):
+        where = field = where + cause.where
     raise RequestError(f"{where} must {rule} (got {got})", field=field)
 
 

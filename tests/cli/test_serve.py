@@ -130,7 +130,7 @@ def test_options_that_can_not_be(fails, chat_folder: str, name: str, value: str)
 def test_within_a_memory(chat_folder: str) -> None:
     """Keys and values get what the model leaves."""
     asked = DraftOptions(model=chat_folder, dtype="float32", max_memory="3MB")
-    answering = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
+    answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
 

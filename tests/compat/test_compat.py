@@ -13,18 +13,20 @@ import torch
 import transformers
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
-from transformers import Cache, DynamicCache, DynamicLayer
+from transformers import Cache, DynamicCache, DynamicLayer, LogitsProcessorList
 from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
-from selfspec.compat import checkpoints, generation, kernels, modules, states, versions
+from selfspec.compat import checkpoints, generation, grammars, kernels, modules, states, versions
+from selfspec.draft.sources.grammar import Words
 from selfspec.run.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
+from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
-MODULES = (checkpoints, generation, kernels, modules, states, versions)
+MODULES = (checkpoints, generation, grammars, kernels, modules, states, versions)
 HERE = Path(__file__)
 
 
@@ -343,6 +345,35 @@ def test_decoding_switches():
     model = tiny_model("qwen3-moe")
     with generation.decoding_switches(model), generation.decoding_switches(nn.Linear(1, 1)):
         pass
+
+
+# --- grammars
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
+    held = processors(kind)
+    scores = torch.zeros(2, len(TOKENIZER))
+    first = held(torch.tensor([[5], [6]]), scores.clone())
+    found = grammars.grammars_of(held, 2, Words)
+    assert found[0] is not found[1]
+    for grammar in found:
+        for token in TOKENIZER.encode(TEXT):
+            mask = grammar.mask()
+            assert mask[token >> 5] >> (token & 31) & 1
+            assert grammar.accept(token)
+            grammar.rollback(1)
+            assert not grammar.accept(grammar.words.chars[ord("#")])
+            assert not grammar.accept(len(TOKENIZER))
+            assert grammar.accept(token)
+    start = grammars.grammars_of(held, 1, Words)[0]
+    assert start.words.visible(start.mask()) == [ord("{")]
+    allowed = torch.isfinite(first[0]).nonzero().flatten().tolist()
+    assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
+
+
+def test_other_processors_hold_no_grammar():
+    assert grammars.grammars_of([object(), LogitsProcessorList()], 2, Words) == [None, None]
 
 
 # --- modules

@@ -92,7 +92,7 @@ def test_each_field_has_a_rule(served: Served, path: str, own: dict[str, Any]) -
         for value in values:
             status = 404 if name == "model" else 400
             error = refused(served, path, {**OF_PATH[path], name: value}, status)
-            assert error["param"] == name, value
+            assert error["param"].partition("[")[0] == name, value
             assert name in error["message"]
 
 

@@ -6,7 +6,7 @@ Both handle ints, lists and numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ class Cursor:
     evidence_against: Evidence | None = None
     # Whether `read` is called before `expand`. A cursor that takes time to look does so there.
     reads_ahead = False
+    # Whether it knows of tokens that can't come. Then `possible` is asked about all that are named.
+    is_guard = False
 
     def root(self) -> Any:
         """The state at the end of the committed text."""
@@ -35,6 +37,10 @@ class Cursor:
     def expand(self, state: Any) -> list[Candidate]:
         """Likely next tokens after `state`, best first; a token at most once."""
         raise NotImplementedError
+
+    def possible(self, state: Any, tokens: Iterable[int]) -> Iterable[int]:
+        """Called after `expand` if it `is_guard`: those of the tokens that may come."""
+        return tokens
 
     def follow(self, state: Any, token: int) -> Any | None:
         """The state after a token of any source; None: this cursor knows nothing there."""

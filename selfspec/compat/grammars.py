@@ -1,0 +1,121 @@
+"""The grammars that logits processors of xgrammar, llguidance and outlines hold.
+
+What a processor holds is never moved: a second matcher is made of it. Without a name below, such a
+processor works as ever, and nothing is drafted from its grammar.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["grammars_of"]
+
+Words = Callable[[Iterable[bytes]], Any]  # Makes a vocabulary of the bytes of each token.
+_MAX_KEPT = 4
+_vocabularies: list[tuple[Any, Any]] = []  # To list one takes a third of a second.
+
+
+def grammars_of(processors: Sequence[Any], num_rows: int, words: Words) -> list[Any]:
+    """A grammar for each row, by the first processor that holds one; None for rows without."""
+    for processor in processors:
+        for makers in (_of_xgrammar(processor, words), _of_llguidance(processor, words)):
+            if makers:
+                return [makers[row % len(makers)]() for row in range(num_rows)]
+    return [None] * num_rows
+
+
+def _held(processor: Any, library: str, name: str) -> list[Any]:
+    """The objects of a class of a library that a processor holds, itself or in lists."""
+    kind = getattr(sys.modules.get(library), name, ())  # Nothing is of no class.
+    found: list[Any] = []
+    for value in getattr(processor, "__dict__", {}).values():
+        found += value if isinstance(value, (list, tuple)) else [value]
+    return [each for each in found if isinstance(each, kind)]
+
+
+def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
+    """The words of a tokenizer, which are listed once for each of the last few tokenizers."""
+    for known, vocabulary in list(_vocabularies):
+        if known == tokenizer:
+            return vocabulary
+    vocabulary = listed()
+    _vocabularies.append((tokenizer, vocabulary))
+    del _vocabularies[:-_MAX_KEPT]
+    return vocabulary
+
+
+def _of_xgrammar(processor: Any, words: Words) -> list[Callable[[], Any]]:
+    compiled = _held(processor, "xgrammar", "CompiledGrammar")
+    return [partial(_XGrammar, each, words) for each in compiled]
+
+
+class _XGrammar:
+    def __init__(self, grammar: Any, words: Words) -> None:
+        info = grammar.tokenizer_info
+        special = set(info.special_token_ids)
+        self.words = _vocabulary(
+            info,
+            lambda: words(b"" if i in special else w for i, w in enumerate(info.decoded_vocab)),
+        )
+        self._matcher = sys.modules["xgrammar"].GrammarMatcher(grammar)
+        self._num_tokens = info.vocab_size
+        self._mask = np.zeros((1, (info.vocab_size + 31) // 32), np.int32)
+
+    def accept(self, token: int) -> bool:
+        is_known = token < self._num_tokens and not self._matcher.is_terminated()
+        return is_known and bool(self._matcher.accept_token(token))
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        if self._matcher.is_terminated():
+            return None
+        is_limited = self._matcher.fill_next_token_bitmask(self._mask)
+        return self._mask[0].view(np.uint32) if is_limited else None
+
+    def forced(self) -> bytes:
+        ended = self._matcher.is_terminated()
+        return b"" if ended else self._matcher.find_jump_forward_string().encode()
+
+
+def _of_llguidance(processor: Any, words: Words) -> list[Callable[[], Any]]:
+    tokenizers = _held(processor, "llguidance", "LLTokenizer")
+    matchers = _held(processor, "llguidance", "LLMatcher") if tokenizers else []
+    return [partial(_LLGuidance, each, tokenizers[0], words) for each in matchers]
+
+
+class _LLGuidance:
+    def __init__(self, matcher: Any, tokenizer: Any, words: Words) -> None:
+        special, decode = tokenizer.is_special_token, tokenizer.decode_bytes
+        self.words = _vocabulary(
+            tokenizer,
+            lambda: words(b"" if special(i) else decode([i]) for i in range(tokenizer.vocab_size)),
+        )
+        self._num_tokens = tokenizer.vocab_size
+        self._matcher = matcher.deep_copy()
+        self._matcher.reset()
+
+    def accept(self, token: int) -> bool:
+        # `consume_token` and a token that there is not leave errors that can't be taken back.
+        return token < self._num_tokens and bool(self._matcher.try_consume_tokens([token]))
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        if self._matcher.is_error():
+            return None
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        return None if self._matcher.is_error() else mask
+
+    def forced(self) -> bytes:
+        return bytes(self._matcher.compute_ff_bytes())

@@ -1,0 +1,253 @@
+"""What a grammar forces: the tokens that the processors of a call will leave.
+
+Follows the text with a grammar of its own, and looks a few characters ahead. Where only one text
+can come next, such as a key, its token is a draft, and where only few can come, the token of each.
+What other sources name and the grammar forbids gets no node. A wrong belief may cost a node, and
+never a token: each token is chosen with the processors of the call, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.sources.json_text import JsonText, Spacing
+from selfspec.draft.sources.source import Cursor
+from selfspec.records import Candidate, Evidence, StepRecord
+
+__all__ = ["Grammar", "GrammarCursor", "Words"]
+
+_AHEAD = 24  # Characters of a text that are looked for, so that its first token is known.
+_FEW = 8  # A text is free where more characters are allowed.
+_LONG = 5  # Values of at least this many tokens end equally often.
+_NUMBER = ord("1")
+_DIGITS, _AFTER_NUMBER = b"0123456789", b",}]"
+
+
+class Words:
+    """The bytes of each token of a vocabulary, and the token of some bytes."""
+
+    def __init__(self, words: Iterable[bytes]) -> None:
+        self._words = list(words)
+        self._token_of = {word: token for token, word in enumerate(self._words) if word}
+        self._longest = max(map(len, self._token_of), default=0)
+        chars = [c for c in range(256) if bytes((c,)) in self._token_of]
+        self.chars = {char: self._token_of[bytes((char,))] for char in chars}
+        self._visible = [char for char in chars if 32 < char < 127]
+        self._visible_tokens = np.array([self.chars[c] for c in self._visible], np.int64)
+
+    def __contains__(self, word: bytes) -> bool:
+        return word in self._token_of
+
+    def of(self, token: int) -> bytes:
+        """The bytes of a token; none for one that is not in the vocabulary."""
+        return self._words[token] if token < len(self._words) else b""
+
+    def first(self, text: bytes) -> bytes:
+        """The longest word that a text begins with, as most tokenizers write short texts.
+
+        The last of several spaces belongs to the word after it.
+        """
+        num_spaces = len(text) - len(text.lstrip())
+        longest = num_spaces - 1 if 1 < num_spaces < len(text) else self._longest
+        ends = range(min(longest, len(text)), 0, -1)
+        return next((text[:end] for end in ends if text[:end] in self._token_of), b"")
+
+    def token(self, word: bytes) -> int:
+        """The token of a word."""
+        return self._token_of[word]
+
+    def visible(self, mask: NDArray[np.uint32]) -> list[int]:
+        """The printable characters, spaces apart, that are tokens of a mask."""
+        index = self._visible_tokens >> 5
+        if not len(index) or int(index.max()) >= len(mask):
+            return []
+        bits = mask[index] >> (self._visible_tokens & 31).astype(np.uint32) & 1
+        return [self._visible[each] for each in np.flatnonzero(bits).tolist()]
+
+
+class Grammar(Protocol):
+    """A grammar at some place of the text of one row."""
+
+    words: Words
+
+    def accept(self, token: int) -> bool:
+        """Goes on by a token; False where that is not allowed, and then nothing has changed."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Takes back the last tokens."""
+        ...
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        """One bit for each token that is allowed next, the lowest first; None: nothing is known."""
+        ...
+
+    def forced(self) -> bytes:
+        """The text that is sure to come next, as far as that is known without a mask."""
+        ...
+
+
+class _Place(NamedTuple):
+    """A place after the committed text."""
+
+    path: tuple[int, ...]  # The tokens from there.
+    text: JsonText
+    length: int  # Tokens since the last value began.
+
+
+class GrammarCursor(Cursor):
+    """The grammar of one row, at the end of its text or after its drafts.
+
+    A place costs a mask, and some more of them where what comes next is nearly sure.
+    """
+
+    is_guard = True
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._words = grammar.words
+        self._spacing = Spacing()
+        self._text, self._length = JsonText(), 0
+        self._path: list[int] = []  # Tokens after the committed text that the grammar has taken.
+        self._is_lost = False  # Has a token come that the grammar does not know?
+        self._mask: NDArray[np.uint32] | None = None  # At the place that was expanded last.
+        self._ending: tuple[JsonText, list[Candidate]] | None = None  # How a free value ends.
+
+    def root(self) -> _Place:
+        """The end of the committed text."""
+        return _Place((), self._text, self._length)
+
+    def follow(self, state: _Place, token: int) -> _Place:
+        """Any token leads on."""
+        text = state.text.read(self._words.of(token))
+        return _Place((*state.path, token), text, state.length + 1 if text is state.text else 0)
+
+    def expand(self, state: _Place) -> list[Candidate]:
+        """The tokens of the texts that can come next, if these are few."""
+        mask = self._grammar.mask() if self._go(state.path) else None
+        self._mask = None if mask is None else mask.copy()  # A grammar may write into it again.
+        if self._mask is None:
+            return []
+        if (token := _only(self._mask)) is not None:
+            return [(token, Evidence("grammar", match_length=24))]
+        chars, is_free = self._next(self._mask, state.text)
+        if not is_free:
+            return self._texts(state.text, chars)
+        if not chars:
+            return self._space(state.text)
+        if self._ending is None or self._ending[0] is not state.text:
+            self._ending = state.text, self._texts(state.text, chars)
+        return [(token, _after(state.length, kind)) for token, kind in self._ending[1]]
+
+    def possible(self, state: _Place, tokens: Iterable[int]) -> list[int]:
+        """Those of some tokens that are allowed after a state, which was expanded just now."""
+        mask = self._mask
+        return [each for each in tokens if mask is None or _has(mask, each)]
+
+    def observe(self, record: StepRecord) -> None:
+        """Goes on by the committed tokens, and learns how they are spaced."""
+        self._is_lost = self._is_lost or not self._go(())
+        for token in record.committed_ids:
+            if self._is_lost or not self._grammar.accept(token):
+                self._is_lost = True
+                return
+            text = self._text.read(self._words.of(token), self._spacing)
+            self._length = self._length + 1 if text is self._text else 0
+            self._text = text
+
+    def _go(self, path: tuple[int, ...]) -> bool:
+        """Moves the grammar to the place after some tokens; False where it can't."""
+        same = 0
+        while same < min(len(path), len(self._path)) and path[same] == self._path[same]:
+            same += 1
+        if same < len(self._path):
+            self._grammar.rollback(len(self._path) - same)
+            del self._path[same:]
+        for token in path[same:]:
+            if self._is_lost or not self._grammar.accept(token):
+                return False
+            self._path.append(token)
+        return not self._is_lost
+
+    def _next(self, mask: NDArray[np.uint32], text: JsonText) -> tuple[list[int], bool]:
+        """The characters that may come next, spaces apart, or those that may end a free value."""
+        chars = self._words.visible(mask)
+        if len(chars) <= _FEW and sum(char in _DIGITS for char in chars) <= 1:
+            return chars, False
+        ends = b'"' if text.is_string else _AFTER_NUMBER
+        return [char for char in chars if char in ends], True
+
+    def _gap(self, text: JsonText, char: int) -> tuple[bytes | None, bool]:
+        """What comes before a character, None if something else is there; was it seen before?"""
+        if text.is_string:
+            return b"", True
+        gap, is_seen = self._spacing.before(text, char)
+        return (gap[len(text.space) :] if gap.startswith(text.space) else None), is_seen
+
+    def _texts(self, text: JsonText, chars: list[int]) -> list[Candidate]:
+        """The first token of each text that begins with one of some characters."""
+        found: dict[int, Evidence] = {}
+        for rank, char in enumerate(chars, start=1):
+            gap, is_seen = self._gap(text, char)
+            word = b"" if gap is None else self._word(text, gap + bytes((char,)))
+            if word:
+                length = 2 if len(chars) > 1 else 8 if is_seen else 4
+                kind = Evidence("grammar", length, rank, count_bin=2 * len(chars) + is_seen)
+                found.setdefault(self._words.token(word), kind)
+        return list(found.items())
+
+    def _space(self, text: JsonText) -> list[Candidate]:
+        """The space before a number, if numbers do not begin with it."""
+        gap, is_seen = self._gap(text, _NUMBER)
+        word = self._words.first(gap) if gap and gap + b"1" not in self._words else b""
+        kind = Evidence("grammar", 4, count_bin=int(is_seen))
+        return [(self._words.token(word), kind)] if word else []
+
+    def _word(self, text: JsonText, piece: bytes) -> bytes:
+        """The first word of a text that begins with a piece; none if it may be longer."""
+        grammar, written, others = self._grammar, b"", list[bytes]()
+        while piece and self._write(piece):
+            written, text = written + piece, text.read(piece)
+            piece = b"" if len(written) >= _AHEAD else grammar.forced()
+            mask = None if piece or len(written) >= _AHEAD else grammar.mask()
+            if mask is not None:
+                chars, is_free = self._next(mask, text)
+                others = [(self._gap(text, c)[0] or b"") + bytes((c,)) for c in chars]
+                piece = others[0] if len(chars) == 1 and not is_free else b""
+                others = [] if is_free else others
+        grammar.rollback(len(written))
+        word = self._words.first(written)
+        is_open = word == written and any(word + other[:1] in self._words for other in others)
+        return b"" if is_open else word
+
+    def _write(self, piece: bytes) -> bool:
+        """Lets the grammar take some bytes, or none of them."""
+        for number, char in enumerate(piece):
+            token = self._words.chars.get(char)
+            if token is None or not self._grammar.accept(token):
+                self._grammar.rollback(number)
+                return False
+        return True
+
+
+def _after(length: int, kind: Evidence) -> Evidence:
+    """The end of a value that has some tokens; a chance of one in six is assumed."""
+    return Evidence("grammar", 0, kind.rank, 100 + min(length, _LONG), probability_bin=2)
+
+
+def _has(mask: NDArray[np.uint32], token: int) -> bool:
+    index = token >> 5
+    return index < len(mask) and bool(int(mask[index]) >> (token & 31) & 1)
+
+
+def _only(mask: NDArray[np.uint32]) -> int | None:
+    """The only token of a mask; None if there are others."""
+    found = np.flatnonzero(mask)
+    if len(found) != 1:
+        return None
+    bits = int(mask[found[0]])
+    return int(found[0]) * 32 + bits.bit_length() - 1 if bits & (bits - 1) == 0 else None

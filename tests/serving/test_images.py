@@ -1,0 +1,233 @@
+"""Messages with images: the text that `generate()` gives for them, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+
+from PIL import Image
+from starlette.testclient import TestClient
+
+from selfspec import SelfSpec
+from selfspec.cli.loading import images_of, load_all
+from selfspec.cli.options import DraftOptions
+from selfspec.serving import images as images_module
+from selfspec.serving.app import application
+from selfspec.serving.images import ImageReader
+from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.prompt_files import Encoder, read_line
+from selfspec.serving.schema import RequestError
+from tests.processors import data_url, picture, seeing_pair
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    return seeing_pair()
+
+
+@pytest.fixture(scope="module")
+def client(pair: tuple[Any, Any]) -> Iterator[Any]:
+    model, processor = pair
+    spec = SelfSpec(max_nodes=6, budget="fixed")
+    thread = ModelThread(model, processor.tokenizer, spec, max_rows=3, max_memory=1 << 24)
+    thread.start()
+    vocab_size = model.config.text_config.vocab_size
+    encoder = Encoder(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
+    with TestClient(application(thread, name="tiny", encoder=encoder), "http://localhost") as made:
+        made.spec = spec
+        yield made
+
+
+def asked(*urls: str, text: str = "the fox") -> list[dict[str, Any]]:
+    """Messages with a text, and then images."""
+    images = [{"type": "image_url", "image_url": {"url": url, "detail": "auto"}} for url in urls]
+    return [
+        {"role": "system", "content": "brown"},
+        {"role": "user", "content": [{"type": "text", "text": text}, *images]},
+    ]
+
+
+def text_of(client: Any, messages: list[dict[str, Any]], **options: Any) -> Any:
+    response = client.post(CHAT, json={"messages": messages, "max_tokens": 12, **options})
+    assert response.status_code == 200, response.text
+    return [choice["message"]["content"] for choice in response.json()["choices"]]
+
+
+def text_alone(pair: tuple[Any, Any], *images: Any, text: str = "the fox") -> str:
+    """What stock writes about the images."""
+    model, processor = pair
+    content = [{"type": "text", "text": text}, *({"type": "image", "image": i} for i in images)]
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "brown"}]},
+        {"role": "user", "content": content},
+    ]
+    options: dict[str, Any] = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    inputs = processor.apply_chat_template(messages, add_generation_prompt=True, **options)
+    output = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    return processor.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_texts_are_those_of_generate(client: Any, pair: tuple[Any, Any]) -> None:
+    """Of different images after the same text, again and again, and of text alone between them."""
+    shown = [[picture(0)], [picture(1)], [], [picture(1), picture(0)], [picture(0)]]
+    expected = [text_alone(pair, *each) for each in shown]
+    assert len(set(expected)) == 4
+    found: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        messages = asked(*map(data_url, shown[number]))
+        (found[number],) = text_of(client, messages, temperature=0)
+
+    for _ in range(2):
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(shown))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[number] for number in range(len(shown))] == expected
+    assert client.spec.total_stats.disabled_reason is None
+    assert client.spec.total_stats.num_nodes > client.spec.total_stats.num_steps
+
+
+def test_samples_of_one_image(client: Any) -> None:
+    messages = asked(data_url(picture(0)))
+    both = text_of(client, messages, n=2, seed=3, temperature=1)
+    assert both[0] != both[1]
+    assert text_of(client, messages, seed=4, temperature=1) == both[1:]
+
+
+def test_an_image_is_turned_upright_as_transformers_does(
+    client: Any, pair: tuple[Any, Any]
+) -> None:
+    data, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    picture(0).save(data, "PNG", exif=exif)
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    (found,) = text_of(client, asked(url), temperature=0)
+    assert found == text_alone(pair, picture(0).transpose(Image.Transpose.ROTATE_270))
+
+
+PNG = data_url(picture(0))
+AN_ADDRESS = "http://localhost:9/image.png"
+REFUSED = {
+    "no base64": ("data:image/png;base64,a*b=", "must have whole base64"),
+    "half a picture": (PNG[: 22 + 4 * 40], "must be a picture as PNG, JPEG, WEBP, GIF"),
+    "no picture": ("data:image/png;base64,aGVsbG8=", "must be a picture as PNG, JPEG, WEBP, GIF"),
+    "another format": (data_url(picture(0), "BMP"), "must be a picture as PNG, JPEG, WEBP, GIF"),
+    "another kind": ("data:text/plain;base64,aGVsbG8=", "must be a data URL such as"),
+    "a file": ("file:///etc/passwd", "must be a data URL such as"),
+    "an address": (AN_ADDRESS, "fetches no addresses (got 'http://localhost:9/image.png')"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_image(client: Any, name: str) -> None:
+    url, said = REFUSED[name]
+    where = "messages[1].content[2].image_url"
+    response = client.post(CHAT, json={"messages": asked(PNG, url), "stream": name == "a file"})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["param"]) == (
+        400,
+        "invalid_request_error",
+        where,
+    )
+    assert error["message"].startswith(f"{where} {said}" if said[:4] == "must" else where)
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize("image_url", [PNG, {"url": 5}, {}, None, {"url": PNG, "size": 1}])
+def test_parts_of_a_wrong_form(client: Any, image_url: Any) -> None:
+    part = {"type": "image_url", "image_url": image_url}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    error = client.post(CHAT, json={"messages": messages}).json()["error"]
+    assert error["param"] == "messages[0].content[1].image_url"
+    assert "messages[0].content[1].image_url must" in error["message"]
+
+
+def test_limits(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def message(*urls: str) -> str:
+        response = client.post(CHAT, json={"messages": asked(*urls)})
+        assert response.status_code == 400
+        return response.json()["error"]["message"]
+
+    assert "[17].image_url must be one of at most 16 images of a request (got 17)" in message(
+        *[PNG] * 17
+    )
+    monkeypatch.setattr(images_module, "_MOST_PIXELS", 200)
+    assert "[2].image_url must leave the images of a request at most 200 pixels" in message(
+        PNG, PNG
+    )
+    monkeypatch.setattr(images_module, "MAX_IMAGE_BYTES", 20)
+    assert "[1].image_url must leave the images of a request at most 20 bytes" in message(PNG)
+
+
+def test_a_model_that_reads_no_images() -> None:
+    with pytest.raises(RequestError) as raised:
+        ImageReader().pictured(asked(PNG))
+    assert raised.value.field == "messages[1].content[1].image_url"
+    assert "this model reads no images (it has no image processor)" in str(raised.value)
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """A picture at one address, and nothing at others."""
+
+    def do_GET(self) -> None:
+        is_there = self.path == "/there"
+        self.send_response(200 if is_there else 404)
+        self.end_headers()
+        if is_there:
+            picture(0).save(self.wfile, "JPEG")
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+
+def test_addresses_that_may_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader(processor=object(), fetches=True)
+    monkeypatch.setenv("no_proxy", "*")
+    with http.server.ThreadingHTTPServer(("localhost", 0), Pictures) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            at = f"http://localhost:{server.server_port}"
+            message = reader.pictured(asked(f"{at}/there"))[1]
+            assert message["content"][1]["image"].size == (12, 9)
+            with pytest.raises(RequestError, match=r"answers with an image.*404"):
+                reader.pictured(asked(f"{at}/nowhere"))
+            monkeypatch.setattr(images_module, "MAX_IMAGE_BYTES", 20)
+            with pytest.raises(RequestError, match="at most 20 bytes"):
+                reader.pictured(asked(f"{at}/there"))
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_line_of_a_prompt_file(pair: tuple[Any, Any]) -> None:
+    line = read_line(1, json.dumps({"messages": asked(PNG)}).encode())
+    encoder = Encoder(pair[1].tokenizer, 999, 512, images=ImageReader(pair[1]))
+    inputs, _ = encoder.arguments_for(line.prompt, line.settings)
+    assert isinstance(inputs, dict)
+    assert inputs["pixel_values"].shape == (1, 3, 8, 8)
+
+
+def test_the_command_line_loads_what_reads_images(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    model, processor = pair
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded = load_all(DraftOptions(model=str(tmp_path)), sees=True)
+    assert type(loaded.model) is type(model)
+    assert loaded.images.processor.image_processor is not None
+    limited = DraftOptions(model=str(tmp_path), max_memory="1GB")
+    assert "--max-memory" in images_of(limited).reason
