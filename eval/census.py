@@ -41,6 +41,7 @@ What `python -m eval census` found for each of the {number} families of models t
 transformers {version}. A small random model of each answered with transformers' own loop and with
 drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
 texts are the same, and nothing about speed. For your model, run `selfspec check`."""
+_LONGEST = 160  # of a reason on the page
 _MEANINGS = {
     "trees": "Drafts are verified as trees.",
     "chains": "Drafts are verified as chains, which accept a little less in a step.",
@@ -129,7 +130,8 @@ def _listed(verdicts: list[Verdict]) -> str:
     """Names with an equal prompt and an equal reason in one line."""
     groups: dict[tuple[str, str], list[str]] = {}
     for each in verdicts:
-        reason = re.sub(r"^\w+(:| takes| keeps| fails)", r"the model\1", each.reason)
+        reason = re.sub(r"^\w*(For|LM|Model)\w*(:|(?= ))", "", each.reason).strip()
+        reason = reason.removesuffix("; drafting chains instead of trees")[:_LONGEST]
         groups.setdefault((each.prompt, reason), []).append(f"`{each.family}`")
     lines = []
     for (prompt, reason), names in groups.items():

@@ -103,7 +103,8 @@ def verdict(family: str) -> Verdict:
         what = "text alone" if "text" in prompts else "the other"
         served, reason = "image not made", f"{trouble}; {what}: {served} {reason}".strip()
     else:
-        others = {f"{name}: {why}" for name, (how, why) in found.items() if how != served and why}
+        same = (served, "stock fails")
+        others = {f"{name}: {why}" for name, (how, why) in found.items() if how not in same and why}
         reason = "; ".join(filter(None, [reason, *sorted(others)]))
     return Verdict(family, served, ", ".join(prompts), reason, ways)
 

@@ -69,4 +69,4 @@ def test_the_page_names_all_families_with_the_same_reason_in_one_line() -> None:
 
     assert "## Trees (1)" in text
     assert "- With image: `llava`" in text
-    assert "- With text: the model takes no ids: `OneLM`, `TwoLM`" in text
+    assert "- With text: takes no ids: `OneLM`, `TwoLM`" in text
