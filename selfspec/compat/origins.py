@@ -47,6 +47,7 @@ _LIBRARIES = frozenset(
         "torch",
         "torchao",
         "transformers",
+        "trl",
         "xformers",
     )
 )
@@ -67,8 +68,19 @@ def _parts(code: Any) -> Iterator[Any]:
         if id(each) not in seen:
             seen.add(id(each))
             waiting += [getattr(each, name) for name in _INSIDE if hasattr(each, name)]
+            waiting += _wrapped_by_trl(each)
             if not isinstance(each, (partial, MethodType)):
                 yield each
+
+
+def _wrapped_by_trl(code: Any) -> list[Any]:
+    """What a forward calls that trl's GRPO puts around a model's: its `__wrapped__` is another.
+
+    Without it, GRPO's generation is as before, but a user's forward inside of trl's is not found.
+    """
+    if not isinstance(code, FunctionType) or _origin(code).partition(".")[0] != "trl":
+        return []
+    return [cell.cell_contents for cell in code.__closure__ or () if callable(cell.cell_contents)]
 
 
 def _origin(part: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial, wraps
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -55,6 +56,24 @@ def test_code_of_a_user_is_known_through_what_wraps_it(code: Any) -> None:
     assert not origins.is_of_library(code)
     assert origins.is_of_library(code, frozenset((HERE,)))
     assert not origins.is_harmless(code)
+
+
+def wrapped_by_trl(inner: Any) -> Any:
+    """As trl's GRPO puts a forward around a model's, whatever that is: it names the class's."""
+
+    @wraps(nn.Linear.forward)
+    def forward(self: Any, *args: Any) -> Any:
+        return inner(*args)
+
+    of_trl = FunctionType(
+        forward.__code__, {"__name__": "trl.trainer.utils"}, closure=forward.__closure__
+    )
+    return MethodType(of_trl, nn.Linear(1, 1))
+
+
+def test_a_forward_of_trl_is_of_a_library_if_the_one_inside_of_it_is() -> None:
+    assert origins.is_of_library(wrapped_by_trl(nn.Linear(1, 1).forward))
+    assert not origins.is_of_library(wrapped_by_trl(partial(hook, 1)))
 
 
 def test_layers_are_of_libraries() -> None:
