@@ -25,6 +25,7 @@ _MOST_CHARACTERS = 1 << 17  # of a schema; a longer one takes too long to look t
 _MOST_KEPT = 64  # Compiled schemas.
 _SECONDS_FOR_PLACE = 0.3  # To find what is wrong in a schema.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_ENDLESS = "NoExtensionBias"  # What llguidance says of {"$ref": "#"}.
 _NEEDS = "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
 
 
@@ -113,12 +114,12 @@ class Guides:
         while True:
             for name, inner in _parts(part):
                 if perf_counter() - start > _SECONDS_FOR_PLACE:
-                    return f" at {place}" if place else ""
+                    return f" at {place:.200}" if place else ""
                 if self._compile(Guide(json.dumps({**shared, **inner})))[1]:
                     part, place = inner, f"{place}/{name}"
                     break
             else:
-                return f" at {place}" if place else ""
+                return f" at {place:.200}" if place else ""
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -135,7 +136,8 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _why(matcher: Any) -> str:
     """What a matcher of llguidance says is wrong, without its own state."""
-    return " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
+    said = " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
+    return "it refers to itself, and no text is long enough" if said == _ENDLESS else said
 
 
 class GuideProcessor:

@@ -63,7 +63,7 @@ def generate_many(
         )
     session = Session(
         model,
-        tokenizer,
+        getattr(tokenizer, "tokenizer", tokenizer),  # That of a processor.
         SelfSpec() if assistant is None else assistant,
         max_rows=max_rows,
         max_memory=max_memory,

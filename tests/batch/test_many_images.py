@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -108,6 +109,26 @@ def test_a_kv_cache_from_turn_to_turn(name: str) -> None:
         return answer(second), kv.get_seq_length()
 
     assert two_turns(ours) == two_turns(stock)
+
+
+def test_messages_with_images_and_all_that_needs_a_tokenizer() -> None:
+    processors = pytest.importorskip("tests.processors")
+    model, processor = processors.seeing_pair()
+    content = [{"type": "image", "image": processors.picture()}, {"type": "text", "text": "fox"}]
+    messages = [{"role": "user", "content": content}]
+    inputs = inputs_of(messages, processor)
+    assert isinstance(inputs, dict)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    expected = alone(model, inputs, 0, **options)
+    given = [messages, [{"role": "user", "content": "fox"}], "fox", inputs]
+    answers = sorted(generate_many(model, processor, given, **options), key=lambda a: a.index)
+    assert answers[0].ids == answers[3].ids == expected
+    assert answers[0].text == processor.decode(expected, skip_special_tokens=True)
+    assert len({answer.text for answer in answers}) == 3
+    letters = re.findall("[a-z]{2}", answers[0].text)
+    stop = {"stop_strings": letters[0], "prediction": answers[0].text}
+    (stopped,) = generate_many(model, processor, [messages], **options, **stop)
+    assert len(stopped.ids) < len(expected)
 
 
 @pytest.mark.parametrize(
