@@ -68,7 +68,7 @@ def assert_same_cache(ours: Any, stock: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("spec", [doubting, knowing, failing])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_and_caches(name: str, spec: Any, num_rows: int, mode: str) -> None:

@@ -206,7 +206,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.
 
 @DTYPES
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, *FAULTS])
-@pytest.mark.parametrize("size", [0.0, 0.003, 0.03])
+@pytest.mark.parametrize("size", [0.0, pytest.param(0.003, marks=pytest.mark.slow), 0.03])
 def test_rounding_of_any_size_passes_and_hides_no_fault(size, kind, dtype):
     for seed in range(4):
         mode = probe(with_noise(broken(kind, seed=seed).to(dtype), size)).mode
