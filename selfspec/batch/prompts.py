@@ -66,20 +66,17 @@ def _in_parts(
     messages: Sequence[Mapping[str, Any]], processor: Any, tools: list[dict[str, Any]] | None
 ) -> Mapping[str, Any]:
     """What a processor makes of messages. Many templates pass over a content that is a text."""
-    for each in messages:
-        is_message = isinstance(each.get("role"), str)
-        if not is_message or not isinstance(each.get("content"), (str, list)):
-            raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
-    in_parts = [
-        {**each, "content": [{"type": "text", "text": each["content"]}]}
-        if isinstance(each["content"], str)
-        else dict(each)
-        for each in messages
-    ]
-    options: Any = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    options |= {} if tools is None else {"tools": tools}
-    inputs: Mapping[str, Any] = _templated(in_parts, processor, **options)
+    _check_messages(messages, (str, list), processor)
+    told, options = _told_of_tools(list(map(_in_part, messages)), processor, tools)
+    options |= {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    inputs: Mapping[str, Any] = _templated(list(map(_in_part, told)), processor, **options)
     return inputs
+
+
+def _in_part(message: Mapping[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": parts}
 
 
 def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
@@ -103,20 +100,33 @@ def _from_messages(
     tokenizer: Any,
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
+    _check_messages(messages, str, tokenizer)
+    told, options = _told_of_tools([dict(each) for each in messages], tokenizer, tools)
+    return list(_templated(told, tokenizer, return_dict=False, **options))
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]], kinds: Any, owner: Any) -> None:
     for each in messages:
-        if not isinstance(each.get("role"), str) or not isinstance(each.get("content"), str):
+        if not isinstance(each.get("role"), str) or not isinstance(each.get("content"), kinds):
             raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
-    if not tokenizer.chat_template:
+    if not owner.chat_template:
         raise UnsupportedError(
             "messages need a tokenizer with a chat template, and this one has none; give text "
             "instead"
         )
-    own, options = [dict(each) for each in messages], {"return_dict": False}
-    ids = list(_templated(own, tokenizer, tools=tools, **options))
-    if tools and ids == list(_templated(own, tokenizer, **options)):  # It knows no tools.
-        text = "You may call these functions:\n" + json.dumps(tools)
-        ids = list(_templated([{"role": "system", "content": text}, *own], tokenizer, **options))
-    return ids
+
+
+def _told_of_tools(
+    messages: list[dict[str, Any]], owner: Any, tools: list[dict[str, Any]] | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages and options of a template; where it knows no tools, a message names them."""
+    if not tools:
+        return messages, {}
+    plain = _templated(messages, owner, tokenize=False)
+    if _templated(messages, owner, tokenize=False, tools=tools) != plain:
+        return messages, {"tools": tools}
+    text = "You may call these functions:\n" + json.dumps(tools)
+    return [{"role": "system", "content": text}, *messages], {}
 
 
 def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Any:

@@ -146,3 +146,19 @@ def test_messages_with_images_and_all_that_needs_a_tokenizer() -> None:
 def test_what_is_refused(inputs: Any, said: str) -> None:
     with pytest.raises(UnsupportedError, match=said):
         list(generate_many(seeing_model("llava"), tiny_tokenizer(), [inputs], max_new_tokens=2))
+
+
+def test_tools_reach_a_processor_whose_template_knows_none() -> None:
+    class Processor:
+        tokenizer, chat_template = object(), "of messages alone"
+        given: Any = None
+
+        def apply_chat_template(self, messages: Any, *, tokenize: bool, **_: Any) -> Any:
+            self.given = messages
+            return {"input_ids": torch.ones(1, 2, dtype=torch.long)} if tokenize else "the same"
+
+    processor = Processor()
+    inputs_of([{"role": "user", "content": "hello"}], processor, [{"name": "look"}])
+    system, user = processor.given
+    assert "look" in system["content"][0]["text"]
+    assert user["content"] == [{"type": "text", "text": "hello"}]
