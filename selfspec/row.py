@@ -63,6 +63,7 @@ class Row:
 
     prompt: torch.Tensor  # (1, P), padding included
     prompt_ids: list[int]  # without padding
+    encoder_ids: list[int] = field(default_factory=list)  # Text that an encoder has read, if any.
     index: int = 0
     chooser: Chooser = field(default_factory=GreedyChooser)
     max_length: int  # of the text, the prompt with its padding included
@@ -149,7 +150,7 @@ class Row:
         num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
-        ids, self.learned = self.prompt_ids, learned
+        ids, self.learned = [*self.encoder_ids, *self.prompt_ids], learned
         self.cursors = [source.open(ids, learns=learned.learns) for source in learned.sources]
         if prediction is not None:
             self.cursors.append(PredictionCursor(prediction))

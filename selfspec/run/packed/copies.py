@@ -24,7 +24,7 @@ from selfspec.compat.kernels import (
     reordered,
     reordered_product,
 )
-from selfspec.compat.modules import is_compiled, num_writes
+from selfspec.compat.modules import encoder_of, is_compiled, num_writes
 from selfspec.run.weights import refuse_write, set_data
 
 __all__ = [
@@ -411,13 +411,15 @@ class StandIns:
 def linears_of(model: nn.Module) -> list[nn.Linear]:
     """The model's plain linear layers; none if the model is compiled.
 
-    Leaves out quantised layers and layers whose `forward` other code has replaced.
+    Leaves out quantised layers, layers whose `forward` other code has replaced, and those of an
+    encoder, which no step runs.
     """
-    found = []
+    encoder = encoder_of(model)
+    found, unused = [], set() if encoder is None else set(encoder.modules())
     for module in model.modules():
         if is_compiled(module):
             return []
-        if type(module) is nn.Linear and _has_own_forward(module):
+        if type(module) is nn.Linear and _has_own_forward(module) and module not in unused:
             found.append(module)
     return found
 
