@@ -100,8 +100,8 @@ def call_for(
     call, alone_reason = model.generate(**inputs, custom_generate=loop, **arguments)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
-            f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
-            "several times"
+            f"num_return_sequences must be 1, since each prompt gets one answer (got "
+            f"{len(call.input_ids)}); give the prompt several times"
         )
     if call.generation_config.do_sample:
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed

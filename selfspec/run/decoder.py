@@ -41,6 +41,7 @@ class Decoder:
 
     def _noise(self, num_rows: int) -> BaseModelOutput:
         width = self._model.get_encoder().config.hidden_size
-        noise = torch.randn(1, _NUM_COLUMNS, width, generator=torch.Generator().manual_seed(0))
+        seeded = torch.Generator("cpu").manual_seed(0)
+        noise = torch.randn(1, _NUM_COLUMNS, width, generator=seeded, device="cpu")
         noise = noise.to(device_of(self._model), self._model.dtype)
         return BaseModelOutput(last_hidden_state=noise.expand(num_rows, -1, -1))
