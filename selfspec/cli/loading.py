@@ -119,7 +119,7 @@ def images_of(options: RunOptions) -> ImageReader:
         return ImageReader()
     if options.max_memory is not None:
         return ImageReader(
-            reason="under --max-memory it is loaded without what reads them; start without that option"
+            reason="under --max-memory it is loaded without what reads them; leave that option out"
         )
     try:
         processor = AutoProcessor.from_pretrained(source)
