@@ -67,7 +67,10 @@ def media_inputs(model: Any, num_rows: int = 1, *, kind: str = "image") -> Input
     media, num_places = _media(model, kind)
     token = _id_of(model.config, _IDS[kind])
     places = [] if token is None else [token] * num_places
-    inputs = _padded([[*_BEFORE[2 * row :], *places, *_AFTER] for row in range(num_rows)])
+    rows = [[*_BEFORE[2 * row :], *places, *_AFTER] for row in range(num_rows)]
+    inputs = _padded(rows)
+    if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
+        inputs = {"decoder_input_ids": torch.tensor([rows[0]] * num_rows)}
     for name in ("mm_token_type_ids", "token_type_ids", "image_mask"):
         if name in takes and token is not None:
             inputs[name] = (inputs["input_ids"] == token).long()
@@ -93,19 +96,22 @@ def _media(model: Any, kind: str) -> tuple[Inputs, int]:
     features = next(
         filter(None, (getattr(x, f"get_{_FEATURES[kind]}_features", None) for x in makers)), None
     )
+    places = PLACES.get(model_type)
+    if features is None and model.config.is_encoder_decoder:  # No place of a text is an image's.
+        features, places = model.get_encoder().forward, 0
     if model_type in MEDIA:
         forms = iter([MEDIA[model_type](model)])
     else:
         forms = _images(model, features) if kind == "image" else _sounds(model, features)
     if features is None or model_type in NO_PLACES:
-        return next(forms), PLACES.get(model_type, 0)
+        return next(forms), places or 0
     wrong: Exception | None = None
     for media in forms:
         try:
             with torch.inference_mode():
                 made = features(**media)
-            if model_type in PLACES:
-                return media, PLACES[model_type]
+            if places is not None:
+                return media, places
             found = getattr(made, "pooler_output", made)
             return media, _num_rows(made.last_hidden_state if found is None else found)
         except Exception as error:
@@ -169,7 +175,7 @@ def _sounds(model: Any, features: Any) -> Iterator[Inputs]:
     """A spectrum of noise, or a wave where the model takes waves."""
     takes = inspect.signature(model.forward).parameters
     audio = getattr(model.config, "audio_config", model.config)
-    bins = getattr(audio, "num_mel_bins", 16)
+    bins = getattr(audio, "num_mel_bins", getattr(audio, "input_feat_per_channel", 16))
     lengths = (2 * getattr(audio, "max_source_positions", 32), 64, 32)
     shapes = [shape for n in lengths for shape in ((1, bins, n), (1, n, bins))]
     if "input_features" not in takes:

@@ -40,7 +40,8 @@ class Decoder:
         return self._model(**inputs, encoder_outputs=self._noise(len(inputs["decoder_input_ids"])))
 
     def _noise(self, num_rows: int) -> BaseModelOutput:
-        width = self._model.get_encoder().config.hidden_size
+        encoder = self._model.get_encoder()
+        width = getattr(encoder, "config", self._model.config).get_text_config().hidden_size
         seeded = torch.Generator("cpu").manual_seed(0)
         noise = torch.randn(1, _NUM_COLUMNS, width, generator=seeded, device="cpu")
         noise = noise.to(device_of(self._model), self._model.dtype)

@@ -49,8 +49,11 @@ def device_of(model: Any) -> torch.device:
 
 def num_readable(model: Any) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    config = model.config.get_text_config(decoder=True)
-    return int(getattr(model.get_input_embeddings(), "num_embeddings", config.vocab_size))
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:  # transformers does not find them, as in PP-FormulaNet.
+        embeddings = None
+    return int(getattr(embeddings, "num_embeddings", vocab_size(model)))
 
 
 def max_positions(model: Any) -> int | None:
