@@ -18,6 +18,7 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.sources.grammar import Grammar, GrammarCursor
+from selfspec.draft.sources.guard import PadGuard
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
@@ -64,6 +65,7 @@ class Row:
     prompt: torch.Tensor  # (1, P), padding included
     prompt_ids: list[int]  # without padding
     encoder_ids: list[int] = field(default_factory=list)  # Text that an encoder has read, if any.
+    unplaced_id: int | None = None  # A pad of the model's, after which no draft can be verified.
     index: int = 0
     chooser: Chooser = field(default_factory=GreedyChooser)
     max_length: int  # of the text, the prompt with its padding included
@@ -158,6 +160,8 @@ class Row:
             self.cursors.append(GrammarCursor(grammar))
         if draft_model is not None:
             self.cursors.append(draft_model)
+        if self.unplaced_id is not None:
+            self.cursors.append(PadGuard(self.unplaced_id))
         calibration = learned.calibration
         self.shape = learned.shape.for_row(ids, learns=learned.learns)
         self.grower = TreeGrower(

@@ -20,6 +20,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
+from selfspec.run.model import pad_id, takes
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prefilled, PromptReader, next_positions
 from selfspec.run.run import Run
@@ -172,12 +173,15 @@ class Call:
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
         choosers, stops = self._choosers()
+        # A model that is given no positions may count them itself, without pads.
+        unplaced = None if takes(self.model, "position_ids") else pad_id(self.model)
         rows = [
             Row(
                 index=self.index + number,
                 prompt=self.input_ids[number : number + 1],
                 prompt_ids=ids,
                 encoder_ids=read,
+                unplaced_id=unplaced,
                 chooser=chooser,
                 max_length=self.max_length,
                 stops=stops,

@@ -18,6 +18,7 @@ __all__ = [
     "logits_of",
     "max_positions",
     "num_readable",
+    "pad_id",
     "takes",
     "vocab_size",
 ]
@@ -54,6 +55,11 @@ def num_readable(model: Any) -> int:
     except NotImplementedError:  # transformers does not find them, as in PP-FormulaNet.
         embeddings = None
     return int(getattr(embeddings, "num_embeddings", vocab_size(model)))
+
+
+def pad_id(model: Any) -> int | None:
+    """The id that the model itself takes for padding; None if its config doesn't say."""
+    return getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
 
 
 def max_positions(model: Any) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import dropwhile
+from operator import not_
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     WhisperConfig,
@@ -21,7 +25,7 @@ from selfspec.compat.generation import KV, kv_of
 from selfspec.run.packed.copies import linears_of
 from tests.fakes import FutureSource, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both
-from tests.zoo import VOCAB
+from tests.zoo import PAD, VOCAB
 
 KINDS = ("t5", "bart", "whisper")
 START = 2
@@ -45,6 +49,8 @@ def new_model(kind: str) -> Any:
         sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "initializer_factor": 3.0}
         config = T5Config(vocab_size=VOCAB, num_layers=2, num_heads=4, **sizes, **IDS)
         model: Any = T5ForConditionalGeneration(config)
+    elif kind == "m2m":
+        model = M2M100ForConditionalGeneration(M2M100Config(**SIZES, **IDS))
     elif kind == "bart":
         model = BartForConditionalGeneration(BartConfig(**SIZES, **IDS, forced_eos_token_id=None))
     else:
@@ -75,7 +81,10 @@ def knowing(ids: torch.Tensor, inputs: dict[str, Any]) -> SelfSpec:
         ids = torch.cat([first, ids], dim=1)
     read = inputs.get("input_ids", torch.zeros(len(ids), 0, dtype=torch.long))
     read = read.repeat_interleave(len(ids) // len(read), dim=0)
-    texts = [list(filter(None, row)) for row in torch.cat([read, ids], dim=1).tolist()]
+    texts = [
+        [*filter(None, before), *dropwhile(not_, row)]
+        for before, row in zip(read.tolist(), ids.tolist(), strict=True)
+    ]
     return SelfSpec(extra_sources=[FutureSource(texts, doubt=0.1)], **FIXED)
 
 
@@ -97,6 +106,11 @@ def check(kind: str, inputs: dict[str, Any], model: Any = None, **options: Any) 
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_texts_are_those_of_stock(kind: str, mode: str, num_rows: int) -> None:
     check(kind, inputs_for(kind, num_rows), **MODES[mode])
+
+
+def test_pads_in_a_text_are_placed_as_in_plain_steps() -> None:
+    """M2M-100 counts positions without pads in a forward, and with them in the KV."""
+    check("m2m", inputs_for("m2m", 2), sequence_bias={(PAD,): 6.0}, **SAMPLE)
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
