@@ -142,7 +142,10 @@ def _check_seen(model: Any, inputs: Inputs) -> None:
 
 def _ways(model: Any, prompts: Prompts) -> dict[str, Answer]:
     """The calls that are compared, as functions of the options that draft."""
-    call = partial(_call, model, prompts)
+
+    def call(num_rows: int, options: dict[str, Any], **ours: Any) -> torch.Tensor:
+        return _generate(model, prompts(num_rows), options, **ours)
+
     ways = {
         "greedy": partial(call, 1, _GREEDY),
         "sampled": partial(call, 1, _SAMPLED),
@@ -155,12 +158,6 @@ def _ways(model: Any, prompts: Prompts) -> dict[str, Answer]:
         "turns": partial(_turns, model, prompts),
         "chunks": partial(call, 1, {**_GREEDY, "prefill_chunk_size": 6}),
     }
-
-
-def _call(
-    model: Any, prompts: Prompts, num_rows: int, options: dict[str, Any], **ours: Any
-) -> torch.Tensor:
-    return _generate(model, prompts(num_rows), options, **ours)
 
 
 def _turns(model: Any, prompts: Prompts, **ours: Any) -> torch.Tensor:
