@@ -195,6 +195,7 @@ class SelfSpec:
         `prediction` is what the answer will probably look like, as token ids: those of one text
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
+        `inputs_tensor` is what an encoder has read, which transformers hands over.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(

@@ -197,6 +197,17 @@ def test_the_weights_of_an_encoder_are_never_packed() -> None:
     assert set(linears_of(model)) & set(model.get_decoder().modules())
 
 
+def test_embeddings_that_transformers_does_not_find(monkeypatch: Any) -> None:
+    """As in PP-FormulaNet."""
+    model = new_model("bart")
+
+    def not_found() -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(model, "get_input_embeddings", not_found)
+    check("bart", inputs_for("bart"), model, **GREEDY)
+
+
 def test_a_decoder_that_sees_later_tokens_is_decoded_plainly(monkeypatch: Any) -> None:
     """A fault of a model's own is found by the trial, as in a decoder."""
     model = new_model("t5")
