@@ -15,6 +15,12 @@ __all__ = ["Decoder"]
 _NUM_COLUMNS = 4  # Of the noise; a decoder takes any number.
 
 
+class _Read(BaseModelOutput):  # type: ignore[misc]
+    """What an encoder has read. Some decoders look for the encoder's mask in it."""
+
+    attention_mask = None
+
+
 class Decoder:
     """The decoder of a model, whose encoder has read some noise; everything else is the model's.
 
@@ -39,10 +45,10 @@ class Decoder:
             inputs |= with_kv(with_kv_of_encoder(kv))
         return self._model(**inputs, encoder_outputs=self._noise(len(inputs["decoder_input_ids"])))
 
-    def _noise(self, num_rows: int) -> BaseModelOutput:
+    def _noise(self, num_rows: int) -> _Read:
         encoder = self._model.get_encoder()
         width = getattr(encoder, "config", self._model.config).get_text_config().hidden_size
         seeded = torch.Generator("cpu").manual_seed(0)
         noise = torch.randn(1, _NUM_COLUMNS, width, generator=seeded, device="cpu")
         noise = noise.to(device_of(self._model), self._model.dtype)
-        return BaseModelOutput(last_hidden_state=noise.expand(num_rows, -1, -1))
+        return _Read(last_hidden_state=noise.expand(num_rows, -1, -1))

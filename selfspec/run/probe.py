@@ -110,6 +110,8 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
     mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
     if mixing is not None:
         return Ability("plain", f"it has layers of type {mixing}, {_MIXES}", None)
+    if getattr(model.config, "expert_capacity", None):
+        return Ability("plain", "its experts take a limited number of a forward's tokens", None)
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)

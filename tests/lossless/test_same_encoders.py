@@ -13,6 +13,8 @@ from transformers import (
     BartForConditionalGeneration,
     M2M100Config,
     M2M100ForConditionalGeneration,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     WhisperConfig,
@@ -206,6 +208,17 @@ def test_embeddings_that_transformers_does_not_find(monkeypatch: Any) -> None:
 
     monkeypatch.setattr(model, "get_input_embeddings", not_found)
     check("bart", inputs_for("bart"), model, **GREEDY)
+
+
+def test_experts_that_are_full_at_some_number_of_tokens_are_decoded_plainly() -> None:
+    """In a forward over several tokens, those of Switch Transformers may leave some out."""
+    sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_experts": 2}
+    config = SwitchTransformersConfig(
+        vocab_size=VOCAB, num_layers=2, num_heads=4, expert_capacity=2, **sizes, **IDS
+    )
+    model = attach(SwitchTransformersForConditionalGeneration(config).eval())
+    both = run_both(model, inputs_for("t5"), SelfSpec(), drafts=False, **GREEDY)
+    assert both.stats.disabled_reason == "its experts take a limited number of a forward's tokens"
 
 
 def test_a_decoder_that_sees_later_tokens_is_decoded_plainly(monkeypatch: Any) -> None:
