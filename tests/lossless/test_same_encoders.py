@@ -214,7 +214,13 @@ def test_experts_that_are_full_at_some_number_of_tokens_are_decoded_plainly() ->
     """In a forward over several tokens, those of Switch Transformers may leave some out."""
     sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_experts": 2}
     config = SwitchTransformersConfig(
-        vocab_size=VOCAB, num_layers=2, num_heads=4, expert_capacity=2, **sizes, **IDS
+        vocab_size=VOCAB,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        expert_capacity=2,
+        **sizes,
+        **IDS,
     )
     model = attach(SwitchTransformersForConditionalGeneration(config).eval())
     both = run_both(model, inputs_for("t5"), SelfSpec(), drafts=False, **GREEDY)

@@ -59,7 +59,7 @@ def test_another_text_than_stocks_is_a_fault(monkeypatch: Any) -> None:
 
 
 def test_drafts_that_are_never_right_prove_nothing(monkeypatch: Any) -> None:
-    monkeypatch.setattr(trial, "_texts", lambda *_: [])
+    monkeypatch.setattr(trial, "_overlap", lambda *_: 0)
 
     found = verdict("llama")
 
