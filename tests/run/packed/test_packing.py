@@ -264,6 +264,41 @@ def test_later_times_may_be_better(model, monkeypatch):
     assert packing.reason is None
 
 
+def others_are_as_busy(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """This process gets half of the processor; returns one number for each time that it looks."""
+    looks: list[float] = []
+    monkeypatch.setattr(module, "processor_share", lambda: looks.append(0.5) or 0.5)
+    return looks
+
+
+def test_a_busy_machine_neither_times_nor_packs_and_looks_seldom(model, monkeypatch):
+    timed = fake_trials(monkeypatch)
+    monkeypatch.setattr(module, "_DUE", 10)
+    packing = Packing.of(model)
+    with monkeypatch.context() as during:
+        looks = others_are_as_busy(during)
+        for num_looks, num_forwards in ((0, 9), (1, 1), (1, 9), (2, 1)):
+            packing.before_forward(8 * num_forwards)
+            assert (len(looks), timed, packing.is_settled) == (num_looks, [], False)
+    packing.before_forward(8 * 9)
+    assert not packing.is_packed
+    packing.before_forward(8)
+    assert (timed, packing.is_packed) == ([torch.float32], True)
+
+
+def test_packing_waits_for_a_quiet_moment_too(model, monkeypatch):
+    timed = fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    packing = Packing.of(model)
+    packing.before_forward(1)
+    assert timed
+    with monkeypatch.context() as during:
+        others_are_as_busy(during)
+        packing.before_forward(8 * 4)
+        assert not packing.is_packed
+        assert Packing.of(model).pack() is None  # Who asks for it gets it.
+    assert packing.is_packed
+
+
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
     def interrupted(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
         if of[0].shape[1] == 24:
