@@ -2,7 +2,7 @@
 
 Weights are packed if that cuts the time of products by at least 10 %. A model of ours is packed
 when it is loaded, any other once the forwards so far would have saved as much time as that takes,
-and while no other program needs the processor.
+or eight times as much while other programs need the processor.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ROUNDS = 3
 # Timing takes about as long as a tenth of this many forwards over the weights that are timed. It is
 # done once the model was asked for as much. If nothing was faster then, another program may have
 # been in the way: it is done again after several times as much. On a busy machine, timing and
-# packing take ten times as long and times say little: it waits for as much work as before.
+# packing take up to ten times as long. They wait for a quiet moment until that is paid for, too.
 _DUE, _LATER, _TRIES = 640, 8, 3
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
@@ -215,18 +215,18 @@ class Packing:
             return
         with self._lock:
             self._num_forwards += max(num_tokens / _WIDE, 1.0)
-            if self._pays_now() and self._is_quiet():
+            if self._pays() and (self._pays(times=_LATER) or self._is_quiet()):
                 self._time_all()
-                if self._knows_all() and self._pays_now():
+                if self._knows_all() and self._pays():
                     self._pack_all(whatever_memory=False)
                 self._note_packed()
 
-    def _pays_now(self) -> bool:
-        """Would the forwards so far have saved what packing takes, or what timing layers takes?"""
+    def _pays(self, *, times: int = 1) -> bool:
+        """Would the forwards so far pay so many times for packing, or for timing if that is due?"""
         if not self._knows_all():
-            return self._done >= self._due[0]
+            return self._done >= times * self._due[0]
         saved = self._num_forwards * self._seconds(self._layers, "saved")
-        return saved >= self._seconds(self._missing(), "packing")
+        return saved >= times * self._seconds(self._missing(), "packing")
 
     @property
     def _done(self) -> float:

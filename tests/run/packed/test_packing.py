@@ -299,6 +299,18 @@ def test_packing_waits_for_a_quiet_moment_too(model, monkeypatch):
     assert packing.is_packed
 
 
+def test_a_machine_that_stays_busy_packs_after_several_times_as_much_work(model, monkeypatch):
+    timed = fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    monkeypatch.setattr(module, "_DUE", 1)
+    others_are_as_busy(monkeypatch)
+    packing = Packing.of(model)
+    packing.before_forward(8 * 7)
+    assert not timed
+    packing.before_forward(8)
+    assert timed
+    assert packing.is_packed
+
+
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
     def interrupted(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
         if of[0].shape[1] == 24:
