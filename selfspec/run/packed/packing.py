@@ -168,10 +168,9 @@ class Packing:
     def of(cls, model: nn.Module) -> Packing:
         """The model's packing, with the model's layers as they are now.
 
-        Drops the copies of weights that have changed, and packs the layers anew that can still be
-        packed. Weights can change between two calls without a trace in torch, for example when
-        adapters are merged. So packed weights are summed up, which takes a part of a plain step's
-        time.
+        Drops the copies of weights that have changed. They are packed again once that pays. Weights
+        can change between two calls without a trace in torch, for example when adapters are merged.
+        So packed weights are summed up, which takes a part of a plain step's time.
         """
         with _lock:
             known = _shared.get(model)
@@ -329,18 +328,17 @@ class Packing:
         _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)
 
     def _drop_changed(self) -> None:
-        """Drops copies that are not of a layer's weight as it is, and packs what can be packed."""
+        """Drops copies that are not of a layer's weight as it is, and counts forwards from here.
+
+        So weights that change with each call, as in training, are packed again only if that pays.
+        """
         packable = {module for modules in self._layers.values() for module in modules}
-        changed = set()
         for module, copy in self._in_use.items():
             if copy.held is not None and (
                 module not in packable or copy.held.origin != Origin.of(module.weight)
             ):
                 copy.held = None
-                changed.add(module)
-        for modules in self._missing().values():
-            if some := [module for module in modules if module in changed]:
-                self._fill(some)
+                self._num_forwards = 0.0
 
     def _fill(self, modules: Sequence[nn.Linear]) -> None:
         """Packs some layers of one dtype."""

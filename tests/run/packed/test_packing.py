@@ -90,6 +90,8 @@ def test_a_weight_that_changed_is_packed_anew(model, change):
     assert held(Packing.of(model)) == before
     change(model[0].weight)
     assert Packing.of(model) is packing
+    assert [each is None for each in held(packing)] == [True, False]
+    packing.before_forward(1)
     after = held(packing)
     assert after[0].copy is not before[0].copy
     assert after[1] is before[1]
@@ -97,6 +99,24 @@ def test_a_weight_that_changed_is_packed_anew(model, change):
         torch.testing.assert_close(
             model[0](x), linear(x, model[0].weight, model[0].bias), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(("num_forwards", "is_packed"), [(4, False), (5, True)])
+def test_weights_that_changed_are_packed_once_that_pays(
+    num_forwards, is_packed, model, monkeypatch
+):
+    """As in training, where they change between any two calls."""
+    fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    packing = packed(model)
+    for _ in range(8):
+        packing.before_forward(1)
+    for layer in model:
+        as_training_does(layer.weight)
+    assert Packing.of(model) is packing
+    for _ in range(num_forwards):
+        assert not packing.is_packed
+        packing.before_forward(1)
+    assert packing.is_packed == is_packed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
