@@ -332,7 +332,7 @@ class PackedWeight(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.kept is not None:
-            return nn.Parameter(self.values(), requires_grad=False).__reduce_ex__(protocol)
+            return _PARAMETER(self.values(), requires_grad=False).__reduce_ex__(protocol)
         self.give_back()
         return _PARAMETER.__reduce_ex__(self, protocol)
 

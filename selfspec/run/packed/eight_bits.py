@@ -31,8 +31,8 @@ __all__ = ["is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
 _log = logging.getLogger("selfspec")
 
 _KEPT = (
-    "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; edit "
-    "the original model, or load it without weights='int8'"
+    "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
+    "edit the original model, or load it without weights='int8'"
 )
 # These layers of a module get the same input in most models, and are then computed at once.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -59,7 +59,7 @@ class Numbers(NamedTuple):
     @classmethod
     def of(cls, weight: torch.Tensor) -> Numbers:
         """The weight, rounded."""
-        parts = [_rounded(part) for part in weight.split(max(_PART // weight.shape[1], 1))]
+        parts = [_rounded(part) for part in torch.split(weight, max(_PART // weight.shape[1], 1))]
         numbers, scales = zip(*parts, strict=True)
         return cls(torch.cat(numbers), torch.cat(scales))
 
@@ -86,7 +86,8 @@ class _Matrix:
         if len(x) <= _AT_ONCE:
             return self._small_product(x)
         outcome = torch.empty(len(x), len(self._scale), dtype=torch.float32, device=x.device)
-        for part, some in zip(outcome.split(_AT_ONCE), x.split(_AT_ONCE), strict=True):
+        parts = torch.split(outcome, _AT_ONCE), torch.split(x, _AT_ONCE)
+        for part, some in zip(*parts, strict=True):
             self._small_product(some, part)
         return outcome
 
@@ -258,7 +259,7 @@ def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]
 
 def _copies(some: Sequence[_Users]) -> list[EightBits | EightBitRows]:
     """A copy of each weight."""
-    (weight, modules), *others = some
+    (_, modules), *others = some
     rounded = [Numbers.of(weight) for weight, _ in some]
     if others or not isinstance(modules[-1], nn.Embedding):
         matrix = _Matrix(rounded)

@@ -95,8 +95,9 @@ class ProductTimes(NamedTuple):
 class InPlace:
     """How packed weights take the place of a model's own, for models that we have loaded.
 
-    With `kept`, a message, they are never given back. With `copies`, layers that can't be packed in place get
-    copies next to their weight, as in any other model. It `is_over` once weights were given back.
+    With `kept`, a message, they are never given back. With `copies`, layers that can't be packed in
+    place get copies next to their weight, as in any other model. It `is_over` once weights were
+    given back.
     """
 
     kept: str | None
