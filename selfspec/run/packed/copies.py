@@ -312,7 +312,7 @@ class PackedWeight(nn.Parameter):
                 return copy(x, *bias) if x.dim() > 1 else copy(x[None], *bias)[0]
         if func in _OF_NO_VALUES or (func == _SET_DATA and args[0] is args[1]):
             return _PARAMETER.__torch_function__(func, types, args, kwargs)
-        if func is torch.Tensor.to:  # To where it is, and as it is: `to()` gives the weight itself.
+        if func in _MOVES:  # To where it is, and as it is, they give the weight itself.
             found = _PARAMETER.__torch_function__(func, types, args, kwargs)
             if found is args[0]:
                 return found
@@ -360,6 +360,10 @@ _SET_DATA = vars(torch.Tensor.__base__)["data"].__set__
 # What tells nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
 _METHODS = "dim element_size is_complex is_floating_point nelement numel size"
+_MOVES = frozenset(
+    getattr(torch.Tensor, name) for name in "to cpu float double half bfloat16".split()
+)
+_MOVES = frozenset(getattr(torch.Tensor, name) for name in _CONVERSIONS.split())
 _OF_NO_VALUES = frozenset(
     (
         *(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES.split()),

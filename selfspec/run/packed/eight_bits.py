@@ -36,7 +36,6 @@ _KEPT = (
 )
 # These layers of a module get the same input in most models, and are then computed at once.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_LEAST_WEIGHTS = 1 << 16  # A smaller layer stays as it is.
 _PART = 1 << 24  # A weight is rounded in parts of at most this many values.
 
 _LARGEST = 127
@@ -233,12 +232,11 @@ _Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have i
 
 
 def _users(model: Any) -> dict[int, _Users]:
-    """The weights that get 8 bits: those of large linear layers and of the embedding."""
+    """The weights that get 8 bits: those of linear layers and of the embedding."""
     users: dict[int, _Users] = {}
     embedding = model.get_input_embeddings()
     for module in (*linears_of(model), *([embedding] * isinstance(embedding, nn.Embedding))):
-        if module.weight.numel() >= _LEAST_WEIGHTS:
-            users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
+        users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
     return users
 
 
