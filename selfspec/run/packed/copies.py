@@ -360,9 +360,7 @@ _SET_DATA = vars(torch.Tensor.__base__)["data"].__set__
 # What tells nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
 _METHODS = "dim element_size is_complex is_floating_point nelement numel size"
-_MOVES = frozenset(
-    getattr(torch.Tensor, name) for name in "to cpu float double half bfloat16".split()
-)
+_CONVERSIONS = "to cpu float double half bfloat16"
 _MOVES = frozenset(getattr(torch.Tensor, name) for name in _CONVERSIONS.split())
 _OF_NO_VALUES = frozenset(
     (
