@@ -21,7 +21,6 @@ from selfspec.run.state import state_of
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
 
-
 _OF_TRIALS = ("verdicts", "traps", "foreign")  # the ends of their modules' names
 
 

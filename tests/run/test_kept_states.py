@@ -27,8 +27,8 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
-    texts_of,
     slow,
+    texts_of,
 )
 from tests.strategies import tree_of
 
