@@ -95,11 +95,12 @@ class ProductTimes(NamedTuple):
 class InPlace:
     """How packed weights take the place of a model's own, for models that we have loaded.
 
-    With `kept`, they are never given back. With `copies`, layers that can't be packed in place get
-    copies next to their weight, as in any other model. It `is_over` once weights were given back.
+    With `kept`, a message, they are never given back. With `copies`, layers that can't be packed in
+    place get copies next to their weight, as in any other model. It `is_over` once weights were
+    given back.
     """
 
-    kept: bool
+    kept: str | None
     copies: bool
     layers: WeakSet[nn.Linear] = field(default_factory=WeakSet)  # that are packed in place
     is_over: bool = False
@@ -135,7 +136,7 @@ def own_memory(model: nn.Module) -> None:
 
     As long as one weight is a view of a mapped file, the whole file may be in memory.
     """
-    alone = {id(module.weight) for module in _alone(model, InPlace(kept=False, copies=True))}
+    alone = {id(module.weight) for module in _alone(model, InPlace(kept=None, copies=True))}
     for weight in model.parameters():
         if id(weight) not in alone and weight.device.type == "cpu":
             weight.data = weight.data.clone()
@@ -352,7 +353,7 @@ class Packing:
                 # What does not come back bit by bit stays as it is.
                 assert self._how is not None
                 if copy is not None and torch.equal(copy.unpacked(), module.weight):
-                    module.weight = PackedWeight.of(module.weight, copy, kept=self._how.kept)
+                    module.weight = PackedWeight.of(module.weight, copy, self._how.kept)
                     self._how.layers.add(module)
                     continue
                 copy = None
