@@ -23,6 +23,7 @@ from transformers.utils import logging as hf_logging
 from selfspec.compat.kernels import int8_packed, int8_product
 from selfspec.compat.modules import num_writes
 from selfspec.errors import UnsupportedError
+from selfspec.machine.memory import return_freed_memory
 from selfspec.run.packed.copies import PackedWeight, linears_of
 from selfspec.run.packed.packing import InPlace, pack_loaded
 
@@ -36,7 +37,7 @@ _KEPT = (
 )
 # These layers of a module get the same input in most models, and are then computed at once.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_PART = 1 << 24  # A weight is rounded in parts of at most this many values.
+_PART = 1 << 20  # A weight is rounded in parts of at most this many values.
 
 _LARGEST = 127
 # An input's largest value becomes this: 256 times the coarse number plus the fine one.
@@ -46,39 +47,40 @@ _STEPS = 256 * _LARGEST + 127
 _ROUNDER = float((1 << 23) + 256 * 128 + 128)
 _PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
 _LEAST = 1e-30  # The scale of an input that is all zeros.
-_AT_ONCE = 64  # Tokens that are split at once: what belongs to them fits into the CPU's cache.
+_AT_ONCE = 256  # Tokens that are split at once, so that what belongs to them stays in the cache.
 
 
 class Numbers(NamedTuple):
-    """A weight (O, I) as whole numbers, and the scale of each row."""
+    """Weights (O, I), one below the other, as whole numbers, and the scale of each row."""
 
     numbers: torch.Tensor
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> Numbers:
-        """The weight, rounded."""
-        parts = [_rounded(part) for part in torch.split(weight, max(_PART // weight.shape[1], 1))]
-        numbers, scales = zip(*parts, strict=True)
-        return cls(torch.cat(numbers), torch.cat(scales))
-
-
-def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = weight.detach().float()
-    scale = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
-    return wide.div(scale[:, None]).round_().to(torch.int8), scale
+    def of(cls, *weights: torch.Tensor) -> Numbers:
+        """The weights, rounded. They are widened in small parts, which need little memory."""
+        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
+        numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
+        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
+        for weight in weights:
+            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
+                here = slice(first, first + len(part))
+                wide = part.float()
+                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+                numbers[here] = wide.div(scale[here, None]).round_()
+                first += len(part)
+        return cls(numbers, scale)
 
 
 class _Matrix:
     """The weights of some layers, one below the other, packed for products with one input."""
 
-    def __init__(self, weights: Sequence[Numbers]) -> None:
-        numbers, scales = zip(*weights, strict=True)
-        self._scale, self._packed = torch.cat(scales), int8_packed(torch.cat(numbers))
+    def __init__(self, weights: Numbers, sizes: Sequence[int]) -> None:
+        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
         self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
-        ends = [0, *accumulate(map(len, scales))]
-        self.spans = [slice(*ends[i : i + 2]) for i in range(len(weights))]
-        self.num_in = numbers[0].shape[1]
+        ends = [0, *accumulate(sizes)]
+        self.spans = [slice(*ends[i : i + 2]) for i in range(len(sizes))]  # the rows of each layer
+        self.num_in = weights.numbers.shape[1]
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
@@ -219,6 +221,7 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
+    return_freed_memory()
     pack_loaded(model, InPlace(_KEPT, copies=False))
 
 
@@ -257,13 +260,14 @@ def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]
 
 def _copies(some: Sequence[_Users]) -> list[EightBits | EightBitRows]:
     """A copy of each weight."""
-    (_, modules), *others = some
-    rounded = [Numbers.of(weight) for weight, _ in some]
-    if others or not isinstance(modules[-1], nn.Embedding):
-        matrix = _Matrix(rounded)
-        return [EightBits(matrix, which) for which in range(len(some))]
-    is_tied = len(modules) > 1
-    return [EightBitRows(rounded[0], EightBits(_Matrix(rounded), 0) if is_tied else None)]
+    weights, modules = [weight for weight, _ in some], some[0][1]
+    rounded, is_embedding = Numbers.of(*weights), isinstance(modules[-1], nn.Embedding)
+    if is_embedding and len(modules) == 1:
+        return [EightBitRows(rounded, None)]
+    matrix = _Matrix(rounded, list(map(len, weights)))
+    if is_embedding:
+        return [EightBitRows(rounded, EightBits(matrix, 0))]
+    return [EightBits(matrix, which) for which in range(len(some))]
 
 
 @cache
@@ -274,9 +278,8 @@ def missing_for_eight_bits() -> str | None:
     wrong.
     """
     try:
-        found = _Matrix([Numbers.of(torch.ones(64, 64, device="cpu"))]).product(
-            torch.ones(4, 64, device="cpu")
-        )
+        ones = torch.ones(64, 64, device="cpu")
+        found = _Matrix(Numbers.of(ones), [64]).product(ones[:4])
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return "this build of torch has no products of 8 bits for this CPU"
     if (found - 64).abs().max() > 0.01:

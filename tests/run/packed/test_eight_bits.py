@@ -24,9 +24,10 @@ SIZES = (24, 16, 40)  # The rows of three layers that get the same input.
 
 def layers(num_in: int = 50, sizes: tuple[int, ...] = SIZES) -> tuple[list[Any], list[Numbers]]:
     torch.manual_seed(0)
-    weights = [Numbers.of(torch.randn(size, num_in)) for size in sizes]
-    matrix = _Matrix(weights)
-    return [EightBits(matrix, which) for which in range(len(sizes))], weights
+    weights = [torch.randn(size, num_in) for size in sizes]
+    matrix = _Matrix(Numbers.of(*weights), sizes)
+    copies = [EightBits(matrix, which) for which in range(len(sizes))]
+    return copies, [Numbers.of(weight) for weight in weights]
 
 
 def rounded(weight: Numbers) -> torch.Tensor:
@@ -57,7 +58,7 @@ def test_layers_that_are_computed_at_once_get_what_they_get_alone():
     copies, weights = layers()
     bias, x = torch.randn(SIZES[1]), torch.randn(3, 50)
     for which, (each, weight) in enumerate(zip(copies, weights, strict=True)):
-        alone = EightBits(_Matrix([weight]), 0)
+        alone = EightBits(_Matrix(weight, [len(weight.scale)]), 0)
         given = bias if which == 1 else None
         assert torch.equal(each(x, given), alone(x, given))
     assert eight_bits._last.outcome is None
