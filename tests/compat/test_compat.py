@@ -553,6 +553,12 @@ def test_the_operators_compute_what_torch_does():
         found = kernels.float16_product(x, packed) + bias
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
         assert torch.equal(kernels.float16_unpacked(packed), weight.half().float())
+    if hasattr(torch.ops.onednn, "qlinear_prepack"):
+        whole, scale = torch.randint(-3, 4, (8, 16)), torch.rand(8)
+        packed, zeros = kernels.int8_packed(whole.to(torch.int8)), torch.zeros(8, dtype=torch.int64)
+        numbers = torch.randint(120, 137, (3, 16))
+        found = kernels.int8_product(numbers.to(torch.uint8), packed, scale, zeros)
+        torch.testing.assert_close(found, (numbers - 128.0) @ (whole * scale[:, None]).T)
     assert kernels.calculates_in_half("bf16") in (True, False)
     assert kernels.calculates_in_half("no-such-precision")
 
