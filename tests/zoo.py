@@ -83,8 +83,8 @@ _DELTA_ATTENTION = {  # Kimi's delta attention beside latent attention.
 _INDEXED = {
     "hc_count": 2,
     "hc_lowrank": 8,
-    "indexer_budget": 256,
-    "indexer_compress_ratio": 4,
+    "indexer_budget": 8,  # Fewer columns than most texts have, so that it matters which.
+    "indexer_compress_ratio": 2,
     "indexer_head_dim": 8,
     "indexer_kv_heads": 1,
     "indexer_n_heads": 2,

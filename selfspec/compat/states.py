@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+import torch
 from transformers import cache_utils
 from transformers.cache_utils import (
     DynamicLayer,
@@ -31,6 +32,10 @@ __all__ = [
 
 Place = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
 
+# In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
+# leaves them as they are. In 5.24 they are in its layers.
+_POSITIONS = "position_ids"
+
 
 def bounds_time_steps(model: Any) -> bool:
     """Do forwards over several tokens bound the time steps of states, while plain steps do not?
@@ -47,8 +52,12 @@ def no_way_back(kv: Any) -> str | None:
 
     Each layer can be cropped, or else restored from copies of its states. Some models keep their
     states in their own modules, and none in the layers: these can't. A model's own kind of layer
-    may hold more than an inherited `crop` knows of, while it inherits `is_croppable` too.
+    may hold more than an inherited `crop` knows of, while it inherits `is_croppable` too. So may
+    the cache itself, if a forward has put a tensor there.
     """
+    for name, value in vars(kv).items():
+        if isinstance(value, torch.Tensor) and name != _POSITIONS:
+            return f"its KV cache holds {name!r}, which crop() leaves as it is"
     for layer in kv.layers:
         kind = type(layer)
         if kind.__module__ != cache_utils.__name__ and "crop" not in vars(kind):
@@ -119,6 +128,8 @@ def crop_to(kv: Any, length: int, num_after: int) -> None:
             kind = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
             crop = partial(kind.crop, layer) if _has_states(layer) else layer.crop
             crop(-max(layer.get_seq_length() - length, 0))
+    if (positions := getattr(kv, _POSITIONS, None)) is not None:
+        setattr(kv, _POSITIONS, positions[..., :length])
 
 
 def _crop_convolutions(layer: Any, num_after: int) -> None:

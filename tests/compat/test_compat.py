@@ -316,6 +316,17 @@ def test_a_models_own_kind_of_layer_is_cropped_only_by_a_method_of_its_own():
     assert "of type Compressing, which has no crop() of its own" in states.no_way_back(cache)
 
 
+def test_what_a_model_keeps_in_the_cache_itself_is_cropped_or_there_is_no_way_back():
+    cache = DynamicCache()
+    cache.position_ids = torch.arange(9).expand(3, 2, 9)  # As Qwen4-Exp keeps them in 5.17.
+    assert states.no_way_back(cache) is None
+    for _ in range(2):  # What is cropped already stays.
+        states.crop_to(cache, 6, 3)
+        assert torch.equal(cache.position_ids, torch.arange(6).expand(3, 2, 6))
+    cache.sums = torch.zeros(9)
+    assert "holds 'sums', which crop() leaves as it is" in states.no_way_back(cache)
+
+
 @pytest.mark.parametrize("name", ["nemotron-h", "zamba2", "bamba", "qwen3-5", "llama"])
 def test_models_that_bound_time_steps_are_told(name):
     assert states.bounds_time_steps(tiny_model(name)) == (name in ("nemotron-h", "zamba2"))

@@ -212,14 +212,16 @@ def assert_same_kv(ours: Any, stock: Any) -> None:
         if hasattr(theirs, "keys"):  # A layer of states alone knows no length.
             assert mine.get_seq_length() == theirs.get_seq_length()
             assert mine.get_mask_sizes(1) == theirs.get_mask_sizes(1)
+        plain = {n: v for n, v in vars(theirs).items() if isinstance(v, (bool, int))}
+        assert {n: getattr(mine, n) for n in plain} == plain
+    # A model may keep tensors in the cache itself.
+    for mine, theirs in zip((ours, *ours.layers), (stock, *stock.layers), strict=True):
         held = tensors_of(mine)
         assert held.keys() == tensors_of(theirs).keys()
         for name, tensor in tensors_of(theirs).items():
             assert held[name].shape == tensor.shape, name
             assert held[name].dtype == tensor.dtype, name
             assert torch.allclose(held[name], tensor, rtol=most, atol=most), name
-        plain = {n: v for n, v in vars(theirs).items() if isinstance(v, (bool, int))}
-        assert {n: getattr(mine, n) for n in plain} == plain
 
 
 def assert_begins(kv: DynamicCache, whole: DynamicCache) -> None:

@@ -130,6 +130,14 @@ def test_texts_that_outgrow_windows(name: str, call: Call) -> None:
     assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
 
 
+def test_wrong_drafts_leave_no_positions() -> None:
+    """In transformers 5.17, this model keeps the positions of all columns in the cache itself."""
+    more = {"told": predicting(edited), "drafts": False, "max_new_tokens": 60, **GREEDY}
+    both = run_both(tiny_model("qwen4"), prompt(), SelfSpec(**ALONE), **RETURNED, **more)
+    assert both.stats.num_nodes > both.stats.num_steps
+    assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
+
+
 @pytest.mark.parametrize("length", [1, 2, 5, 14])
 @pytest.mark.parametrize("name", FEW)
 def test_no_state_holds_more_than_the_text(name: str, length: int) -> None:
