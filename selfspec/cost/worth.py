@@ -11,9 +11,9 @@ __all__ = ["SourceWorth"]
 _TRIED = 12  # Steps in which it is asked before anything is decided.
 _PAUSE = 64  # Steps in which it is not asked, once it does not pay; twice as many the next time.
 _LONGEST = 1024
-_FADE = 0.97
+_FADE = 0.99  # What a source brings comes in few steps, so that many have to be looked at.
 _GAIN = 0.2  # The tokens a step that it is believed to bring at first,
-_WEIGHT = 8.0  # as after this many steps.
+_WEIGHT = 32.0  # as after this many steps.
 
 
 class SourceWorth:

@@ -27,7 +27,7 @@ _RIDGE = 0.1
 _TRUST = 3.0  # An accepted token weighs as much as this many of the prompt, or rejected ones.
 # Tokens among which the likeliest are looked for. The first ids of a vocabulary are frequent ones,
 # since a tokenizer learns these first.
-_NUM_COMMON = 2048
+_NUM_COMMON = 1024
 _MAX_NAMES = 6144
 _MOST_WAITING = 32  # Steps without drafts are learned later, at most this many.
 
