@@ -42,7 +42,7 @@ def teach(learned: Learned, prompt: Prefilled, head: Any, num_readable: int) -> 
     if not length:
         return
     # A model such as Cohere or Granite scales what its head puts out.
-    raw = head(hidden[:, -1:])[:, 0].float()
+    raw = head(hidden[:, -1]).float()
     scale = float((raw * prompt.logits.float()).sum() / (raw * raw).sum().clamp(min=1e-12))
     pairs = last_pairs(ids.cpu(), None if visible is None else visible.cpu(), length)
     hidden = hidden[:, -length:].reshape(-1, hidden.shape[-1])

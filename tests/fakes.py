@@ -72,7 +72,7 @@ def packs_here(dtype: torch.dtype = torch.float32) -> bool:
 def fake_trials(
     monkeypatch: pytest.MonkeyPatch, *, pays: bool = True, saves: float = 1.0, packing: float = 0.0
 ) -> list[torch.dtype]:
-    """Times without a clock, also of tiny layers; returns the dtypes of what was timed.
+    """Times without a clock, also of tiny layers, as on a quiet machine; returns what was timed.
 
     A weight takes a second however many tokens there are, and less by `saves` once it is packed,
     which takes `packing` seconds.
@@ -88,6 +88,7 @@ def fake_trials(
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "product_times", product_times)
     monkeypatch.setattr(packing_module, "_DUE", 0)
+    monkeypatch.setattr(packing_module, "processor_share", lambda: 1.0)
     return timed
 
 

@@ -70,6 +70,8 @@ def check_options(asked: ModelOptions) -> None:
     names = {"MODEL": asked.model}
     if isinstance(asked, RunOptions) and asked.max_memory is not None:
         amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
+        if asked.weights is not None:
+            raise CliError("--weights and --max-memory exclude each other; leave one out")
     if isinstance(asked, DraftOptions):
         names["--draft-model"] = asked.draft_model
     for option, name in names.items():
@@ -145,7 +147,7 @@ def load_model(
     Within a memory, `room` says what `selfspec.load()` sets aside for texts and a draft model.
     Otherwise `sees` says whether it can read images.
     """
-    from selfspec.plugin.loading import load, load_whole
+    from selfspec.plugin.loading import load, load_eight_bits, load_whole
 
     source, dtype, device = options.model or str(TINY), options.dtype, options.device
     if options.model is None and dtype == "auto":
@@ -155,6 +157,8 @@ def load_model(
     with _one_line(f"the {what} of {source!r}"):
         if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
             return load(source, max_memory=amount, dtype=dtype, device=device, **room)
+        if isinstance(options, RunOptions) and (bits := options.weights) is not None:
+            return load_eight_bits(source, bits, dtype=dtype, device=device, sees=sees)
         return load_whole(source, dtype=dtype, device=device, sees=sees)
 
 

@@ -57,6 +57,8 @@ class RunOptions(ModelOptions):
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
+    weights: Annotated[Literal["int8"] | None, Parameter(group=_MODEL)] = None
+    """8 bits: half the memory, faster steps on a CPU with VNNI."""
     cache: _Kept = None
     """A cache of 'selfspec cache build': file or Hub id."""
 

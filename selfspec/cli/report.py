@@ -85,6 +85,8 @@ def python_lines(asked: WriteOptions, dtype: str) -> list[str]:
     load = f'AutoModelForCausalLM.from_pretrained("{asked.model}", dtype="{dtype}")'
     if asked.max_memory is not None:
         load = f'selfspec.load("{asked.model}", max_memory="{asked.max_memory}")'
+    if asked.weights is not None:
+        load = f'selfspec.load("{asked.model}", weights="{asked.weights}")'
     spec = "SelfSpec()"
     if asked.cache is not None:
         spec = f'SelfSpec.from_pretrained("{asked.cache}", tokenizer=tokenizer)'

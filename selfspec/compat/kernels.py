@@ -11,6 +11,8 @@ __all__ = [
     "float16_packed",
     "float16_product",
     "float16_unpacked",
+    "int8_packed",
+    "int8_product",
     "is_out_of_memory",
     "reordered",
     "reordered_product",
@@ -66,3 +68,22 @@ def float16_unpacked(packed: object) -> torch.Tensor:
     """The weight that was packed in float16, in float32."""
     weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(packed)[0]
     return weight
+
+
+def int8_packed(weight: torch.Tensor) -> Any:
+    """An int8 weight in oneDNN's own order. Without it, no model is loaded with 8 bits."""
+    return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def int8_product(
+    x: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
+) -> torch.Tensor:
+    """The float32 product of uint8 inputs, whose zero is 128, with packed weights.
+
+    Each row of the weights has a scale, and as many int64 zeros are there to say where 0 is. Sums
+    are whole numbers.
+    """
+    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return outcome

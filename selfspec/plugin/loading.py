@@ -8,11 +8,18 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from selfspec.errors import ConfigError, one_line, shown
+from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
-from selfspec.run.packed import InPlace, own_memory, pack_loaded
+from selfspec.run.packed import (
+    InPlace,
+    missing_for_eight_bits,
+    own_memory,
+    pack_loaded,
+    to_eight_bits,
+)
 from selfspec.run.streamed import check_complete, is_streamed, load_within
+from selfspec.run.weights import STREAMED
 
 __all__ = ["load", "load_whole"]
 
@@ -26,6 +33,7 @@ def load(
     draft_model: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
+    weights: str | None = None,
 ) -> Any:
     """Loads a causal language model for generating, attached.
 
@@ -38,6 +46,11 @@ def load(
     allows are resident. The other layers are *streamed*: read from the model's safetensors files
     ahead of the forward, by a thread, round and round. A streamed model can't be moved, cast,
     saved, copied or trained, and its weights can't be written.
+
+    With `weights="int8"`, its linear layers and its embedding get 8 bits, a layer at a time. It
+    takes about half the memory of 16 bits, and a step reads half as much. All else computes in
+    `dtype`, where ``"auto"`` is float32, the fastest there and the one in which texts with drafts
+    are those without. [Eight bits](eight-bits.md) says what that costs in quality.
 
     Args:
         name: A folder, or the id of a model on the Hub.
@@ -54,6 +67,8 @@ def load(
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
             it is a CPU or a CUDA device, where streamed layers come from pinned memory if that
             holds them.
+        weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
+            them.
 
     Raises:
         ConfigError: An option has a wrong value, or `max_memory` is too small; the message names
@@ -70,6 +85,13 @@ def load(
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
+    if weights is not None:
+        if max_memory is not None:
+            raise ConfigError(
+                f"weights={shown(weights)} and max_memory exclude each other: streamed layers are "
+                "read as the files hold them; leave one out"
+            )
+        return attach(load_eight_bits(source, weights, dtype=dtype, device=device))
     if max_memory is None:
         model = load_whole(source, dtype=dtype, device=device).requires_grad_(False)
         own_memory(model)
@@ -78,8 +100,36 @@ def load(
         find_model(source)
         room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
         model = load_within(source, max_memory, **where, **room)
-    pack_loaded(model, InPlace(kept=is_streamed(model), copies=max_memory is None))
+    pack_loaded(
+        model, InPlace(kept=STREAMED if is_streamed(model) else None, copies=max_memory is None)
+    )
     return attach(model)
+
+
+def load_eight_bits(
+    name: str,
+    weights: str,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    sees: bool = False,
+) -> Any:
+    """The model with weights in 8 bits, without gradients."""
+    if weights != "int8":
+        raise ConfigError(f"weights must be 'int8' or left out (got {shown(weights)})")
+    if (target := _device(device)).type != "cpu":
+        raise ConfigError(f"weights='int8' is for a CPU (got device={str(target)!r}); leave it out")
+    if (reason := missing_for_eight_bits()) is not None:
+        raise UnsupportedError(f"weights='int8' can't be had here: {reason}; leave it out")
+    wanted = _dtype(dtype)
+    model = load_whole(name, device=target, sees=sees).requires_grad_(False)
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedError(
+            f"weights='int8' is for a model that is not quantised yet (got {name!r}); name its "
+            "original weights, or load it as it is"
+        )
+    to_eight_bits(model, torch.float32 if isinstance(wanted, str) else wanted)
+    return model
 
 
 def load_whole(

@@ -21,6 +21,7 @@ from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import find_measured, keep_measured
 from selfspec.run.backends import Backend
 from selfspec.run.model import device_of
+from selfspec.run.packed import is_in_eight_bits
 from selfspec.run.packed.copies import PackedWeight
 
 __all__ = ["Costs", "context_bucket", "learned_curve"]
@@ -168,7 +169,7 @@ def _key(model: Any, num_rows: int, forward: str) -> _Key:
     return {
         "measured": "steps",
         "model": f"{type(model).__name__} {config}",
-        "dtype": str(model.dtype),
+        "dtype": f"{model.dtype}{', 8 bits' * is_in_eight_bits(model)}",
         "device": f"{device_name(device_of(model))}, {torch.get_num_threads()} threads",
         "weights in": _weights_in(model),
         "rows": num_rows,

@@ -26,6 +26,7 @@ from transformers.cache_utils import (
 
 from selfspec.run.layout import Layout
 from selfspec.run.model import AttentionTypes
+from selfspec.run.other_inputs import columns_reason
 from selfspec.run.slots import Kind, KVLayer, Member, Slots, kinds_in, move_columns, split
 
 __all__ = [
@@ -68,9 +69,7 @@ def foreign_layer(cache: Cache) -> str | None:
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
-    if len({layer.get_seq_length() for layer in cache.layers} - {0}) > 1:
-        return "its KV layers hold different numbers of columns, as where some hold images"
-    return None
+    return columns_reason(cache)
 
 
 def can_hold_trees(cache: Cache, num_layers: int) -> str | None:

@@ -10,7 +10,12 @@ from torch import nn
 
 from selfspec.errors import UnsupportedError
 
-__all__ = ["FileWeight", "refuse_write", "set_data"]
+__all__ = ["STREAMED", "FileWeight", "refuse_write", "set_data"]
+
+STREAMED = (
+    "the weights of a streamed model can't be written, nor adapters be merged into them: each "
+    "forward has what the files hold; edit the model and save it, or load it without max_memory"
+)
 
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
 _DATA = vars(torch.Tensor.__base__)["data"]
@@ -27,20 +32,16 @@ class FileWeight(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        refuse_write(func)
+        refuse_write(func, STREAMED)
         return _PARAMETER.__torch_function__(func, types, args, kwargs or {})
 
 
-def refuse_write(func: Callable[..., Any]) -> None:
+def refuse_write(func: Callable[..., Any], why: str) -> None:
     """Raises if a function of torch writes to a tensor, or gives away its memory."""
     name = getattr(func, "__name__", "")
     is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     if func in (_DATA.__get__, _DATA.__set__) or (is_in_place and name not in _HARMLESS):
-        raise UnsupportedError(
-            "the weights of a streamed model can't be written, nor adapters be merged into them: "
-            "each forward has what the files hold; edit the model and save it, or load it without "
-            "max_memory"
-        )
+        raise UnsupportedError(why)
 
 
 def set_data(weight: nn.Parameter, tensor: torch.Tensor) -> None:

@@ -2,9 +2,15 @@
 
 A math library reorders a matrix before each multiplication. *Packed* weights are already in that
 order. A CPU that can't calculate in half precision also multiplies one token after the other; from
-a float16 copy that is made for it, several tokens cost about as much as one.
+a float16 copy that is made for it, several tokens cost about as much as one. Weights in 8 bits are
+packed too, and are there instead of a model's own.
 """
 
+from selfspec.run.packed.eight_bits import (
+    is_in_eight_bits,
+    missing_for_eight_bits,
+    to_eight_bits,
+)
 from selfspec.run.packed.packing import (
     InPlace,
     Packing,
@@ -13,4 +19,13 @@ from selfspec.run.packed.packing import (
     pack_loaded,
 )
 
-__all__ = ["InPlace", "Packing", "is_packed_in_place", "own_memory", "pack_loaded"]
+__all__ = [
+    "InPlace",
+    "Packing",
+    "is_in_eight_bits",
+    "is_packed_in_place",
+    "missing_for_eight_bits",
+    "own_memory",
+    "pack_loaded",
+    "to_eight_bits",
+]

@@ -1,7 +1,8 @@
 """When the weights of a model are packed: once that pays, as timing a few layers shows.
 
 Weights are packed if that cuts the time of products by at least 10 %. A model of ours is packed
-when it is loaded, any other once the forwards so far would have saved as much time as that takes.
+when it is loaded, any other once the forwards so far would have saved as much time as that takes,
+or eight times as much while other programs need the processor.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 from transformers.utils import logging as hf_logging
 
+from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory
 from selfspec.run.packed.copies import (
     CopyOf,
@@ -54,7 +56,8 @@ _PARTS = 8  # They are parts of this many layers, or of more.
 _ROUNDS = 3
 # Timing takes about as long as a tenth of this many forwards over the weights that are timed. It is
 # done once the model was asked for as much. If nothing was faster then, another program may have
-# been in the way: it is done again after several times as much.
+# been in the way: it is done again after several times as much. On a busy machine, timing and
+# packing take up to ten times as long. They wait for a quiet moment until that is paid for, too.
 _DUE, _LATER, _TRIES = 640, 8, 3
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
@@ -92,11 +95,12 @@ class ProductTimes(NamedTuple):
 class InPlace:
     """How packed weights take the place of a model's own, for models that we have loaded.
 
-    With `kept`, they are never given back. With `copies`, layers that can't be packed in place get
-    copies next to their weight, as in any other model. It `is_over` once weights were given back.
+    With `kept`, a message, they are never given back. With `copies`, layers that can't be packed in
+    place get copies next to their weight, as in any other model. It `is_over` once weights were
+    given back.
     """
 
-    kept: bool
+    kept: str | None
     copies: bool
     layers: WeakSet[nn.Linear] = field(default_factory=WeakSet)  # that are packed in place
     is_over: bool = False
@@ -132,7 +136,7 @@ def own_memory(model: nn.Module) -> None:
 
     As long as one weight is a view of a mapped file, the whole file may be in memory.
     """
-    alone = {id(module.weight) for module in _alone(model, InPlace(kept=False, copies=True))}
+    alone = {id(module.weight) for module in _alone(model, InPlace(kept=None, copies=True))}
     for weight in model.parameters():
         if id(weight) not in alone and weight.device.type == "cpu":
             weight.data = weight.data.clone()
@@ -154,7 +158,8 @@ class Packing:
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
         self._num_forwards = 0.0  # One over many tokens counts as several.
-        self._due = [_DUE * _LATER**number for number in range(_TRIES)]
+        self._due: list[float] = [_DUE * _LATER**number for number in range(_TRIES)]
+        self._was_busy_at: float | None = None  # in forwards over the weights that are timed
         self._layers: _Layers = {}  # that can be packed
         self._in_use: dict[nn.Linear, CopyOf] = {}
         self._how: InPlace | None = None
@@ -164,10 +169,9 @@ class Packing:
     def of(cls, model: nn.Module) -> Packing:
         """The model's packing, with the model's layers as they are now.
 
-        Drops the copies of weights that have changed, and packs the layers anew that can still be
-        packed. Weights can change between two calls without a trace in torch, for example when
-        adapters are merged. So packed weights are summed up, which takes a part of a plain step's
-        time.
+        Drops the copies of weights that have changed. They are packed again once that pays. Weights
+        can change between two calls without a trace in torch, for example when adapters are merged.
+        So packed weights are summed up, which takes a part of a plain step's time.
         """
         with _lock:
             known = _shared.get(model)
@@ -211,15 +215,32 @@ class Packing:
             return
         with self._lock:
             self._num_forwards += max(num_tokens / _WIDE, 1.0)
-            num_weights = sum(map(_num_weights, self._layers.values()))
-            done = self._num_forwards * num_weights / max(min(num_weights, _SAMPLE), 1)
-            if done >= self._due[0]:
+            if self._pays() and (self._pays(times=_LATER) or self._is_quiet()):
                 self._time_all()
-            if self._knows_all():
-                saved = self._num_forwards * self._seconds(self._layers, "saved")
-                if saved >= self._seconds(self._missing(), "packing"):
+                if self._knows_all() and self._pays():
                     self._pack_all(whatever_memory=False)
                 self._note_packed()
+
+    def _pays(self, *, times: int = 1) -> bool:
+        """Would the forwards so far pay so many times for packing, or for timing if that is due?"""
+        if not self._knows_all():
+            return self._done >= times * self._due[0]
+        saved = self._num_forwards * self._seconds(self._layers, "saved")
+        return saved >= times * self._seconds(self._missing(), "packing")
+
+    @property
+    def _done(self) -> float:
+        """The work so far, in forwards over the weights that are timed."""
+        num_weights = sum(map(_num_weights, self._layers.values()))
+        return self._num_forwards * num_weights / max(min(num_weights, _SAMPLE), 1)
+
+    def _is_quiet(self) -> bool:
+        """Do other programs leave us the processor? A look takes 0.05 s, so few are taken."""
+        if self._was_busy_at is not None and self._done < self._was_busy_at + _DUE:
+            return False
+        is_busy = processor_share() < LEAST_SHARE
+        self._was_busy_at = self._done if is_busy else None
+        return not is_busy
 
     def pack(self, *, whatever_memory: bool = False) -> str | None:
         """Packs all layers now, if they get faster; returns why they are not packed, or None."""
@@ -308,18 +329,17 @@ class Packing:
         _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)
 
     def _drop_changed(self) -> None:
-        """Drops copies that are not of a layer's weight as it is, and packs what can be packed."""
+        """Drops copies that are not of a layer's weight as it is, and counts forwards from here.
+
+        So weights that change with each call, as in training, are packed again only if that pays.
+        """
         packable = {module for modules in self._layers.values() for module in modules}
-        changed = set()
         for module, copy in self._in_use.items():
             if copy.held is not None and (
                 module not in packable or copy.held.origin != Origin.of(module.weight)
             ):
                 copy.held = None
-                changed.add(module)
-        for modules in self._missing().values():
-            if some := [module for module in modules if module in changed]:
-                self._fill(some)
+                self._num_forwards = 0.0
 
     def _fill(self, modules: Sequence[nn.Linear]) -> None:
         """Packs some layers of one dtype."""
@@ -333,7 +353,7 @@ class Packing:
                 # What does not come back bit by bit stays as it is.
                 assert self._how is not None
                 if copy is not None and torch.equal(copy.unpacked(), module.weight):
-                    module.weight = PackedWeight.of(module.weight, copy, kept=self._how.kept)
+                    module.weight = PackedWeight.of(module.weight, copy, self._how.kept)
                     self._how.layers.add(module)
                     continue
                 copy = None

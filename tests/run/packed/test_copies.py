@@ -128,7 +128,7 @@ def test_a_packed_weight_is_given_back_bit_by_bit(name, dtype):
     module = nn.Linear(16, 24, bias=False, dtype=dtype).requires_grad_(False)
     (copy,) = pack_all(name, [weight])
     assert copy is not None
-    packed = module.weight = PackedWeight.of(weight, copy, kept=False)
+    packed = module.weight = PackedWeight.of(weight, copy, None)
     assert (packed.shape, packed.dtype, packed.numel()) == (weight.shape, dtype, 24 * 16)
     assert not packed.requires_grad
     assert torch.equal(module(x), copy(x, None))
@@ -144,14 +144,15 @@ def set_data(weight: nn.Parameter, values: torch.Tensor) -> None:
 
 
 @needs_packs
-def test_a_packed_weight_that_is_kept_reads_as_nan_and_is_not_written():
+def test_a_packed_weight_that_is_kept_is_read_as_a_copy_and_is_not_written():
     weight = torch.randn(24, 16)
     (copy,) = pack_all("same", [weight])
     assert copy is not None
-    packed = PackedWeight.of(weight, copy, kept=True)
-    assert packed.isnan().all()
+    packed = PackedWeight.of(weight, copy, "it can't be written")
+    assert torch.equal(packed.detach(), weight)
+    assert torch.equal(torch.cat([packed, packed]), torch.cat([weight, weight]))
     for write in (lambda: set_data(packed, weight), packed.zero_, lambda: packed.__imul__(2)):
-        with pytest.raises(UnsupportedError, match="weights of a streamed model can't be written"):
+        with pytest.raises(UnsupportedError, match="it can't be written"):
             write()
     assert type(packed) is PackedWeight
     assert torch.equal(linear(weight, packed, None), copy(weight, None))

@@ -90,6 +90,8 @@ def test_a_weight_that_changed_is_packed_anew(model, change):
     assert held(Packing.of(model)) == before
     change(model[0].weight)
     assert Packing.of(model) is packing
+    assert [each is None for each in held(packing)] == [True, False]
+    packing.before_forward(1)
     after = held(packing)
     assert after[0].copy is not before[0].copy
     assert after[1] is before[1]
@@ -97,6 +99,24 @@ def test_a_weight_that_changed_is_packed_anew(model, change):
         torch.testing.assert_close(
             model[0](x), linear(x, model[0].weight, model[0].bias), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(("num_forwards", "is_packed"), [(4, False), (5, True)])
+def test_weights_that_changed_are_packed_once_that_pays(
+    num_forwards, is_packed, model, monkeypatch
+):
+    """As in training, where they change between any two calls."""
+    fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    packing = packed(model)
+    for _ in range(8):
+        packing.before_forward(1)
+    for layer in model:
+        as_training_does(layer.weight)
+    assert Packing.of(model) is packing
+    for _ in range(num_forwards):
+        assert not packing.is_packed
+        packing.before_forward(1)
+    assert packing.is_packed == is_packed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -262,6 +282,53 @@ def test_later_times_may_be_better(model, monkeypatch):
     packing.before_forward(1)
     assert packing.is_packed
     assert packing.reason is None
+
+
+def others_are_as_busy(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """This process gets half of the processor; returns one number for each time that it looks."""
+    looks: list[float] = []
+    monkeypatch.setattr(module, "processor_share", lambda: looks.append(0.5) or 0.5)
+    return looks
+
+
+def test_a_busy_machine_neither_times_nor_packs_and_looks_seldom(model, monkeypatch):
+    timed = fake_trials(monkeypatch)
+    monkeypatch.setattr(module, "_DUE", 10)
+    packing = Packing.of(model)
+    with monkeypatch.context() as during:
+        looks = others_are_as_busy(during)
+        for num_looks, num_forwards in ((0, 9), (1, 1), (1, 9), (2, 1)):
+            packing.before_forward(8 * num_forwards)
+            assert (len(looks), timed, packing.is_settled) == (num_looks, [], False)
+    packing.before_forward(8 * 9)
+    assert not packing.is_packed
+    packing.before_forward(8)
+    assert (timed, packing.is_packed) == ([torch.float32], True)
+
+
+def test_packing_waits_for_a_quiet_moment_too(model, monkeypatch):
+    timed = fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    packing = Packing.of(model)
+    packing.before_forward(1)
+    assert timed
+    with monkeypatch.context() as during:
+        others_are_as_busy(during)
+        packing.before_forward(8 * 4)
+        assert not packing.is_packed
+        assert Packing.of(model).pack() is None  # Who asks for it gets it.
+    assert packing.is_packed
+
+
+def test_a_machine_that_stays_busy_packs_after_several_times_as_much_work(model, monkeypatch):
+    timed = fake_trials(monkeypatch, saves=0.5, packing=2.5)
+    monkeypatch.setattr(module, "_DUE", 1)
+    others_are_as_busy(monkeypatch)
+    packing = Packing.of(model)
+    packing.before_forward(8 * 7)
+    assert not timed
+    packing.before_forward(8)
+    assert timed
+    assert packing.is_packed
 
 
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):

@@ -1,0 +1,97 @@
+"""A model in 8 bits writes with drafts what it writes without, and only where it can be had."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from selfspec import ConfigError, UnsupportedError, generate_many, load
+from selfspec.plugin import loading
+from selfspec.run.packed import eight_bits, is_in_eight_bits, missing_for_eight_bits
+from tests.fakes import prompt, tiny_tokenizer
+from tests.lossless.same import GREEDY, Call, assert_same_ids, doubting, run, run_both
+from tests.streamed import saved_model
+
+KINDS = {"llama": {}, "llama, tied": {"tie_word_embeddings": True}, "gemma2": {}, "bloom": {}}
+needs_int8 = pytest.mark.skipif(
+    missing_for_eight_bits() is not None, reason="no products of 8 bits here"
+)
+
+
+def loaded(folder: Path, kind: str = "llama", **options: Any) -> Any:
+    saved_model(folder, kind.partition(",")[0], **KINDS[kind])
+    model = load(str(folder), weights="int8", **options)
+    assert is_in_eight_bits(model)
+    return model
+
+
+@needs_int8
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
+    model = loaded(tmp_path, kind)
+    assert model.dtype is torch.float32
+    stock = run(model, call.inputs, **call.options)
+    spec = doubting(stock.ids, call.inputs)
+    both = run_both(model, call.inputs, spec, drafts=kind != "bloom", **call.options)
+    assert_same_ids(both.stock.ids, stock.ids)
+    assert both.stats.forward == "packed"
+
+
+@needs_int8
+def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    prompts = [prompt(1)["input_ids"][0, :length].tolist() for length in (3, 20, 12, 9)]
+    options = {**GREEDY, "max_new_tokens": 20}
+    alone = [run(model, {"input_ids": torch.tensor([ids])}, **options).ids[0] for ids in prompts]
+    answers = generate_many(model, tiny_tokenizer(), prompts, max_rows=3, **options)
+    for answer in answers:
+        assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
+
+
+@needs_int8
+def test_what_is_saved_are_the_rounded_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded(tmp_path / "first", "llama, tied")
+    eight_bits._say_that_it_is_rounded.cache_clear()
+    with caplog.at_level(logging.WARNING, "selfspec"):
+        model.save_pretrained(tmp_path / "second")
+    assert "what it gets, and saves, are the rounded ones" in caplog.text
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "second")
+    for name, weight in again.named_parameters():
+        assert torch.equal(weight, model.get_parameter(name))
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+
+
+@needs_int8
+def test_models_that_it_is_not_for(tmp_path: Path) -> None:
+    for kind, rule in (("gpt2", "most of its weights in linear layers"),):
+        saved_model(tmp_path / kind, kind)
+        with pytest.raises(UnsupportedError, match=rule):
+            load(str(tmp_path / kind), weights="int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"weights": "int4"}, "weights must be 'int8' or left out"),
+        ({"weights": "int8", "max_memory": "1GB"}, "exclude each other"),
+        ({"weights": "int8", "device": "meta"}, "device must be one that torch can use"),
+    ],
+)
+def test_options_that_can_not_be_had(options: Any, rule: str, tmp_path: Path) -> None:
+    saved_model(tmp_path)
+    with pytest.raises(ConfigError, match=rule):
+        load(str(tmp_path), **options)
+
+
+def test_a_cpu_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_model(tmp_path)
+    monkeypatch.setattr(loading, "missing_for_eight_bits", lambda: "this CPU has no instructions")
+    with pytest.raises(UnsupportedError, match="can't be had here: this CPU has no instructions"):
+        load(str(tmp_path), weights="int8")
