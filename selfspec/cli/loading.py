@@ -52,9 +52,12 @@ class Loaded:
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
+        from selfspec.run.packed import is_in_eight_bits
+
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
-        return f"{self.name} ({amount} parameters, {self.dtype}, {self.model.device})"
+        bits = " in 8 bits" * is_in_eight_bits(self.model)
+        return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
         """A new `SelfSpec`, which knows what the cache and the remembered file hold."""

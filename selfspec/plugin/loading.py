@@ -50,7 +50,7 @@ def load(
     With `weights="int8"`, its linear layers and its embedding get 8 bits, a layer at a time. It
     takes about half the memory of 16 bits, and a step reads half as much. All else computes in
     `dtype`, where ``"auto"`` is float32, the fastest there and the one in which texts with drafts
-    are those without. [Eight bits](eight-bits.md) says what that costs in quality.
+    are those without. The page "Weights in 8 bits" says what that costs in quality.
 
     Args:
         name: A folder, or the id of a model on the Hub.

@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from selfspec.cli.loading import Loaded, load_model, load_tokenizer
+from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer
 from selfspec.cli.options import ModelOptions, RunOptions
-from selfspec.errors import ConfigError, SelfSpecError
+from selfspec.errors import CliError, ConfigError, SelfSpecError
+from selfspec.run.packed import missing_for_eight_bits
 from tests.streamed import least_memory, saved_model
 
 
@@ -28,6 +29,16 @@ def test_dtypes(plain_folder, tmp_path):
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path)
     assert load(tmp_path).dtype == torch.bfloat16
+
+
+def test_weights_in_eight_bits(plain_folder):
+    if missing_for_eight_bits() is not None:
+        pytest.skip("no products of 8 bits here")
+    model = load(plain_folder, device="cpu", weights="int8")
+    assert str(Loaded("tiny", model, None)) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
+    asked = RunOptions(weights="int8", max_memory="1GB")
+    with pytest.raises(CliError, match="--weights and --max-memory exclude each other"):
+        check_options(asked)
 
 
 def without_a_weight(file):

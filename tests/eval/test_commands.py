@@ -84,6 +84,7 @@ def test_bench_batch(figures, asked):
     assert all(each["half_s"] <= each["all_s"] for each in found.values())
 
 
+@pytest.mark.slow
 @needs_server
 def test_bench_server(figures, asked):
     asked += [*SHORT, "4", "--every", "1", "--methods", "selfspec", "--leaving", "0.5"]

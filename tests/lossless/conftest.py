@@ -8,19 +8,46 @@ from __future__ import annotations
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
+from selfspec.run import run
+from selfspec.run.probe import Ability, probe
+from selfspec.run.state import state_of
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
+
+_OF_TRIALS = ("verdicts", "traps", "foreign")  # the ends of their modules' names
 
 
 @pytest.fixture(autouse=True)
 def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sums come out rounded otherwise wherever they ever may."""
     fake_trials(monkeypatch)
+
+
+_found: WeakKeyDictionary[Any, dict[Hashable, Ability]] = WeakKeyDictionary()
+
+
+@pytest.fixture(autouse=True)
+def tried_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model is tried once in each of its states, and not for each `SelfSpec` that a test makes.
+
+    Not so in tests of what trials find.
+    """
+
+    def known(model: Any, width: int) -> Ability:
+        found, key = _found.setdefault(model, {}), (state_of(model), model.dtype, width)
+        if key not in found:
+            found[key] = probe(model, width)
+        return found[key]
+
+    if not request.module.__name__.endswith(_OF_TRIALS):
+        monkeypatch.setattr(run, "probe", known)
 
 
 @pytest.fixture(params=CALLS)

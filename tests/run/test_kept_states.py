@@ -27,6 +27,7 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
+    slow,
     texts_of,
 )
 from tests.strategies import tree_of
@@ -68,7 +69,7 @@ def assert_same_cache(ours: Any, stock: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_rows", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_rows", [slow(1), 3])
 @pytest.mark.parametrize("spec", [doubting, knowing, failing])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_texts_and_caches(name: str, spec: Any, num_rows: int, mode: str) -> None:
@@ -85,7 +86,7 @@ def test_texts_and_caches(name: str, spec: Any, num_rows: int, mode: str) -> Non
     assert_same_cache(kv_of(both.ours.output), kv_of(both.stock.output))
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("length", [1, slow(2), 3, slow(5), 9])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_text_may_end_anywhere(name: str, length: int) -> None:
     model, inputs = tiny_model(name), prompt()
@@ -205,7 +206,7 @@ def test_a_forward_that_breaks_off_leaves_what_is_committed(name: str, num_wrong
     assert_same_cache(chain.cache, chain.plain_cache())
 
 
-@pytest.mark.parametrize("at", range(2, 9))
+@pytest.mark.parametrize("at", [2, slow(3), 4, slow(5), 6, slow(7), 8])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_interrupt_leaves_the_states_of_a_beginning(name: str, at: int) -> None:
     model, inputs = tiny_model(name), prompt()
@@ -245,7 +246,7 @@ def forgets(model: Any, kinds: tuple[str, ...]) -> Any:
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 @pytest.mark.parametrize(
     ("kinds", "said"),
     [

@@ -21,6 +21,7 @@ from selfspec.run.depth import Depth
 from selfspec.run.layout import Window
 from selfspec.run.probe import attention_types, probe
 from tests.fakes import new_model, prompt, tiny_model
+from tests.lossless.same import slow
 
 SMALL = {
     "vocab_size": 61,
@@ -201,12 +202,20 @@ def with_noise(model: PreTrainedModel, size: float) -> PreTrainedModel:
     return model
 
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+HALVES = torch.bfloat16, torch.float16
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 
 
-@DTYPES
 @pytest.mark.parametrize("kind", [LlamaForCausalLM, *FAULTS])
-@pytest.mark.parametrize("size", [0.0, pytest.param(0.003, marks=pytest.mark.slow), 0.03])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (0.0, torch.float32),
+        *(slow(0.0, dtype) for dtype in HALVES),
+        *(slow(0.003, dtype) for dtype in (torch.float32, *HALVES)),
+        *((0.03, dtype) for dtype in (torch.float32, *HALVES)),
+    ],
+)
 def test_rounding_of_any_size_passes_and_hides_no_fault(size, kind, dtype):
     for seed in range(4):
         mode = probe(with_noise(broken(kind, seed=seed).to(dtype), size)).mode
