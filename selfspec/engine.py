@@ -117,11 +117,13 @@ class Engine:
         self._num_readable = num_readable(call.model)
         if learned.learns:
             teach(learned, prompt, call.model.get_output_embeddings(), self._num_readable)
-        maps = self._maps(call, prompt) if learned.learns else [None] * len(rows)
         call.stats.table_bytes = learned.nbytes
         call.stats.seconds["learn"] += self._clock() - start
         self.backend.admit(prompt, reach=call.reach, width=call.width)
         budget = self._budget_for(len(self.rows) + len(rows))
+        start = self._clock()
+        maps = self._maps(call, prompt, budget) if learned.learns else [None] * len(rows)
+        call.stats.seconds["learn"] += self._clock() - start
         given = zip(rows, call.predictions, call.grammars(), maps, strict=True)
         for row, prediction, grammar, state_map in given:
             cursor = None
@@ -132,14 +134,14 @@ class Engine:
             row.begin(learned, self.config, *others, self._num_readable)
         self.add(rows, first)
 
-    def _maps(self, call: Any, prompt: Prefilled) -> list[MapCursor | None]:
+    def _maps(self, call: Any, prompt: Prefilled, budget: Budget) -> list[MapCursor | None]:
         """A map of hidden states for each row; None for all where there can be none.
 
         Maps of many rows would take more time than they save.
         """
         run, hidden, texts = self._run, prompt.hidden, prompt.texts
-        weights = None
-        if MAP in self.config.sources and len(self.rows) + len(texts) <= _MOST_MAPS:
+        weights, num_rows = None, len(self.rows) + len(texts)
+        if MAP in self.config.sources and num_rows <= _MOST_MAPS:
             weights = MapWeights.of(call.model)
         if run is None or weights is None or self.backend.kind == "graph":
             return [None] * len(texts)
@@ -147,7 +149,7 @@ class Engine:
             hidden = weights.head.new_empty(len(texts), 0, weights.head.shape[1])
 
         def price(seconds: float) -> float:
-            return self._budget_for(len(self.rows)).worth(seconds * len(self.rows))
+            return budget.worth(seconds * num_rows)
 
         return [
             MapCursor(HiddenMap(weights, ids, states), self.config.top_k, run.map_worth, price)

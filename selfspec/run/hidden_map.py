@@ -158,7 +158,10 @@ class HiddenMap:
         self._is_finite = True
         self.name(ids)
         self.name(range(_NUM_COMMON))
-        self.likely(0, 1)  # So that the prompt is learned now, and not in the first step.
+
+    def begin(self) -> None:
+        """Learns the prompt, which would else be learned when the map is first asked."""
+        self.likely(0, 1)
 
     def name(self, ids: Iterable[int]) -> None:
         """Adds tokens to those among which the likeliest are looked for."""

@@ -23,6 +23,10 @@ _MAX_BIN = 6
 class StateMap(Protocol):
     """A map of a text's hidden states."""
 
+    def begin(self) -> None:
+        """Learns the prompt."""
+        ...
+
     def name(self, ids: Iterable[int]) -> None:
         """Adds tokens to those among which the likeliest are looked for."""
         ...
@@ -65,7 +69,9 @@ class MapCursor(Cursor):
         self, state_map: StateMap, top_k: int, worth: Worth, price: Callable[[float], float]
     ) -> None:
         self.states: Any = None
-        self.wanted = True
+        self.wanted = worth.pays(price)
+        if self.wanted:
+            state_map.begin()
         self._map = state_map
         self._top_k = top_k
         self._worth = worth

@@ -15,7 +15,11 @@ class ScriptedMap:
 
     def __init__(self, likely: Likely) -> None:
         self.shown: list[Any] = []
+        self.has_begun = False
         self._likely = likely
+
+    def begin(self) -> None:
+        self.has_begun = True
 
     def name(self, ids: Any) -> None:
         self.shown.append(list(ids))
@@ -77,6 +81,17 @@ def test_what_costs_more_than_it_brings_is_paused_and_tried_again():
     assert asked[12:76] == [False] * 64
     assert all(asked[76:88])
     assert not any(asked[88:])
+
+
+def test_a_prompt_is_not_learned_while_it_is_paused():
+    worth = SourceWorth()
+    for _ in range(12):
+        worth.observe(seconds=1.0, tokens=0.0)
+    state_map = ScriptedMap([])
+    MapCursor(state_map, 3, worth, lambda seconds: seconds)
+    assert not state_map.has_begun
+    MapCursor(state_map, 3, SourceWorth(), lambda seconds: seconds)
+    assert state_map.has_begun
 
 
 def test_what_costs_nothing_is_never_paused():
