@@ -34,6 +34,7 @@ __all__ = [
     "Origin",
     "PackedWeight",
     "StandIns",
+    "gives_rows",
     "linears_of",
     "own_linear",
     "pack_all",
@@ -59,6 +60,11 @@ class ByRows(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of the weight that belong to these ids."""
         ...
+
+
+def gives_rows(weight: torch.Tensor) -> bool:
+    """Can an embedding read single rows of this weight, without making all its values anew?"""
+    return type(weight) is nn.Parameter or isinstance(getattr(weight, "packed", None), ByRows)
 
 
 class Copy(Protocol):
