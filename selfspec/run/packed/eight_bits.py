@@ -238,8 +238,10 @@ _Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have i
 def _users(model: Any) -> dict[int, _Users]:
     """The weights that get 8 bits: those of linear layers and of the embedding."""
     users: dict[int, _Users] = {}
-    embedding = embeddings_of(model)
-    for module in (*linears_of(model), *([embedding] * isinstance(embedding, nn.Embedding))):
+    modules: list[Any] = list(linears_of(model))
+    if isinstance(embedding := embeddings_of(model), nn.Embedding):
+        modules.append(embedding)
+    for module in modules:
         users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
     return users
 
