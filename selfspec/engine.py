@@ -146,7 +146,7 @@ class Engine:
         if run is None or weights is None or self.backend.kind == "graph":
             return [None] * len(texts)
         if hidden is None:
-            hidden = weights.head.new_empty(len(texts), 0, weights.head.shape[1])
+            hidden = torch.empty(len(texts), 0, weights.head.shape[1], device="cpu")
 
         def price(seconds: float) -> float:
             return budget.worth(seconds * num_rows)

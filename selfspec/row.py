@@ -18,6 +18,7 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.sources.grammar import Grammar, GrammarCursor
+from selfspec.draft.sources.guard import PadGuard
 from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
@@ -64,6 +65,8 @@ class Row:
 
     prompt: torch.Tensor  # (1, P), padding included
     prompt_ids: list[int]  # without padding
+    encoder_ids: list[int] = field(default_factory=list)  # Text that an encoder has read, if any.
+    unplaced_id: int | None = None  # A pad of the model's, after which no draft can be verified.
     index: int = 0
     chooser: Chooser = field(default_factory=GreedyChooser)
     max_length: int  # of the text, the prompt with its padding included
@@ -152,7 +155,7 @@ class Row:
         num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
-        ids, self.learned = self.prompt_ids, learned
+        ids, self.learned = [*self.encoder_ids, *self.prompt_ids], learned
         self.cursors = [source.open(ids, learns=learned.learns) for source in learned.sources]
         if state_map is not None:
             self.state_map = state_map
@@ -163,6 +166,8 @@ class Row:
             self.cursors.append(GrammarCursor(grammar))
         if draft_model is not None:
             self.cursors.append(draft_model)
+        if self.unplaced_id is not None:
+            self.cursors.append(PadGuard(self.unplaced_id))
         calibration = learned.calibration
         self.shape = learned.shape.for_row(ids, learns=learned.learns)
         self.grower = TreeGrower(

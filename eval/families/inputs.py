@@ -33,7 +33,6 @@ _IDS = {
     ),
     "sound": ("audio_token_id", "audio_token_index", "audio_token"),
 }
-_FEATURES = {"image": "image", "sound": "audio"}
 _NAMES = {"image": ("pixel_values",), "sound": ("input_features", "input_values")}
 
 
@@ -52,7 +51,7 @@ def continued(inputs: Inputs, ids: torch.Tensor) -> Inputs:
 
 def media_of(model: Any) -> list[str]:
     """Which of "image" and "sound" the model reads in its prompts."""
-    takes = inspect.signature(model.forward).parameters
+    takes = _parameters(model.forward)
     parts = {"image": "vision_config", "sound": "audio_config"}
     has = [kind for kind, part in parts.items() if getattr(model.config, part, True) is not None]
     return [kind for kind in has if any(name in takes for name in _NAMES[kind])]
@@ -63,11 +62,14 @@ def media_inputs(model: Any, num_rows: int = 1, *, kind: str = "image") -> Input
 
     Raises what the model raises at one that is not made as it wants it.
     """
-    takes = inspect.signature(model.forward).parameters
+    takes = _parameters(model.forward)
     media, num_places = _media(model, kind)
     token = _id_of(model.config, _IDS[kind])
     places = [] if token is None else [token] * num_places
-    inputs = _padded([[*_BEFORE[2 * row :], *places, *_AFTER] for row in range(num_rows)])
+    rows = [[*_BEFORE[2 * row :], *places, *_AFTER] for row in range(num_rows)]
+    inputs = _padded(rows)
+    if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
+        inputs = {"decoder_input_ids": torch.tensor([rows[0]] * num_rows)}
     for name in ("mm_token_type_ids", "token_type_ids", "image_mask"):
         if name in takes and token is not None:
             inputs[name] = (inputs["input_ids"] == token).long()
@@ -88,24 +90,25 @@ def _padded(rows: list[list[int]]) -> Inputs:
 def _media(model: Any, kind: str) -> tuple[Inputs, int]:
     """The first form of an image or a sound that the model takes, and its number of places."""
     model_type = model.config.model_type
-    makers = (getattr(model, "model", model), model)
-    features: Callable[..., Any] | None
-    features = next(
-        filter(None, (getattr(x, f"get_{_FEATURES[kind]}_features", None) for x in makers)), None
-    )
+    name = {"image": "get_image_features", "sound": "get_audio_features"}[kind]
+    makers = (getattr(each, name, None) for each in (getattr(model, "model", model), model))
+    features: Callable[..., Any] | None = next(filter(None, makers), None)
+    places = PLACES.get(model_type)
+    if features is None and model.config.is_encoder_decoder:  # No place of a text is an image's.
+        features, places = model.get_encoder().forward, 0
     if model_type in MEDIA:
         forms = iter([MEDIA[model_type](model)])
     else:
         forms = _images(model, features) if kind == "image" else _sounds(model, features)
     if features is None or model_type in NO_PLACES:
-        return next(forms), PLACES.get(model_type, 0)
+        return next(forms), places or 0
     wrong: Exception | None = None
     for media in forms:
         try:
             with torch.inference_mode():
                 made = features(**media)
-            if model_type in PLACES:
-                return media, PLACES[model_type]
+            if places is not None:
+                return media, places
             found = getattr(made, "pooler_output", made)
             return media, _num_rows(made.last_hidden_state if found is None else found)
         except Exception as error:
@@ -152,13 +155,7 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
         ((1, 1, channels, size, size), (1, 1)),
         ((1, 3, channels, size, size), None),
     ]
-    is_cut = {
-        "image_grid_thw",
-        "image_grid_hw",
-        "target_sizes",
-        "spatial_shapes",
-        "image_position_ids",
-    } & given.keys()
+    is_cut = given.keys() - {"image_merge_sizes", "image_sizes"}
     needs_mask = _is_needed(features, "pixel_attention_mask")
     for shape, mask in cut + whole if is_cut else whole + cut:
         masks = {"pixel_attention_mask": torch.ones(mask).bool()} if needs_mask and mask else {}
@@ -167,9 +164,9 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
 
 def _sounds(model: Any, features: Any) -> Iterator[Inputs]:
     """A spectrum of noise, or a wave where the model takes waves."""
-    takes = inspect.signature(model.forward).parameters
+    takes = _parameters(model.forward)
     audio = getattr(model.config, "audio_config", model.config)
-    bins = getattr(audio, "num_mel_bins", 16)
+    bins = getattr(audio, "num_mel_bins", getattr(audio, "input_feat_per_channel", 16))
     lengths = (2 * getattr(audio, "max_source_positions", 32), 64, 32)
     shapes = [shape for n in lengths for shape in ((1, bins, n), (1, n, bins))]
     if "input_features" not in takes:
@@ -192,9 +189,7 @@ def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_needed(function: Any, name: str) -> bool:
-    if function is None:
-        return False
-    found = _parameters(function).get(name)
+    found = None if function is None else _parameters(function).get(name)
     return found is not None and found.default is inspect.Parameter.empty
 
 

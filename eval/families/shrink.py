@@ -22,6 +22,7 @@ FIRST_SPECIAL_ID = 100  # Ids below are those of texts.
 _HIDDEN = 64
 _HEADS = 4
 _MOST_LAYERS = 6
+_START = 1  # of what a decoder writes after an encoder has read
 _WEIGHTS = 0.2  # Large enough that a text does not repeat one token.
 
 # The first name that matches counts, and gives the size at most; None: how large weights are.
@@ -59,9 +60,11 @@ _IDS = r".*(token(_id|_index|_ids)?|_id|tokens?_idx|image_token.*|placeholder.*)
 
 
 def all_families() -> dict[str, str]:
-    """Every model type that generates text, and its class; one that reads images goes first."""
+    """Every model type that generates text, and its class; one that reads more goes first."""
     return {
         **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         **auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
         **auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     }
@@ -76,6 +79,9 @@ def small_model(model_type: str) -> Any:
     _open_gates(model)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
+    model.generation_config.num_beams = 1
+    if config.is_encoder_decoder:
+        model.generation_config.decoder_start_token_id = _START
     return model
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import dropwhile
+from operator import not_
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +19,10 @@ from selfspec.draft.sources import Cursor, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 FAULTS = ("wrong text", "error", "no draft accepted")
-NOT_TRIED = ("not made", "image not made", "too slow to try")
 
 _NUM_NEW = 12
 _GREEDY: dict[str, Any] = {"do_sample": False}
 _SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_k": 40}
-_NAMES = {"tree": "trees", "chain": "chains", "plain": "plain"}
 
 Answer = Callable[..., torch.Tensor]  # The ids of a call; drafts are options of it.
 Prompts = Callable[[int], Inputs]  # of so many rows
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     """How a family is served, with what in its prompt, and why not better.
 
     `served` is how the first way was: "trees", "chains", "plain" or "refused"; or else a fault of
-    selfspec (`FAULTS`), or why nothing was tried (`NOT_TRIED`). `ways` says it for each way.
+    selfspec (`FAULTS`), or why nothing was tried. `ways` says it for each way.
     """
 
     family: str
@@ -69,13 +69,19 @@ class _Reader(Cursor):
 
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
         num = len(state)
-        right = {text[num] for text in self._texts if text[:num] == state and len(text) > num}
+        right = {text[k] for text in self._texts if (k := _overlap(state, text)) and k < len(text)}
         wrong = [token for token in (3 + 7 * num % 89, 4 + 5 * num % 89) if token not in right]
         tokens = [*wrong, *right] if num % 4 == 0 else [*right, *wrong]
         return [(token, Evidence(Remembered.name)) for token in dict.fromkeys(tokens)]
 
     def observe(self, record: StepRecord) -> None:
         self._text += tuple(record.committed_ids)
+
+
+def _overlap(state: Sequence[int], text: Sequence[int]) -> int:
+    """How much of a text's beginning the state ends with; an encoder's text may come before it."""
+    lengths = range(min(len(state), len(text)), 0, -1)
+    return next((k for k in lengths if state[-k:] == text[:k]), 0)
 
 
 def verdict(family: str) -> Verdict:
@@ -88,7 +94,7 @@ def verdict(family: str) -> Verdict:
     source = Remembered()
     spec = SelfSpec(budget="fixed", max_nodes=16, sources=(), extra_sources=[source])
     found = {
-        f"{way}, {prompt}" if number else way: _tried(answer, maker, spec, source)
+        f"{way}, {prompt}" if number else way: _tried(answer, spec, source)
         for number, (prompt, maker) in enumerate(prompts.items())
         for way, answer in _ways(model, maker).items()
     }
@@ -136,21 +142,22 @@ def _check_seen(model: Any, inputs: Inputs) -> None:
 
 def _ways(model: Any, prompts: Prompts) -> dict[str, Answer]:
     """The calls that are compared, as functions of the options that draft."""
-    call = partial(_call, model, prompts)
-    return {
+
+    def call(num_rows: int, options: dict[str, Any], **ours: Any) -> torch.Tensor:
+        return _generate(model, prompts(num_rows), options, **ours)
+
+    ways = {
         "greedy": partial(call, 1, _GREEDY),
         "sampled": partial(call, 1, _SAMPLED),
         "batch": partial(call, 2, _SAMPLED),
         "three": partial(call, 1, {**_SAMPLED, "num_return_sequences": 3}),
+    }
+    if model.config.is_encoder_decoder:  # The encoder reads the prompt at once, and anew each time.
+        return ways
+    return ways | {
         "turns": partial(_turns, model, prompts),
         "chunks": partial(call, 1, {**_GREEDY, "prefill_chunk_size": 6}),
     }
-
-
-def _call(
-    model: Any, prompts: Prompts, num_rows: int, options: dict[str, Any], **ours: Any
-) -> torch.Tensor:
-    return _generate(model, prompts(num_rows), options, **ours)
 
 
 def _turns(model: Any, prompts: Prompts, **ours: Any) -> torch.Tensor:
@@ -166,13 +173,13 @@ def _generate(model: Any, inputs: Inputs, options: dict[str, Any], **ours: Any) 
     return model.generate(**inputs, **options, **ours, max_new_tokens=_NUM_NEW)  # type: ignore[no-any-return]
 
 
-def _tried(answer: Answer, prompts: Prompts, spec: SelfSpec, source: Remembered) -> tuple[str, str]:
+def _tried(answer: Answer, spec: SelfSpec, source: Remembered) -> tuple[str, str]:
     """How one call is served, and why not better."""
     try:
         stock, state = answer(), torch.get_rng_state()
     except Exception as error:
         return "stock fails", _line(error)
-    source.texts = _texts(stock, prompts)
+    source.texts = [tuple(dropwhile(not_, row)) for row in stock.tolist()]  # without padding
     try:
         ours = answer(assistant=spec)
     except UnsupportedError as error:
@@ -186,14 +193,7 @@ def _tried(answer: Answer, prompts: Prompts, spec: SelfSpec, source: Remembered)
         return "plain", stats.disabled_reason or ""
     if not sum(number * times for number, times in stats.accepted_lengths.items()):
         return "no draft accepted", f"{stats.mode}, {stats.num_nodes} nodes"
-    return _NAMES[stats.mode], stats.disabled_reason or ""
-
-
-def _texts(ids: torch.Tensor, prompts: Prompts) -> list[tuple[int, ...]]:
-    """The rows without the padding at their left."""
-    masks = prompts(len(ids))["attention_mask"] if len(ids) == 2 else [torch.ones(1)] * len(ids)
-    starts = [int((mask == 0).sum()) for mask in masks]
-    return [tuple(row[start:]) for row, start in zip(ids.tolist(), starts, strict=True)]
+    return f"{stats.mode}s", stats.disabled_reason or ""
 
 
 def _line(error: Exception) -> str:

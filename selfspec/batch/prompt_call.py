@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from selfspec.compat.generation import KV_NAMES
+from selfspec.compat.generation import KV_NAMES, kv_of, with_kv
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts, loop_of
@@ -100,13 +100,15 @@ def call_for(
     call, alone_reason = model.generate(**inputs, custom_generate=loop, **arguments)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
-            f"num_return_sequences must be 1 (got {len(call.input_ids)}); give the prompt "
-            "several times"
+            f"num_return_sequences must be 1, since each prompt gets one answer (got "
+            f"{len(call.input_ids)}); give the prompt several times"
         )
     if call.generation_config.do_sample:
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
     call.index, call.alone_reason = index, alone_reason
+    if alone_reason is not None:  # Its own call makes the others anew; images may be large.
+        call.model_kwargs = with_kv(kv_of(call.model_kwargs))
     call.decode_alone = partial(_decode_alone, spec, model, inputs, seed, arguments)
     return call
 
@@ -126,13 +128,13 @@ def _decode_alone(
     streamer = _Forwarder(hear)
 
     @wraps(spec.open_call)
-    def decoded(*args: Any, **kwargs: Any) -> tuple[Any, GenerationStats]:
+    def decoded(*args: Any, **kwargs: Any) -> tuple[Any, Call]:
         call = spec.open_call(*args, **kwargs)
-        return spec.decode(call), call.stats
+        return spec.decode(call), call
 
     with own_seed(seed, [model.device]):
         try:
-            output, stats = model.generate(
+            output, call = model.generate(
                 **inputs,
                 custom_generate=loop_of(decoded, model, {**arguments, "streamer": streamer}),
                 streamer=streamer,
@@ -140,7 +142,7 @@ def _decode_alone(
             )
         except _ReaderGone:
             return None
-    return output[0, inputs["input_ids"].shape[1] :].tolist(), stats
+    return output[0, call.num_tokens :].tolist(), call.stats
 
 
 class _ReaderGone(Exception):

@@ -123,7 +123,9 @@ def images_of(options: RunOptions) -> ImageReader:
     if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return ImageReader()
     if options.max_memory is not None:
-        return ImageReader(reason="under --max-memory it is loaded without what reads them")
+        return ImageReader(
+            reason="under --max-memory it is loaded without what reads them; leave that option out"
+        )
     try:
         processor = AutoProcessor.from_pretrained(source)
     except (ImportError, OSError, ValueError) as error:

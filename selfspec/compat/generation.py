@@ -18,7 +18,7 @@ from selfspec.compat.versions import untried_reason
 from selfspec.errors import UnsupportedError
 
 try:
-    from transformers.cache_utils import Cache
+    from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
     from transformers.generation.utils import (
         GenerateDecoderOnlyOutput,
         is_deepspeed_zero3_enabled,
@@ -47,7 +47,9 @@ __all__ = [
     "implementations_of",
     "is_of_output_capturing",
     "kv_of",
+    "kv_of_decoder",
     "length_of_dropped_mask",
+    "mask_of_text",
     "read_prompt",
     "runs_in_step",
     "sdpa_attention_forward",
@@ -55,6 +57,7 @@ __all__ = [
     "update_arguments",
     "using_candidates",
     "with_kv",
+    "with_kv_of_encoder",
 ]
 
 KV_NAMES = ("cache", "past_key_values")
@@ -79,6 +82,25 @@ def kv_of(arguments: Mapping[str, Any]) -> Any:
 def with_kv(kv: Any) -> dict[str, Any]:
     """The KV cache as an argument of a model's forward."""
     return {KV: kv}
+
+
+def kv_of_decoder(kv: Any) -> Any:
+    """The part of an encoder-decoder's KV cache that grows with the text; else the cache itself."""
+    return kv.self_attention_cache if isinstance(kv, EncoderDecoderCache) else kv
+
+
+def with_kv_of_encoder(kv: Any) -> Any:
+    """A KV cache of a decoder, with a part in which the keys of the encoder's outputs find room."""
+    return EncoderDecoderCache(kv, DynamicCache())
+
+
+def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
+    """The mask of the columns that the decoder has read, or None.
+
+    What an encoder-decoder calls its attention mask is that of the encoder.
+    """
+    of_two = isinstance(kv_of(arguments), EncoderDecoderCache)
+    return arguments.get("decoder_attention_mask" if of_two else "attention_mask")
 
 
 def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:

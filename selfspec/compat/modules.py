@@ -15,6 +15,7 @@ MOVES = "_apply"
 __all__ = [
     "MOVES",
     "accelerate_hooks",
+    "encoder_of",
     "execution_device",
     "has_moving_hook",
     "hooked_modules",
@@ -114,6 +115,17 @@ def inside_wrappers(model: Any) -> Any:
     model = inside_compiled(model)
     inner = getattr(model, "get_base_model", None)
     return inside_compiled(inner()) if callable(inner) else model
+
+
+def encoder_of(model: Any) -> nn.Module | None:
+    """The part of an encoder-decoder that reads the prompt before the first step; else None.
+
+    transformers gives the model itself where it finds no such part.
+    """
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    encoder = model.get_encoder()
+    return None if encoder is model else encoder
 
 
 def inside_compiled(model: Any) -> Any:

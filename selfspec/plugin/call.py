@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from selfspec.compat.generation import decode_plainly, update_arguments, with_kv
 from selfspec.compat.grammars import grammars_of
@@ -22,6 +22,7 @@ from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops
 from selfspec.records import MAP
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
 from selfspec.run.hidden_map import NUM_STATES
+from selfspec.run.model import pad_id, takes
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prefilled, PromptReader, next_positions
 from selfspec.run.run import Run
@@ -66,6 +67,7 @@ class Call:
     generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     has_callers_cache: bool = False  # Was the KV cache handed in?
     synced_gpus: bool = False  # Do other processes wait for each forward?
+    inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
     index: int = 0  # Names its first row in records.
     # Of a prompt that waits: why it shares forwards with no other, and how it is decoded then.
     alone_reason: str | None = None
@@ -174,11 +176,15 @@ class Call:
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
         choosers, stops = self._choosers()
+        # A model that is given no positions may count them itself, without pads.
+        unplaced = None if takes(self.model, "position_ids") else pad_id(self.model)
         rows = [
             Row(
                 index=self.index + number,
                 prompt=self.input_ids[number : number + 1],
                 prompt_ids=ids,
+                encoder_ids=read,
+                unplaced_id=unplaced,
                 chooser=chooser,
                 max_length=self.max_length,
                 stops=stops,
@@ -187,11 +193,25 @@ class Call:
                 gets_pads=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
                 stats=self.stats,
             )
-            for number, (ids, chooser) in enumerate(zip(prompt.texts, choosers, strict=True))
+            for number, (ids, read, chooser) in enumerate(
+                zip(prompt.texts, self._encoder_texts(), choosers, strict=True)
+            )
         ]
         if self.streamer is not None:
             stream_to(self.streamer, rows)
         return rows
+
+    def _encoder_texts(self) -> list[list[int]]:
+        """The text that an encoder has read for each row, which an answer may repeat."""
+        ids, num_rows = self.inputs_tensor, len(self.input_ids)
+        is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
+        if ids is None or not (is_text and self.model.config.is_encoder_decoder):
+            return [[]] * num_rows
+        ids = ids.repeat_interleave(num_rows // len(ids), dim=0)
+        mask = self.model_kwargs.get("attention_mask")
+        seen = torch.ones_like(ids) if mask is None else mask
+        seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
+        return [row[each].tolist() for row, each in zip(ids, seen, strict=True)]
 
     def _choosers(self) -> tuple[list[Chooser], Stops]:
         """Rows walk their trees alone unless something asks for them to move together."""
@@ -223,7 +243,8 @@ class Call:
         if not config.return_dict_in_generate:
             return output_of(rows)
         recorded: Any = rows[0].chooser
-        output = SelfSpecOutput(
+        has_encoder = self.model.config.is_encoder_decoder
+        output: Any = (GenerateEncoderDecoderOutput if has_encoder else SelfSpecOutput)(
             sequences=output_of(rows),
             scores=tuple(recorded.scores) if config.output_scores else None,
             logits=tuple(recorded.logits) if config.output_logits else None,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.generation import hidden_kv_name, kv_of
@@ -119,8 +119,11 @@ def _state_in_place_of_kv(call: Any) -> str | None:
 
 def _other_kv(call: Any) -> str | None:
     cache = kv_of(call.model_kwargs)
-    if type(cache) is DynamicCache and not cache.offloading:
+    is_of_two = type(cache) is EncoderDecoderCache
+    parts = (cache.self_attention_cache, cache.cross_attention_cache) if is_of_two else (cache,)
+    if all(type(part) is DynamicCache and not part.offloading for part in parts):
         return None
+    cache = parts[0]
     offloaded = "offloaded " if getattr(cache, "offloading", False) else ""
     return f"{offloaded}{type(cache).__name__}"
 
@@ -164,12 +167,6 @@ _CHAINS_ONLY = Rule(_verifies("chain"))
 
 RULES: dict[Outcome, tuple[Rule, ...]] = {
     Outcome.REFUSED: (
-        Rule(
-            _class_if(lambda model: model.config.is_encoder_decoder),
-            "{} is an encoder-decoder model, and drafts are made for decoders alone; call "
-            "generate() without assistant=",
-            "models: encoder-decoder models",
-        ),
         _mode("num_beams", "beam search", 1),
         _mode("penalty_alpha", "contrastive search", None),
         _mode("dola_layers", "DoLa", None),

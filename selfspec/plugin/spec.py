@@ -187,6 +187,7 @@ class SelfSpec:
         draft_model: Any = None,
         streamer: Any = _NOT_SAID,
         synced_gpus: bool = False,
+        inputs_tensor: torch.Tensor | None = None,
         **arguments: Any,
     ) -> Any:
         """The decoding loop, which the `generate()` of an attached model calls.
@@ -194,6 +195,7 @@ class SelfSpec:
         `prediction` is what the answer will probably look like, as token ids: those of one text
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
+        `inputs_tensor` is what an encoder has read, which transformers hands over.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -202,7 +204,7 @@ class SelfSpec:
                 "selfspec.attach(model) once, then generate(..., assistant=spec)"
             )
         own = {"prediction": prediction, "draft_model": draft_model}
-        told = {"streamer": streamer, "synced_gpus": synced_gpus}
+        told = {"streamer": streamer, "synced_gpus": synced_gpus, "inputs_tensor": inputs_tensor}
         return self.decode(self.open_call(model, input_ids, **own, **told, **arguments))
 
     def decode(self, call: Call) -> Any:
@@ -228,6 +230,7 @@ class SelfSpec:
         draft_model: Any = None,
         streamer: Any = None,
         synced_gpus: bool = False,
+        inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet."""
@@ -252,6 +255,7 @@ class SelfSpec:
             generation_config=generation_config,
             streamer=streamer,
             synced_gpus=synced_gpus,
+            inputs_tensor=inputs_tensor,
             model_kwargs=model_kwargs,
             config=self.config,
             run=self.models.run(model),

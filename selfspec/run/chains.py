@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from selfspec.compat.generation import belongs_to_caller, update_arguments
+from selfspec.compat.generation import belongs_to_caller, kv_of_decoder, update_arguments
 from selfspec.compat.states import (
     columns_of,
     crop_to,
@@ -56,12 +56,13 @@ class ChainBackend:
 
     def admit(self, prompt: Prefilled, *, reach: int = 0, width: int = 0) -> None:
         """Takes in a prompt that was read, with the arguments of the step that reads the roots."""
-        self._cache, self._ids, self._kwargs = prompt.cache, prompt.input_ids, prompt.model_kwargs
+        self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
+        self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
         self._num_given = self._ids.shape[1]
         self._first_front = columns_of(self._cache) or self._num_given
         self._states = None if self._cache.is_croppable else KeptStates(self._cache)
         # An interrupt may break off any forward over a cache that somebody else has.
-        self._keeps_always = belongs_to_caller(self._cache)
+        self._keeps_always = belongs_to_caller(prompt.cache)
         record_past(self._cache)
 
     @property

@@ -51,6 +51,8 @@ class Depth:
         expect whole forwards, and if the model runs layers several times. To find out takes a
         plain step.
         """
+        if model.config.is_encoder_decoder:  # Its layers are in two parts.
+            return cls.whole()
         config = model.config.get_text_config(decoder=True)
         total = int(getattr(config, "num_hidden_layers", 0))
         layers = _layers(model, total)

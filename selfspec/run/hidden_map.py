@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.functional import embedding
 
 from selfspec.compat.modules import is_compiled
 from selfspec.records import Likely
+from selfspec.run.model import embeddings_of
+from selfspec.run.packed.copies import gives_rows
 
 __all__ = ["NUM_STATES", "HiddenMap", "MapWeights", "states_heard"]
 
@@ -42,18 +45,17 @@ class MapWeights(NamedTuple):
     @classmethod
     def of(cls, model: Any) -> MapWeights | None:
         """Those of a model on a CPU with a plain head; None if single rows can't be read."""
-        inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
+        inputs, head = embeddings_of(model), model.get_output_embeddings()
         if not isinstance(inputs, nn.Embedding) or type(head) is not nn.Linear:
             return None
         if any(map(is_compiled, model.modules())):  # It would be compiled anew with each hook.
             return None
         weights = inputs.weight, head.weight
-        # What is packed in place gives no rows, and what is streamed is not always there.
-        if any(type(each) is not nn.Parameter or each.device.type != "cpu" for each in weights):
+        if not all(map(gives_rows, weights)):  # What is streamed is not always there.
             return None
-        if not all(each.is_floating_point() for each in weights):
+        if not all(each.is_floating_point() and each.device.type == "cpu" for each in weights):
             return None
-        return cls(inputs.weight.detach(), head.weight.detach(), head.bias)
+        return cls(*weights, head.bias)
 
 
 @contextmanager
@@ -209,7 +211,7 @@ class HiddenMap:
         """The names that a state makes likeliest, with their chances among all names."""
         names = self._names[:_MAX_NAMES]
         if fresh := names[self._num_held :]:
-            rows = self._weights.head[torch.tensor(fresh, device="cpu")]
+            rows = embedding(torch.tensor(fresh, device="cpu"), self._weights.head)
             self._head[self._num_held : len(names)] = rows
             self._num_held = len(names)
         scores = self._head[: len(names)] @ state
@@ -226,7 +228,7 @@ class HiddenMap:
         """(N, E) in the map's scale. An id that the model can't read stands for the last one."""
         embeddings = self._weights.embeddings
         tokens = torch.tensor(ids, dtype=torch.long, device="cpu").clamp_(0, len(embeddings) - 1)
-        return embeddings[tokens].float() * self._scales[1]
+        return embedding(tokens, embeddings).float() * self._scales[1]
 
 
 def _scale(vectors: torch.Tensor) -> float:

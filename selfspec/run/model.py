@@ -6,6 +6,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import execution_device
@@ -15,9 +16,11 @@ from selfspec.run.layout import Layout, Window
 __all__ = [
     "AttentionTypes",
     "device_of",
+    "embeddings_of",
     "logits_of",
     "max_positions",
     "num_readable",
+    "pad_id",
     "takes",
     "vocab_size",
 ]
@@ -47,10 +50,23 @@ def device_of(model: Any) -> torch.device:
     return execution_device(model) or device
 
 
+def embeddings_of(model: Any) -> nn.Module | None:
+    """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
+    try:
+        found: nn.Module | None = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return found
+
+
 def num_readable(model: Any) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    config = model.config.get_text_config(decoder=True)
-    return int(getattr(model.get_input_embeddings(), "num_embeddings", config.vocab_size))
+    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
+
+
+def pad_id(model: Any) -> int | None:
+    """The id that the model itself takes for padding; None if its config doesn't say."""
+    return getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
 
 
 def max_positions(model: Any) -> int | None:

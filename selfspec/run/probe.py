@@ -19,6 +19,7 @@ from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.origins import layer_that_mixes_tokens
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.run.backends import TreeBackend
+from selfspec.run.decoder import Decoder
 from selfspec.run.depth import Depth
 from selfspec.run.foreign import foreign_code, own_values
 from selfspec.run.layout import Window
@@ -109,24 +110,27 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
     mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
     if mixing is not None:
         return Ability("plain", f"it has layers of type {mixing}, {_MIXES}", None)
+    if getattr(model.config, "expert_capacity", None):
+        return Ability("plain", "its experts take a limited number of a forward's tokens", None)
     ids = _probe_ids(model)
     if ids is None:
         return Ability("plain", "its vocabulary is too small to try a draft on", None)
     devices = _devices(model)
+    tried = Decoder(model) if model.config.is_encoder_decoder else model
     with torch.no_grad():
         before = [default_generator(device).get_state() for device in devices]
         foreign = foreign_code(model)
         is_known = not foreign and not own_values(model)
         over = ids if is_known else _over_windows(model, ids)
-        steps = None if is_known else _try_steps(model, over, width)
+        steps = None if is_known else _try_steps(tried, over, width)
         types, reason, chain_reason = None, steps, steps
         if steps is None:
             types, reason = _try_tree(model, ids, over)
-            chain_reason = None if reason is None else _attempt(_chain_reason, model, ids)
+            chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
-    draws = _attempt(_check_draws, model, ids, devices) if is_moved else None
+    draws = _attempt(_check_draws, tried, ids, devices) if is_moved else None
     if draws is not None:
         for device, state in zip(devices, before, strict=True):
             default_generator(device).set_state(state)
@@ -155,6 +159,8 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:
     """A model's attention as its code and config show it; or why it can't verify trees."""
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
     if not takes(model, "position_ids"):
         return f"{type(model).__name__} takes no position_ids"
     used = attention_implementation(model.config)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from selfspec.compat.generation import kv_of, read_prompt, update_arguments
+from selfspec.compat.generation import kv_of, mask_of_text, read_prompt, update_arguments
 from selfspec.compat.states import columns_of
 from selfspec.run.other_inputs import only_followed, other_inputs, plain_inputs
 
@@ -84,7 +84,7 @@ class Prefilled:
     @cached_property
     def visible(self) -> torch.Tensor | None:
         """(B, P): which columns count; None where all do."""
-        mask = self.model_kwargs.get("attention_mask")
+        mask = mask_of_text(self.model_kwargs)
         # Older versions of transformers keep a mask that hides nothing.
         return None if mask is None or mask.all() else mask[:, :-1].bool()
 
@@ -146,7 +146,9 @@ class PromptReader:
         self._num_read = end
         if end < length:
             return None
-        kwargs = only_followed(update_arguments(self._model, kwargs, outputs=outputs))
+        kwargs = update_arguments(self._model, kwargs, outputs=outputs)
+        if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
+            kwargs = only_followed(kwargs)
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         return Prefilled(self._input_ids, kwargs, logits, self.hidden)
 

@@ -106,6 +106,8 @@ class Run:
         self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for each kind."""
+        if self.model.config.is_encoder_decoder:  # Its chains get them.
+            return None
         if reason := columns_reason(kv_of(arguments)):
             return reason
         kind = of_plain_steps(self.model, input_ids, arguments)

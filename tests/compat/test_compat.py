@@ -13,7 +13,14 @@ import torch
 import transformers
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from torch import nn
-from transformers import Cache, DynamicCache, DynamicLayer, LogitsProcessorList
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    LogitsProcessorList,
+)
 from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -40,6 +47,23 @@ def test_every_function_has_a_test_here(module):
     ]
     called = HERE.read_text(encoding="utf-8")
     assert not [name for name in ours if f".{name}(" not in called]
+
+
+# --- encoder-decoders
+
+
+def test_an_encoder_decoder_has_an_encoder_and_a_kv_of_two_parts():
+    config = BartConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1)
+    model = BartForConditionalGeneration(config)
+    assert modules.encoder_of(model) is model.model.encoder
+    assert modules.encoder_of(tiny_model()) is None
+
+    kv, mask, other = DynamicCache(), torch.ones(1, 3), torch.ones(1, 5)
+    both = generation.with_kv_of_encoder(kv)
+    assert generation.kv_of_decoder(both) is generation.kv_of_decoder(kv) is kv
+    masks = {"attention_mask": other, "decoder_attention_mask": mask}
+    assert generation.mask_of_text({**masks, **generation.with_kv(both)}) is mask
+    assert generation.mask_of_text({**masks, **generation.with_kv(kv)}) is other
 
 
 # --- versions
@@ -529,6 +553,12 @@ def test_the_operators_compute_what_torch_does():
         found = kernels.float16_product(x, packed) + bias
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
         assert torch.equal(kernels.float16_unpacked(packed), weight.half().float())
+    if hasattr(torch.ops.onednn, "qlinear_prepack"):
+        whole, scale = torch.randint(-3, 4, (8, 16)), torch.rand(8)
+        packed, zeros = kernels.int8_packed(whole.to(torch.int8)), torch.zeros(8, dtype=torch.int64)
+        numbers = torch.randint(120, 137, (3, 16))
+        found = kernels.int8_product(numbers.to(torch.uint8), packed, scale, zeros)
+        torch.testing.assert_close(found, (numbers - 128.0) @ (whole * scale[:, None]).T)
     assert kernels.calculates_in_half("bf16") in (True, False)
     assert kernels.calculates_in_half("no-such-precision")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache, T5Config, T5ForConditionalGeneration
+from transformers import DynamicCache, StaticCache
 
 from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
 from selfspec.compat.generation import KV
@@ -50,16 +50,6 @@ def test_assistant_and_custom_generate_are_refused_together() -> None:
 def test_a_prompt_without_a_token_is_refused() -> None:
     empty = {"input_ids": torch.zeros(1, 0, dtype=torch.long)}
     refused("at least one token", inputs=empty, assistant=SelfSpec())
-
-
-@pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])
-def test_encoder_decoder_models_are_refused(entrance: str) -> None:
-    config = T5Config(
-        vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-        decoder_start_token_id=0,
-    )  # fmt: skip
-    model = attach(T5ForConditionalGeneration(config).eval())
-    refused("encoder-decoder", model=model, **{entrance: SelfSpec()})
 
 
 @pytest.mark.parametrize("assistant", ["string", True, 3, object(), SelfSpec, tiny_model("qwen2")])

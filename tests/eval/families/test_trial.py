@@ -14,7 +14,12 @@ from eval.families.trial import Verdict, verdict
 
 @pytest.mark.parametrize(
     ("family", "served", "prompt"),
-    [("qwen2_vl", "trees", "image"), ("bloom", "chains", "text"), ("git", "plain", "image")],
+    [
+        ("qwen2_vl", "trees", "image"),
+        ("bloom", "chains", "text"),
+        ("t5", "chains", "text"),
+        ("git", "plain", "image"),
+    ],
 )
 def test_a_family_is_tried_with_what_it_takes(family: str, served: str, prompt: str) -> None:
     found = verdict(family)
@@ -54,7 +59,7 @@ def test_another_text_than_stocks_is_a_fault(monkeypatch: Any) -> None:
 
 
 def test_drafts_that_are_never_right_prove_nothing(monkeypatch: Any) -> None:
-    monkeypatch.setattr(trial, "_texts", lambda *_: [])
+    monkeypatch.setattr(trial, "_overlap", lambda *_: 0)
 
     found = verdict("llama")
 

@@ -1,0 +1,237 @@
+"""Encoder-decoders get chains: texts, random states and KV are those of stock."""
+
+from __future__ import annotations
+
+from itertools import dropwhile
+from operator import not_
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from selfspec import SelfSpec, attach, generate_many
+from selfspec.compat.generation import KV, kv_of
+from selfspec.run.packed.copies import linears_of
+from tests.fakes import FutureSource, tiny_tokenizer
+from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both
+from tests.zoo import PAD, VOCAB
+
+KINDS = ("t5", "bart", "whisper")
+START = 2
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": START}
+SIZES = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "init_std": 0.5,
+}
+
+
+def new_model(kind: str) -> Any:
+    torch.manual_seed(7)
+    if kind == "t5":
+        sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "initializer_factor": 3.0}
+        config = T5Config(vocab_size=VOCAB, num_layers=2, num_heads=4, **sizes, **IDS)
+        model: Any = T5ForConditionalGeneration(config)
+    elif kind == "m2m":
+        model = M2M100ForConditionalGeneration(M2M100Config(**SIZES, **IDS))
+    elif kind == "bart":
+        model = BartForConditionalGeneration(BartConfig(**SIZES, **IDS, forced_eos_token_id=None))
+    else:
+        audio = {"num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 96}
+        model = WhisperForConditionalGeneration(WhisperConfig(**SIZES, **IDS, **audio))
+        model.generation_config.suppress_tokens = None
+        model.generation_config.begin_suppress_tokens = None
+    model.generation_config.max_length = None
+    return attach(model.eval())
+
+
+def inputs_for(kind: str, num_rows: int = 1) -> dict[str, torch.Tensor]:
+    """Random texts or sounds; the rows of a batch of texts are padded at their right."""
+    generator = torch.Generator().manual_seed(3)
+    if kind == "whisper":
+        return {"input_features": torch.randn(num_rows, 8, 32, generator=generator)}
+    ids = torch.randint(3, VOCAB, (num_rows, 15), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(1, num_rows):
+        ids[row, -3 * row :] = mask[row, -3 * row :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def knowing(ids: torch.Tensor, inputs: dict[str, Any]) -> SelfSpec:
+    """Drafts of which most are right, after the text that the encoder has read."""
+    first = inputs.get("decoder_input_ids", torch.full((len(ids), 1), START))
+    if "input_features" in inputs:  # What Whisper returns begins with its answer.
+        ids = torch.cat([first, ids], dim=1)
+    read = inputs.get("input_ids", torch.zeros(len(ids), 0, dtype=torch.long))
+    read = read.repeat_interleave(len(ids) // len(read), dim=0)
+    texts = [
+        [*filter(None, before), *dropwhile(not_, row)]
+        for before, row in zip(read.tolist(), ids.tolist(), strict=True)
+    ]
+    return SelfSpec(extra_sources=[FutureSource(texts, doubt=0.1)], **FIXED)
+
+
+def check(kind: str, inputs: dict[str, Any], model: Any = None, **options: Any) -> Any:
+    """The same as stock, by chains of which some drafts are accepted."""
+    model = model or new_model(kind)
+    options = {"entrance": "assistant", **options}
+    both = run_both(model, inputs, knowing, drafts=False, **options)
+    assert both.stats.mode == "chain"
+    assert both.stats.disabled_reason == (
+        "it is an encoder-decoder model; drafting chains instead of trees"
+    )
+    assert both.stats.num_steps < both.stats.num_new_tokens - len(both.ours.ids)
+    return both
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_texts_are_those_of_stock(kind: str, mode: str, num_rows: int) -> None:
+    check(kind, inputs_for(kind, num_rows), **MODES[mode])
+
+
+def test_pads_in_a_text_are_placed_as_in_plain_steps() -> None:
+    """M2M-100 counts positions without pads in a forward, and with them in the KV."""
+    check("m2m", inputs_for("m2m", 2), sequence_bias={(PAD,): 6.0}, **SAMPLE)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_several_texts_of_one_prompt(kind: str) -> None:
+    check(kind, inputs_for(kind), num_return_sequences=2, **SAMPLE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_may_be_given_a_text_of_its_own(kind: str) -> None:
+    ids = torch.tensor([[2, 9, 31, 17, 9], [0, 0, 2, 8, 23]])
+    text = {"decoder_input_ids": ids, "decoder_attention_mask": (ids > 0).long()}
+    check(kind, {**inputs_for(kind, 2), **text}, **SAMPLE)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_what_is_returned_is_what_stock_returns(kind: str) -> None:
+    asked = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    both = check(kind, inputs_for(kind, 2), **asked, **SAMPLE)
+    ours, stock = both.ours.output, both.stock.output
+    assert isinstance(ours, type(stock))
+    assert ours.keys() == stock.keys() - {"encoder_hidden_states", "encoder_attentions"}
+    for mine, theirs in zip(ours.scores, stock.scores, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        assert_same_kv(getattr(kv_of(ours), part), getattr(kv_of(stock), part))
+
+
+def test_rows_end_at_different_tokens() -> None:
+    model, inputs = new_model("bart"), inputs_for("bart", 3)
+    ids = run(model, inputs, **GREEDY).ids
+    ends = [ids[0, 6].item(), ids[1, 11].item()]
+    check("bart", inputs, model, eos_token_id=ends, **GREEDY)
+
+
+def test_processors_that_read_what_the_encoder_has_read() -> None:
+    looks = {"encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.5}
+    check("t5", inputs_for("t5", 2), **looks, **SAMPLE)
+
+
+def test_a_kv_cache_that_is_handed_in() -> None:
+    model, inputs = new_model("bart"), inputs_for("bart")
+    both = check(
+        "bart",
+        inputs,
+        model,
+        fresh=lambda: {KV: EncoderDecoderCache(DynamicCache(), DynamicCache())},
+        **GREEDY,
+    )
+    ours, stock = both.our_extras[KV], both.stock_extras[KV]
+    assert_same_kv(ours.self_attention_cache, stock.self_attention_cache)
+
+
+def test_outputs_of_the_encoder_that_are_handed_in() -> None:
+    model, inputs = new_model("t5"), inputs_for("t5")
+    outputs = model.get_encoder()(**inputs)
+    run_both(model, {"encoder_outputs": outputs}, SelfSpec(**FIXED), drafts=False, **GREEDY)
+
+
+def test_static_kv_and_beams_are_what_they_are_for_decoders() -> None:
+    both = run_both(
+        new_model("bart"),
+        inputs_for("bart"),
+        SelfSpec(),
+        drafts=False,
+        cache_implementation="static",
+        **GREEDY,
+    )
+    assert both.stats.disabled_reason == "a KV cache of type StaticCache can't take a draft back"
+
+
+def test_many_prompts_are_answered_one_by_one() -> None:
+    model, tokenizer = new_model("t5"), tiny_tokenizer()
+    prompts = ["the cat sat", "that mat ran into the rat"]
+    answers = {a.index: a for a in generate_many(model, tokenizer, prompts, max_new_tokens=9)}
+    for index, text in enumerate(prompts):
+        inputs = tokenizer(text, return_tensors="pt")
+        ids = run(model, dict(inputs), max_new_tokens=9, **GREEDY).ids
+        assert answers[index].ids == ids[0, 1:].tolist()
+
+
+def test_the_weights_of_an_encoder_are_never_packed() -> None:
+    model = new_model("bart")
+    assert not set(linears_of(model)) & set(model.get_encoder().modules())
+    assert set(linears_of(model)) & set(model.get_decoder().modules())
+
+
+def test_embeddings_that_transformers_does_not_find(monkeypatch: Any) -> None:
+    """As in PP-FormulaNet."""
+    model = new_model("bart")
+
+    def not_found() -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(model, "get_input_embeddings", not_found)
+    check("bart", inputs_for("bart"), model, **GREEDY)
+
+
+def test_experts_that_are_full_at_some_number_of_tokens_are_decoded_plainly() -> None:
+    """In a forward over several tokens, those of Switch Transformers may leave some out."""
+    sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_experts": 2}
+    config = SwitchTransformersConfig(
+        vocab_size=VOCAB,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        expert_capacity=2,
+        **sizes,
+        **IDS,
+    )
+    model = attach(SwitchTransformersForConditionalGeneration(config).eval())
+    both = run_both(model, inputs_for("t5"), SelfSpec(), drafts=False, **GREEDY)
+    assert both.stats.disabled_reason == "its experts take a limited number of a forward's tokens"
+
+
+def test_a_decoder_that_sees_later_tokens_is_decoded_plainly(monkeypatch: Any) -> None:
+    """A fault of a model's own is found by the trial, as in a decoder."""
+    model = new_model("t5")
+    for block in model.decoder.block:
+        monkeypatch.setattr(block.layer[0].SelfAttention, "is_decoder", False, raising=True)
+    monkeypatch.setattr(model.decoder, "is_decoder", False)
+    monkeypatch.setattr(model.decoder.config, "is_decoder", False)
+    assert SelfSpec().ability(model).mode == "plain"
