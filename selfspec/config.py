@@ -15,7 +15,7 @@ from selfspec.errors import AttachError, ConfigError, unknown_name
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
-SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners")
+SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners", "map")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SpecConfig:
         sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text
             contains already. "corpus": the n-grams of a loaded cache. "runners": what the model
-            nearly chose.
+            nearly chose. "map": what its hidden states say of the token after next, on a CPU.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
         forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":

@@ -19,11 +19,13 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources.draft_chain import DraftModelCursor
+from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
-from selfspec.records import DraftTree, StepRecord
+from selfspec.records import MAP, DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.run.backends import Backend
+from selfspec.run.hidden_map import HiddenMap, MapWeights, states_heard
 from selfspec.run.model import num_readable
 from selfspec.run.prompt import Prefilled, PromptReader
 from selfspec.run.run import Run
@@ -35,6 +37,8 @@ from selfspec.verify.walk import walk
 __all__ = ["Engine", "FirstTokens", "first_tokens"]
 
 Listener = Callable[[StepRecord], None]
+
+_MOST_MAPS = 4  # Rows with a map of hidden states; each takes up to 60 MB with 2,048 dimensions.
 
 
 class FirstTokens(NamedTuple):
@@ -117,14 +121,40 @@ class Engine:
         call.stats.seconds["learn"] += self._clock() - start
         self.backend.admit(prompt, reach=call.reach, width=call.width)
         budget = self._budget_for(len(self.rows) + len(rows))
-        given = zip(rows, call.predictions, call.grammars(), strict=True)
-        for row, prediction, grammar in given:
+        start = self._clock()
+        maps = self._maps(call, prompt, budget) if learned.learns else [None] * len(rows)
+        call.stats.seconds["learn"] += self._clock() - start
+        given = zip(rows, call.predictions, call.grammars(), maps, strict=True)
+        for row, prediction, grammar, state_map in given:
             cursor = None
             if call.draft_model is not None:
                 text = DraftText(call.draft_model)
                 cursor = DraftModelCursor(text, row.prompt_ids, budget.worth, call.reach)
-            row.begin(learned, self.config, prediction, cursor, grammar, self._num_readable)
+            others = (prediction, cursor, grammar, state_map)
+            row.begin(learned, self.config, *others, self._num_readable)
         self.add(rows, first)
+
+    def _maps(self, call: Any, prompt: Prefilled, budget: Budget) -> list[MapCursor | None]:
+        """A map of hidden states for each row; None for all where there can be none.
+
+        Maps of many rows would take more time than they save.
+        """
+        run, hidden, texts = self._run, prompt.hidden, prompt.texts
+        weights, num_rows = None, len(self.rows) + len(texts)
+        if MAP in self.config.sources and num_rows <= _MOST_MAPS:
+            weights = MapWeights.of(call.model)
+        if run is None or weights is None or self.backend.kind == "graph":
+            return [None] * len(texts)
+        if hidden is None:
+            hidden = torch.empty(len(texts), 0, weights.head.shape[1], device="cpu")
+
+        def price(seconds: float) -> float:
+            return budget.worth(seconds * num_rows)
+
+        return [
+            MapCursor(HiddenMap(weights, ids, states), self.config.top_k, run.map_worth, price)
+            for ids, states in zip(texts, hidden, strict=True)
+        ]
 
     def _budget_for(self, num_rows: int) -> Budget:
         """The budget, which is opened with the first rows."""
@@ -177,7 +207,7 @@ class Engine:
         drafted = laps.end("draft")
         layout = backend.lay_out(trees)
         laps.end("layout")
-        logits = backend.forward(layout)
+        logits = self._forward(layout)
         laps.end("forward")
         # The device is asked first for what the walk needs, then for the tables.
         logits = _read(rows, logits, self._device)
@@ -232,6 +262,19 @@ class Engine:
             self._way = kind, len(self.rows)
             budget.curve = run.curve(self.backend, len(self.rows))
         return budget
+
+    def _forward(self, layout: Any) -> torch.Tensor:
+        """The logits of every node; shows maps what has entered the output head."""
+        maps = [row.state_map for row in self.rows]
+        if self._run is None or not any(each and each.wanted for each in maps):
+            return self.backend.forward(layout)
+        with states_heard(self._run.model) as heard:
+            logits = self.backend.forward(layout)
+        states = heard[-1][:, -logits.shape[1] :] if heard else logits[:0]
+        for each, of_row in zip(maps, states, strict=False):
+            if each is not None:
+                each.states = of_row
+        return logits
 
     def _draft(self, step: Step) -> list[DraftTree]:
         """A tree for each row.

@@ -9,7 +9,7 @@ import torch
 
 from selfspec.draft.learned import Learned
 from selfspec.records import TopK
-from selfspec.run.prompt import Prefilled
+from selfspec.run.prompt import Prefilled, num_teaching
 from selfspec.verify.logits import top_k
 
 __all__ = ["last_pairs", "tables", "teach", "top_k_of"]
@@ -36,8 +36,10 @@ def teach(learned: Learned, prompt: Prefilled, head: Any, num_readable: int) -> 
     occur several times, only the last occurrence is shown, since the sources would keep no other.
     """
     hidden, visible, ids = prompt.hidden, prompt.visible, prompt.input_ids
-    length = 0 if hidden is None else min(hidden.shape[1], ids.shape[1])
-    if hidden is None or length == 0:
+    if hidden is None:
+        return
+    length = min(num_teaching(hidden), hidden.shape[1], ids.shape[1])
+    if not length:
         return
     # A model such as Cohere or Granite scales what its head puts out.
     raw = head(hidden[:, -1]).float()

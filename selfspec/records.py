@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# The name of a draft model among the sources.
-DRAFT_MODEL = "draft model"
+# The names of a draft model and of a map of hidden states among the sources.
+DRAFT_MODEL, MAP = "draft model", "map"
 
 
 class Evidence(NamedTuple):

@@ -19,6 +19,7 @@ from selfspec.draft.sources import Cursor
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.sources.grammar import Grammar, GrammarCursor
 from selfspec.draft.sources.guard import PadGuard
+from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
@@ -81,6 +82,7 @@ class Row:
         self._ids: torch.Tensor | None = None  # (1, P + room)
         self._num_written = 0
         self.cursors: list[Cursor] = []
+        self.state_map: MapCursor | None = None  # That of the cursors which wants hidden states.
 
     @property
     def last_token(self) -> int:
@@ -149,11 +151,15 @@ class Row:
         prediction: Prediction | None = None,
         draft_model: DraftModelCursor | None = None,
         grammar: Grammar | None = None,
+        state_map: MapCursor | None = None,
         num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
         ids, self.learned = [*self.encoder_ids, *self.prompt_ids], learned
         self.cursors = [source.open(ids, learns=learned.learns) for source in learned.sources]
+        if state_map is not None:
+            self.state_map = state_map
+            self.cursors.append(state_map)
         if prediction is not None:
             self.cursors.append(PredictionCursor(prediction))
         if grammar is not None:

@@ -88,14 +88,14 @@ class Knowledge:
     def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.
 
-        There is no corpus among the sources if none was loaded.
+        There is no corpus among the sources if none was loaded. A map belongs to one text.
         """
         top_k, loaded = min(self._config.top_k, vocab_size), self.loaded
         sources: list[Source] = []
         for name in self._config.sources:
-            if name != "corpus":
+            if name in REGISTRY:
                 sources.append(REGISTRY[name](vocab_size, top_k))
-            elif loaded is not None and loaded.corpus is not None:
+            elif name == "corpus" and loaded is not None and loaded.corpus is not None:
                 sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
         sources += [source.copy() for source in self._extra_sources]
         learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from selfspec.cli.live_text import OWN, SEVERAL
-from selfspec.records import DRAFT_MODEL
+from selfspec.records import DRAFT_MODEL, MAP
 
 _STYLES = {
     OWN: "",
@@ -19,6 +19,7 @@ _STYLES = {
     "context": "green",
     "corpus": "blue",
     "runners": "yellow",
+    MAP: "bright_blue",
     DRAFT_MODEL: "bright_yellow",
     SEVERAL: "magenta",
 }

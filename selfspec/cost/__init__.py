@@ -7,6 +7,7 @@ from selfspec.cost.budget import Budget, FixedBudget, MeasuredBudget, Step, Step
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.width import Choice, WidthSearch, best_width
+from selfspec.cost.worth import SourceWorth
 
 __all__ = [
     "WIDTHS",
@@ -16,6 +17,7 @@ __all__ = [
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
+    "SourceWorth",
     "Step",
     "StepTime",
     "WidthSearch",

@@ -78,7 +78,7 @@ class Budget:
         return None
 
     def worth(self, seconds: float) -> float:
-        """How many tokens a draft model must bring for some seconds of its own to pay."""
+        """How many tokens a draft model or a map must bring for some seconds of its own to pay."""
         return 0.0
 
 

@@ -19,7 +19,9 @@ from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
+from selfspec.records import MAP
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
+from selfspec.run.hidden_map import NUM_STATES
 from selfspec.run.model import pad_id, takes
 from selfspec.run.probe import Ability
 from selfspec.run.prompt import Prefilled, PromptReader, next_positions
@@ -112,7 +114,8 @@ class Call:
         """Reads its prompt."""
         learns = self.config.learning != "frozen"
         arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
-        return PromptReader(*arguments, learns=learns)
+        num_states = NUM_STATES if MAP in self.config.sources else 0
+        return PromptReader(*arguments, learns=learns, num_states=num_states)
 
     @property
     def plain_reason(self) -> str | None:

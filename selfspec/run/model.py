@@ -6,6 +6,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import execution_device
@@ -15,6 +16,7 @@ from selfspec.run.layout import Layout, Window
 __all__ = [
     "AttentionTypes",
     "device_of",
+    "embeddings_of",
     "logits_of",
     "max_positions",
     "num_readable",
@@ -48,13 +50,18 @@ def device_of(model: Any) -> torch.device:
     return execution_device(model) or device
 
 
+def embeddings_of(model: Any) -> nn.Module | None:
+    """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
+    try:
+        found: nn.Module | None = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return found
+
+
 def num_readable(model: Any) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    try:
-        embeddings = model.get_input_embeddings()
-    except NotImplementedError:  # transformers does not find them, as in PP-FormulaNet.
-        embeddings = None
-    return int(getattr(embeddings, "num_embeddings", vocab_size(model)))
+    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
 
 
 def pad_id(model: Any) -> int | None:

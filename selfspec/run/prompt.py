@@ -22,11 +22,16 @@ from selfspec.compat.generation import kv_of, mask_of_text, read_prompt, update_
 from selfspec.compat.states import columns_of
 from selfspec.run.other_inputs import only_followed, other_inputs, plain_inputs
 
-__all__ = ["Prefilled", "PromptReader", "next_positions"]
+__all__ = ["Prefilled", "PromptReader", "next_positions", "num_teaching"]
 
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
+
+
+def num_teaching(states: torch.Tensor) -> int:
+    """The number of tokens at the end of a prompt that teach the tables."""
+    return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
 
 
 def next_positions(
@@ -107,8 +112,10 @@ class PromptReader:
         generation_config: Any,
         *,
         learns: bool,
+        num_states: int = 0,  # That are kept at least: other sources may want more of them.
     ) -> None:
         self._model = model
+        self._num_states = num_states
         self._input_ids = input_ids
         self._kwargs = model_kwargs
         self._config = generation_config
@@ -175,7 +182,7 @@ class PromptReader:
             if threading.get_ident() != owner:
                 return None
             hidden = args[0]
-            number = _NUM_TEACHING.get(hidden.device.type, _NUM_TEACHING["other"])
+            number = max(num_teaching(hidden), self._num_states)
             held = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve, Ledger
+from selfspec.cost import CostCurve, Ledger, SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.machine.device import device_for
 from selfspec.run.backends import Backend, TreeBackend
@@ -49,7 +49,8 @@ _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 class Run:
     """How one model is run for one `SelfSpec`. Safe to use from several threads.
 
-    `ledger` knows what drafts have gained and lost with the model so far. `packing` packs weights
+    `ledger` knows what drafts have gained and lost with the model so far, and `map_worth` what maps
+    of its hidden states have. `packing` packs weights
     when that pays; it is None where weights must not be packed. `reason` says why the model is not
     run as the config asks.
     """
@@ -57,6 +58,7 @@ class Run:
     def __init__(self, model: Any, config: SpecConfig, costs: Costs) -> None:
         self.config = config
         self.ledger = Ledger()
+        self.map_worth = SourceWorth()
         self.packing: Packing | None = None
         self.reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import Candidate
+from selfspec.run.hidden_map import HiddenMap
 from tests.caches import count_grams
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model
 from tests.lossless.same import (
@@ -34,7 +37,7 @@ from tests.zoo import BRANCHING
 SETS: dict[str, tuple[str, ...]] = {
     "default": SelfSpec().config.sources,
     "none": (),
-    **{name: (name,) for name in REGISTRY},
+    **{name: (name,) for name in (*REGISTRY, "map")},
 }
 
 
@@ -73,7 +76,8 @@ def test_builtin_sources(sources: tuple[str, ...], call: Call) -> None:
     model, inputs = tiny_model(), call.inputs
     spec = SelfSpec(sources=sources, **FIXED)
     run_both(model, inputs, spec, drafts=False, **call.options)
-    both = run_both(model, inputs, spec, drafts=bool(sources), **call.options)
+    is_heard = sources not in ((), ("map",))  # captured forwards let nobody hear their states
+    both = run_both(model, inputs, spec, drafts=is_heard, **call.options)
     assert sources or both.stats.tokens_per_step == 1
 
 
@@ -120,6 +124,37 @@ def test_a_source_that_names_everything(num_rows: int) -> None:
     spec = SelfSpec(sources=(), extra_sources=[StubbornSource()], **FIXED)
     for options in MODES.values():
         run_both(tiny_model(), prompt(num_rows), spec, **options)
+
+
+# what a map of hidden states might name at its worst
+WORST = {
+    "wild": lambda: [(random.randrange(-2, VOCAB + 9), random.random()) for _ in range(4)],
+    "twice": lambda: [(5, 0.9), (5, 0.1)],
+    "nan": lambda: [(7, math.nan)],
+}
+
+
+@pytest.mark.parametrize("worst", WORST)
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_a_map_that_is_wrong(
+    name: str, worst: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HiddenMap, "likely", lambda *_: WORST[worst]())
+    spec = SelfSpec(sources=("map", "context"), **FIXED)
+    both = run_both(tiny_model(name), call.inputs, spec, drafts=False, **call.options)
+    # captured forwards let nothing hear what enters the head
+    assert both.stats.drafted_by_source["map"] or both.stats.forward == "graph"
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e30, math.nan])
+def test_a_map_of_states_that_mean_nothing(
+    scale: float, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = HiddenMap.learn
+    shown = lambda own, *tree: learn(own, *tree[:-1], tree[-1] * scale)  # noqa: E731
+    monkeypatch.setattr(HiddenMap, "learn", shown)
+    spec = SelfSpec(sources=("map", "lut"), **FIXED)
+    run_both(tiny_model(), call.inputs, spec, **call.options)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])

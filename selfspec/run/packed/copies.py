@@ -34,6 +34,7 @@ __all__ = [
     "Origin",
     "PackedWeight",
     "StandIns",
+    "gives_rows",
     "linears_of",
     "own_linear",
     "pack_all",
@@ -59,6 +60,11 @@ class ByRows(Protocol):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of the weight that belong to these ids."""
         ...
+
+
+def gives_rows(weight: torch.Tensor) -> bool:
+    """Can an embedding read single rows of this weight, without making all its values anew?"""
+    return type(weight) is nn.Parameter or isinstance(getattr(weight, "packed", None), ByRows)
 
 
 class Copy(Protocol):
@@ -295,8 +301,8 @@ class PackedWeight(nn.Parameter):
         cls, weight: torch.Tensor, copy: Copy, kept: str | None, dtype: torch.dtype | None = None
     ) -> PackedWeight:
         """What takes the place of a weight, in its dtype or another one."""
-        blank = weight.detach().new_full((), math.nan, dtype=dtype).expand(weight.shape)
-        made = cls(blank, requires_grad=False)
+        blank = torch.full((), math.nan, dtype=dtype or weight.dtype, device=weight.device)
+        made = cls(blank.expand(weight.shape), requires_grad=False)
         made.packed, made.kept = copy, kept
         return made
 
@@ -359,7 +365,7 @@ _SET_DATA = vars(torch.Tensor.__base__)["data"].__set__
 
 # What tells nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
-_METHODS = "dim element_size is_complex is_floating_point nelement numel size"
+_METHODS = "__len__ dim element_size is_complex is_floating_point nelement numel size"
 _CONVERSIONS = "to cpu float double half bfloat16"
 _MOVES = frozenset(getattr(torch.Tensor, name) for name in _CONVERSIONS.split())
 _OF_NO_VALUES = frozenset(

@@ -24,6 +24,7 @@ from selfspec.compat.kernels import int8_packed, int8_product
 from selfspec.compat.modules import num_writes
 from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
+from selfspec.run.model import embeddings_of
 from selfspec.run.packed.copies import PackedWeight, linears_of
 from selfspec.run.packed.packing import InPlace, pack_loaded
 
@@ -237,8 +238,10 @@ _Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have i
 def _users(model: Any) -> dict[int, _Users]:
     """The weights that get 8 bits: those of linear layers and of the embedding."""
     users: dict[int, _Users] = {}
-    embedding = model.get_input_embeddings()
-    for module in (*linears_of(model), *([embedding] * isinstance(embedding, nn.Embedding))):
+    modules: list[Any] = list(linears_of(model))
+    if isinstance(embedding := embeddings_of(model), nn.Embedding):
+        modules.append(embedding)
+    for module in modules:
         users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
     return users
 

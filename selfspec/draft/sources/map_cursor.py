@@ -1,0 +1,126 @@
+"""What a map of the model's hidden states names at the end of the text.
+
+Only the root has candidates of it: farther on, its guesses would rest on guesses. Knows tokens and
+chances; the states are hidden by `StateMap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from math import log2
+from time import perf_counter
+from typing import Any, Protocol
+
+from selfspec.draft.sources.source import Cursor
+from selfspec.records import MAP, Candidate, Evidence, Likely, StepRecord, sources_of
+
+__all__ = ["MapCursor", "StateMap", "Worth"]
+
+_MAX_BIN = 6
+
+
+class StateMap(Protocol):
+    """A map of a text's hidden states."""
+
+    def begin(self) -> None:
+        """Learns the prompt."""
+        ...
+
+    def name(self, ids: Iterable[int]) -> None:
+        """Adds tokens to those among which the likeliest are looked for."""
+        ...
+
+    def learn(
+        self, ids: Sequence[int], parents: Sequence[int], path: Sequence[int], states: Any
+    ) -> None:
+        """Takes in the nodes of a tree at the end of the text, which goes on along the path."""
+        ...
+
+    def skip(self) -> None:
+        """The text went on, and nobody knows the states."""
+        ...
+
+    def likely(self, token: int, num: int) -> Likely:
+        """The likeliest tokens after the last one, `token`."""
+        ...
+
+
+class Worth(Protocol):
+    """What a source brings for its seconds."""
+
+    def observe(self, *, seconds: float, tokens: float) -> None:
+        """Takes in a step in which it was asked."""
+        ...
+
+    def pays(self, price: Callable[[float], float]) -> bool:
+        """Is it to be asked in the next step?"""
+        ...
+
+
+class MapCursor(Cursor):
+    """The end of one row's text, as its map sees it.
+
+    `states` are to be set before `observe`: those of the nodes of the step's tree, if they are
+    `wanted`. `price` says how many tokens some seconds cost.
+    """
+
+    def __init__(
+        self, state_map: StateMap, top_k: int, worth: Worth, price: Callable[[float], float]
+    ) -> None:
+        self.states: Any = None
+        self.wanted = worth.pays(price)
+        if self.wanted:
+            state_map.begin()
+        self._map = state_map
+        self._top_k = top_k
+        self._worth = worth
+        self._price = price
+        self._token: int | None = None
+        self._seconds: float | None = None  # Those of this step; None if it was not asked.
+
+    def root(self) -> int | None:
+        """The last committed token."""
+        return self._token if self.wanted else None
+
+    def expand(self, state: int | None) -> list[Candidate]:
+        """What the map names after it."""
+        if state is None:
+            return []
+        start = perf_counter()
+        likely = self._map.likely(state, self._top_k)
+        self._seconds = perf_counter() - start
+        return [(token, _evidence(chance)) for token, chance in likely]
+
+    def observe(self, record: StepRecord) -> None:
+        """Learns from all nodes, also from rejected ones."""
+        tree, states, self.states = record.tree, self.states, None
+        if states is not None:
+            self._map.learn(tree.tokens, tree.parents, record.path, states)
+        elif self._token is not None:  # The first step is the prompt's.
+            self._map.skip()
+        if self.wanted and record.top is not None:
+            self._map.name(record.top.ids.ravel().tolist())
+        if self._seconds is not None:
+            self._worth.observe(seconds=self._seconds, tokens=_brought(record))
+            self._seconds = None
+        self.wanted = self._worth.pays(self._price)
+        if record.committed_ids:
+            self._token = record.committed_ids[-1]
+
+
+def _brought(record: StepRecord) -> int:
+    """The accepted tokens that nobody would have drafted without the map."""
+    accepted = record.accepted_nodes()
+    is_its_own = accepted and sources_of(record.tree.evidence[accepted[0]]) == [MAP]
+    return len(accepted) if is_its_own else 0
+
+
+def _evidence(chance: float) -> Evidence:
+    return _of_bin(min(int(-log2(max(0.5**_MAX_BIN, chance))), _MAX_BIN))
+
+
+@lru_cache(maxsize=_MAX_BIN + 1)
+def _of_bin(probability_bin: int) -> Evidence:
+    """Without its rank, which says little more: what is split too finely is never counted."""
+    return Evidence(MAP, probability_bin=probability_bin)
