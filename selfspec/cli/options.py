@@ -58,7 +58,7 @@ class RunOptions(ModelOptions):
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
     weights: Annotated[Literal["int8"] | None, Parameter(group=_MODEL)] = None
-    """8 bits: half the memory, faster steps on a CPU with VNNI."""
+    """8 bits take half the memory."""
     cache: _Kept = None
     """A cache of 'selfspec cache build': file or Hub id."""
 
@@ -69,8 +69,7 @@ class DraftOptions(RunOptions):
     """The same with a draft model, and with what is kept for later runs."""
 
     remember: _Kept = None
-    """Start with what earlier runs left in this file, and add what this run learns. It holds
-    pieces of texts."""
+    """Keep what is learned in this file: pieces of texts."""
     draft_model: _Kept = None
     """A small model of the same tokenizer that drafts too."""
 
