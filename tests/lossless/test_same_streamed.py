@@ -223,6 +223,7 @@ def offloaded(folder: Path, where: str) -> Any:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("where", MAPS)
 @pytest.mark.parametrize("name", ["llama", slow("mixtral")])
+@pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids`:UserWarning")
 def test_trees_over_weights_on_disk(name: str, where: str, mode: str, tmp_path: Path) -> None:
     inputs = prompt(3 if mode == "sample" else 1)
     stock = run(saved_model(tmp_path, name), inputs, **MODES[mode])
