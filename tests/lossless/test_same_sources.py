@@ -18,7 +18,7 @@ from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import Candidate
 from selfspec.run.hidden_map import HiddenMap
 from tests.caches import count_grams
-from tests.fakes import VOCAB, WildSource, prompt, tiny_model
+from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -113,7 +113,7 @@ def test_wild_source_beside_a_doubting_one(seed: int, max_nodes: int) -> None:
     model, inputs = tiny_model("gemma3"), prompt(3, 12, seed=seed)
     for options in MODES.values():
         stock = run(model, inputs, seed=seed, **options)
-        doubter = doubting(stock.ids, inputs, seed=seed)._extra_sources[0]
+        doubter = FutureSource(texts_of(stock.ids, inputs), doubt=0.3, seed=seed)
         sources = [WildSource(seed=seed), doubter]
         spec = SelfSpec(max_nodes=max_nodes, budget="fixed", extra_sources=sources)
         run_both(model, inputs, spec, seed=seed, **options)
