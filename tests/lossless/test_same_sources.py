@@ -25,7 +25,6 @@ from tests.lossless.same import (
     MODES,
     NUM_NEW,
     Call,
-    doubting,
     knowing,
     run,
     run_both,
