@@ -310,12 +310,12 @@ class PackedWeight(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (linear, embedding) and len(args) > 1 and type(args[1]) is cls:
-            x, weight, *bias = args
+            x, weight, bias = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("bias")
             copy = weight.packed
             if func is embedding and isinstance(copy, ByRows):
                 return copy.rows(x).to(weight.dtype)
-            if func is linear and copy is not None and _is_plain_call(x, weight, *bias):
-                return copy(x, *bias) if x.dim() > 1 else copy(x[None], *bias)[0]
+            if func is linear and copy is not None and _is_plain_call(x, weight, bias):
+                return copy(x, bias) if x.dim() > 1 else copy(x[None], bias)[0]
         if func in _OF_NO_VALUES or (func == _SET_DATA and args[0] is args[1]):
             return _PARAMETER.__torch_function__(func, types, args, kwargs)
         if func in _MOVES:  # To where it is, and as it is, they give the weight itself.

@@ -96,6 +96,15 @@ def module(kept: str | None = "it can't be written") -> tuple[nn.Linear, Numbers
     return made.requires_grad_(False), weight
 
 
+def test_all_forms_of_the_call_compute_from_it():
+    made, _ = module()
+    x, weight, bias = torch.randn(3, 50), made.weight, made.bias
+    expected = made(x)
+    assert torch.equal(linear(x, weight, bias=bias), expected)
+    assert torch.equal(linear(x, weight) + bias, expected)
+    assert torch.equal(linear(x[0], weight, bias), expected[0])
+
+
 def test_its_values_can_be_read_and_not_written():
     made, weight = module()
     assert torch.equal(made.weight.detach(), rounded(weight))
