@@ -23,7 +23,6 @@ from transformers.utils import logging as hf_logging
 from selfspec.compat.kernels import int8_packed, int8_product
 from selfspec.compat.modules import num_writes
 from selfspec.errors import UnsupportedError
-from selfspec.machine.memory import return_freed_memory
 from selfspec.run.model import embeddings_of
 from selfspec.run.packed.copies import PackedWeight, linears_of
 from selfspec.run.packed.packing import InPlace, pack_loaded
@@ -222,7 +221,6 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
-    return_freed_memory()
     pack_loaded(model, InPlace(_KEPT, copies=False))
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from transformers.utils import logging as hf_logging
 
 from selfspec.machine.busy import LEAST_SHARE, processor_share
-from selfspec.machine.memory import free_memory
+from selfspec.machine.memory import free_memory, return_freed_memory
 from selfspec.run.packed.copies import (
     CopyOf,
     Held,
@@ -129,6 +129,7 @@ def pack_loaded(model: nn.Module, how: InPlace) -> None:
     _in_place[model] = how
     how.packing = Packing.of(model)
     how.packing.pack()
+    return_freed_memory()
 
 
 def own_memory(model: nn.Module) -> None:
