@@ -25,8 +25,8 @@ from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
 from selfspec.records import MAP, DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.run.backends import Backend
-from selfspec.run.hidden_map import HiddenMap, MapWeights, states_heard
-from selfspec.run.model import num_readable
+from selfspec.run.hidden_map import HiddenMap, MapWeights
+from selfspec.run.model import head_heard, num_readable
 from selfspec.run.prompt import Prefilled, PromptReader
 from selfspec.run.run import Run
 from selfspec.run.small_model import DraftText
@@ -268,7 +268,8 @@ class Engine:
         maps = [row.state_map for row in self.rows]
         if self._run is None or not any(each and each.wanted for each in maps):
             return self.backend.forward(layout)
-        with states_heard(self._run.model) as heard:
+        heard: list[torch.Tensor] = []
+        with head_heard(self._run.model, heard.append):
             logits = self.backend.forward(layout)
         states = heard[-1][:, -logits.shape[1] :] if heard else logits[:0]
         for each, of_row in zip(maps, states, strict=False):

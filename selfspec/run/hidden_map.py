@@ -8,9 +8,7 @@ since the forward gives all their states anyway. Nothing is trained, and nothing
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +20,7 @@ from selfspec.records import Likely
 from selfspec.run.model import embeddings_of
 from selfspec.run.packed.copies import gives_rows
 
-__all__ = ["NUM_STATES", "HiddenMap", "MapWeights", "states_heard"]
+__all__ = ["NUM_STATES", "HiddenMap", "MapWeights"]
 
 NUM_STATES = 641  # The map learns from this many of a prompt's last states.
 _MAX_PAIRS = 1024  # Of more, the older half is forgotten.
@@ -56,22 +54,6 @@ class MapWeights(NamedTuple):
         if not all(each.is_floating_point() and each.device.type == "cpu" for each in weights):
             return None
         return cls(*weights, head.bias)
-
-
-@contextmanager
-def states_heard(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Inside, the list gets what enters the output head in this thread's forwards."""
-    owner, heard = threading.get_ident(), list[torch.Tensor]()
-
-    def hear(_module: Any, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() == owner and args:
-            heard.append(args[0])
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(hear)
-    try:
-        yield heard
-    finally:
-        handle.remove()
 
 
 class _Pairs(NamedTuple):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +20,7 @@ __all__ = [
     "AttentionTypes",
     "device_of",
     "embeddings_of",
+    "head_heard",
     "logits_of",
     "max_positions",
     "num_readable",
@@ -57,6 +61,27 @@ def embeddings_of(model: Any) -> nn.Module | None:
     except NotImplementedError:
         return None
     return found
+
+
+@contextmanager
+def head_heard(model: Any, hear: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
+    """Inside, `hear` gets what enters the output head in this thread's forwards.
+
+    What it returns, if anything, enters the head instead. Other threads may run the same model.
+    """
+    owner = threading.get_ident()
+
+    def at_head(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != owner or not args:
+            return None
+        instead = hear(args[0])
+        return None if instead is None else (instead, *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(at_head)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def num_readable(model: Any) -> int:

@@ -8,7 +8,6 @@ logits that stock would have.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.nn.functional import pad
 
 from selfspec.compat.generation import kv_of, mask_of_text, read_prompt, update_arguments
 from selfspec.compat.states import columns_of
+from selfspec.run.model import head_heard
 from selfspec.run.other_inputs import only_followed, other_inputs, plain_inputs
 
 __all__ = ["Prefilled", "PromptReader", "next_positions", "num_teaching"]
@@ -120,7 +120,7 @@ class PromptReader:
         self._kwargs = model_kwargs
         self._config = generation_config
         self._num_read = 0
-        self._head: Any = model.get_output_embeddings() if learns else None
+        self._listens = learns and model.get_output_embeddings() is not None
         self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
 
     @property
@@ -169,27 +169,17 @@ class PromptReader:
 
     @contextmanager
     def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the arguments for the prompt's forward; keeps what enters the output head inside.
-
-        Only this thread's forwards count, since others may run the same model meanwhile.
-        """
-        if self._head is None or model_kwargs.get("logits_to_keep") != 1:
+        """Yields the arguments for the prompt's forward; keeps what enters the output head."""
+        if not self._listens or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
-        owner = threading.get_ident()
 
-        def keep_last(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if threading.get_ident() != owner:
-                return None
-            hidden = args[0]
+        def keep_last(hidden: torch.Tensor) -> torch.Tensor:
             number = max(num_teaching(hidden), self._num_states)
             held = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
-            return (hidden[:, -1:], *args[1:])
+            return hidden[:, -1:]
 
-        handle = self._head.register_forward_pre_hook(keep_last)
-        try:
+        with head_heard(self._model, keep_last):
             yield {**model_kwargs, "logits_to_keep": 0}
-        finally:
-            handle.remove()

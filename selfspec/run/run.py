@@ -50,9 +50,8 @@ class Run:
     """How one model is run for one `SelfSpec`. Safe to use from several threads.
 
     `ledger` knows what drafts have gained and lost with the model so far, and `map_worth` what maps
-    of its hidden states have. `packing` packs weights
-    when that pays; it is None where weights must not be packed. `reason` says why the model is not
-    run as the config asks.
+    of its hidden states have. `packing` packs weights when that pays; it is None where weights must
+    not be packed. `reason` says why the model is not run as the config asks.
     """
 
     def __init__(self, model: Any, config: SpecConfig, costs: Costs) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from selfspec.run import hidden_map as module
-from selfspec.run.hidden_map import HiddenMap, MapWeights, states_heard
+from selfspec.run.hidden_map import HiddenMap, MapWeights
+from selfspec.run.model import head_heard
 from tests.fakes import new_model, prompt, tiny_model
 
 DIMS, NUM_IDS = 16, 60
@@ -133,7 +134,8 @@ def test_rows_that_cannot_be_read_give_no_map():
 
 def test_the_states_are_those_that_enter_the_head():
     model, inputs = tiny_model(), prompt()
-    with torch.no_grad(), states_heard(model) as heard:
+    heard: list[torch.Tensor] = []
+    with torch.no_grad(), head_heard(model, heard.append):
         logits = model(**inputs).logits
     assert torch.equal(model.lm_head(heard[0]), logits)
     with torch.no_grad():
