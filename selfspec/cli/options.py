@@ -69,7 +69,7 @@ class DraftOptions(RunOptions):
     """The same with a draft model, and with what is kept for later runs."""
 
     remember: _Kept = None
-    """Keep what is learned in this file: pieces of texts."""
+    """Start from, and add to, this file: pieces of texts."""
     draft_model: _Kept = None
     """A small model of the same tokenizer that drafts too."""
 
