@@ -43,7 +43,7 @@ from eval.report.table import Table
 from eval.runs.environment import told
 from eval.runs.turns import in_turns
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.run.streamed.memory_plan import text_bytes
+from selfspec.weights.streamed.memory_plan import text_bytes
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _COLUMNS = {

@@ -20,16 +20,16 @@ from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.forward.backends import Backend
+from selfspec.forward.model import head_heard, num_readable
+from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
+from selfspec.neural.hidden_map import HiddenMap, MapWeights
+from selfspec.neural.small_model import DraftText
 from selfspec.records import MAP, DraftTree, StepRecord
 from selfspec.row import Row
-from selfspec.run.backends import Backend
-from selfspec.run.hidden_map import HiddenMap, MapWeights
-from selfspec.run.model import head_heard, num_readable
-from selfspec.run.prompt import Prefilled, PromptReader
-from selfspec.run.run import Run
-from selfspec.run.small_model import DraftText
+from selfspec.runner import Run
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import fits_at_once, in_float32, top_k
 from selfspec.verify.walk import walk

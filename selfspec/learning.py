@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from selfspec.draft.learned import Learned
+from selfspec.forward.prompt import Prefilled, num_teaching
 from selfspec.records import TopK
-from selfspec.run.prompt import Prefilled, num_teaching
 from selfspec.verify.logits import top_k
 
 __all__ = ["last_pairs", "tables", "teach", "top_k_of"]

@@ -15,7 +15,7 @@ from rich.live import _RefreshThread
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec.cost import WIDTHS, CostCurve
-from selfspec.run import costs
+from selfspec.forward import costs
 from tests.recorder import use_recorders
 from tests.tiny import make_model, make_tokenizer
 

@@ -23,9 +23,9 @@ from transformers import (
 from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import Cursor, LutSource, Source
 from selfspec.records import Candidate, Evidence
-from selfspec.run.packed import packing as packing_module
-from selfspec.run.packed.copies import ways_for
-from selfspec.run.packed.packing import ProductTimes
+from selfspec.weights import packing as packing_module
+from selfspec.weights.copies import ways_for
+from selfspec.weights.packing import ProductTimes
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
 

@@ -14,12 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache, PreTrainedModel
 
 import selfspec
+from selfspec.ability.probe import attention_for_trees
 from selfspec.compat.generation import KV
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.model import AttentionTypes
 from selfspec.machine.cuda import CudaDevice
 from selfspec.records import DraftTree
-from selfspec.run.backends import TreeBackend
-from selfspec.run.model import AttentionTypes
-from selfspec.run.probe import attention_for_trees
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv
 

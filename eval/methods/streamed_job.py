@@ -30,7 +30,7 @@ import transformers
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load, per_token
-from selfspec.run.streamed import traffic
+from selfspec.weights.streamed import traffic
 
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "accelerate",

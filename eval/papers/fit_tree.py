@@ -22,8 +22,8 @@ from eval.models.loading import load_asked, load_tokenizer
 from eval.papers.accuracies import Accuracies, fastest_width
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
+from selfspec.forward.costs import learned_curve
 from selfspec.papers.ghidorah import FittedTree, best_tree
-from selfspec.run.costs import learned_curve
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
 _SHOWN = (2, 4, 8, 16, 32, 64)  # The widths of the paper's table.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from eval.runs.attempt import new_ids_of, padded_for
 from selfspec import SelfSpec, generate_many
 from selfspec.batch import ArrivalOrder, Scheduler, ShortestFirst
-from selfspec.run.backends import kv_bytes_per_token
+from selfspec.forward.backends import kv_bytes_per_token
 
 # One prompt's number and its new tokens, as soon as they are known.
 _Answers = Iterator[tuple[int, list[int]]]

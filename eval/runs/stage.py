@@ -20,8 +20,8 @@ from selfspec import SpecConfig
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
-from selfspec.run.costs import learned_curve
-from selfspec.run.model import max_positions
+from selfspec.forward.costs import learned_curve
+from selfspec.forward.model import max_positions
 from selfspec.stats import GenerationStats
 
 

@@ -22,7 +22,7 @@ from eval.models.shapes import GrownShape
 from eval.report.table import Table
 from eval.units.two_parts import Parts, Tensors, attention_and_sums, in_two_parts
 from eval.units.unit import Pair, Unit, seconds_of
-from selfspec.run.layout import ancestors
+from selfspec.forward.layout import ancestors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUM_LAYERS = 4  # So that no keys stay in a CPU's cache.

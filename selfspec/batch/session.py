@@ -24,13 +24,13 @@ from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError
+from selfspec.forward.backends import TreeBackend, kv_bytes_per_token
+from selfspec.forward.model import vocab_size
+from selfspec.forward.tree_kv import foreign_layer
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.call import Call
 from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
-from selfspec.run.backends import TreeBackend, kv_bytes_per_token
-from selfspec.run.model import vocab_size
-from selfspec.run.tree_kv import foreign_layer
 
 _LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
 _SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.

@@ -28,8 +28,8 @@ from selfspec.cache.knowledge import Knowledge
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
+from selfspec.forward.model import vocab_size
 from selfspec.machine.memory import free_memory
-from selfspec.run.model import vocab_size
 
 _MAX_MEMORY = 1 << 32  # In bytes, for counting; what does not fit loses its rarest n-grams.
 _COLUMNS = (

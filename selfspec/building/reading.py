@@ -14,8 +14,8 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds
 from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.learned import Learned
+from selfspec.forward.model import max_positions, vocab_size
 from selfspec.learning import top_k_of
-from selfspec.run.model import max_positions, vocab_size
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 _NEUTRAL = "Hello"

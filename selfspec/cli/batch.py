@@ -73,7 +73,7 @@ def _results(
     """The result of each line."""
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
-    from selfspec.run.model import vocab_size
+    from selfspec.forward.model import vocab_size
 
     model, asked = writer.model, writer.asked
     session = Session(

@@ -130,7 +130,7 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
 
 def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | None:
     """What a step costs by its width, as the calls so far have taught."""
-    from selfspec.run.costs import learned_curve
+    from selfspec.forward.costs import learned_curve
 
     length = int(median(len(ids) for _, ids in asked)) + _LEAST_TOKENS
     forward = spec.stats.forward or "eager"

@@ -42,7 +42,7 @@ class Loaded:
     @property
     def max_positions(self) -> int | None:
         """The number of positions that the model has; None if its config doesn't say."""
-        from selfspec.run.model import max_positions
+        from selfspec.forward.model import max_positions
 
         return max_positions(self.model)
 
@@ -52,7 +52,7 @@ class Loaded:
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        from selfspec.run.packed import is_in_eight_bits
+        from selfspec.weights import is_in_eight_bits
 
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
@@ -173,7 +173,7 @@ def memory_of_texts(
     """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
     if max_memory is None:
         return None
-    from selfspec.run.backends import kv_bytes_per_token
+    from selfspec.forward.backends import kv_bytes_per_token
 
     num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
     weights, set_aside = _weight_bytes(model), num_tokens * kv_bytes_per_token(model)

@@ -140,7 +140,7 @@ def serve(
         with ThreadPoolExecutor(1) as thread:
             answering, images = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
-    from selfspec.run.model import max_positions, vocab_size
+    from selfspec.forward.model import max_positions, vocab_size
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
@@ -171,8 +171,8 @@ def _model_thread(
     asked: DraftOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, ImageReader]:
     """Loads everything, and starts nothing yet."""
+    from selfspec.forward.backends import kv_bytes_per_token
     from selfspec.machine.memory import free_memory
-    from selfspec.run.backends import kv_bytes_per_token
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows

@@ -37,9 +37,9 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
+from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
-from selfspec.run.small_model import DraftModel, DraftText
 
 __all__ = ["DraftLLM", "Fallback", "Pacer", "confidence", "method"]
 

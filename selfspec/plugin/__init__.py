@@ -1,10 +1,10 @@
 """The outermost ring: everything that touches transformers' `generate()`."""
 
+from selfspec.ability.user_code import per_token
 from selfspec.plugin.attach import attach, detach, hub_folder
 from selfspec.plugin.loading import load
 from selfspec.plugin.spec import SelfSpec
 from selfspec.plugin.stock import LutRecorder, SelfSpecCandidateGenerator
-from selfspec.run.foreign import per_token
 
 __all__ = [
     "LutRecorder",

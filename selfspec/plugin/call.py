@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from selfspec.ability.probe import Ability
 from selfspec.compat.generation import decode_plainly, update_arguments, with_kv
 from selfspec.compat.grammars import grammars_of
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.grammar import Grammar, Words
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
+from selfspec.forward.model import pad_id, takes
+from selfspec.forward.prompt import Prefilled, PromptReader, next_positions
+from selfspec.neural.hidden_map import NUM_STATES
+from selfspec.neural.small_model import DraftModel
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.records import MAP
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
-from selfspec.run.hidden_map import NUM_STATES
-from selfspec.run.model import pad_id, takes
-from selfspec.run.probe import Ability
-from selfspec.run.prompt import Prefilled, PromptReader, next_positions
-from selfspec.run.run import Run
-from selfspec.run.small_model import DraftModel
+from selfspec.runner import Run
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape

@@ -8,10 +8,10 @@ from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
-from selfspec.run.model import num_readable
-from selfspec.run.packed import Packing
-from selfspec.run.run import KnownModels
-from selfspec.run.small_model import DraftModel
+from selfspec.forward.model import num_readable
+from selfspec.neural.small_model import DraftModel
+from selfspec.runner import KnownModels
+from selfspec.weights import Packing
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
-from selfspec.run.packed import (
+from selfspec.weights import (
     InPlace,
     missing_for_eight_bits,
     own_memory,
     pack_loaded,
     to_eight_bits,
 )
-from selfspec.run.streamed import check_complete, is_streamed, load_within
-from selfspec.run.weights import STREAMED
+from selfspec.weights.held_weight import STREAMED
+from selfspec.weights.streamed import check_complete, is_streamed, load_within
 
 __all__ = ["load", "load_whole"]
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
+from selfspec.ability.probe import Ability
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
 from selfspec.compat.generation import belongs_to_caller, kv_of
@@ -27,17 +28,16 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, shown
+from selfspec.forward.backends import Backend
+from selfspec.forward.model import num_readable
+from selfspec.neural.small_model import DraftModel
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
 from selfspec.records import StepRecord
-from selfspec.run.backends import Backend
-from selfspec.run.model import num_readable
-from selfspec.run.probe import Ability
-from selfspec.run.run import KnownModels, Run
-from selfspec.run.small_model import DraftModel
+from selfspec.runner import KnownModels, Run
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")

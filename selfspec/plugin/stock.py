@@ -19,13 +19,13 @@ from selfspec.cost import FixedBudget
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.errors import UnsupportedError
+from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
+from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.plugin.row_rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
-from selfspec.run.model import num_readable
-from selfspec.run.small_model import DraftModel, DraftText
 
 _MAX_NODES = 16  # Of the tree, whose best chain is taken.
 

@@ -13,8 +13,8 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
 from selfspec.engine import Engine
+from selfspec.forward.backends import kv_bytes_per_token
 from selfspec.plugin.call import Call
-from selfspec.run.backends import kv_bytes_per_token
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
 from tests.streamed import load_tightly, saved_model

@@ -14,8 +14,8 @@ from selfspec.building.reading import teach
 from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cache import load_cache
 from selfspec.errors import BuildError, CacheError
+from selfspec.forward.model import vocab_size
 from selfspec.learning import top_k_of
-from selfspec.run.model import vocab_size
 from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
-from selfspec.run.backends import kv_bytes_per_token
+from selfspec.forward.backends import kv_bytes_per_token
 from tests.cli.conftest import write_lines as write
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")

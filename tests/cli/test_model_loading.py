@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer
 from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError, SelfSpecError
-from selfspec.run.packed import missing_for_eight_bits
+from selfspec.weights import missing_for_eight_bits
 from tests.streamed import least_memory, saved_model
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, pipeline
 
 from selfspec import SelfSpec, attach
-from selfspec.run import run
+from selfspec import runner as run
 from tests.tiny import make_model, make_tokenizer
 
 # Programs warn of each other's versions.

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import selfspec
 from selfspec.compat import checkpoints, generation, grammars, kernels, modules, states, versions
 from selfspec.draft.sources.grammar import Words
-from selfspec.run.chains import KeptStates
+from selfspec.forward.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from selfspec.run import run
-from selfspec.run.probe import Ability, probe
-from selfspec.run.state import state_of
+from selfspec import runner as run
+from selfspec.ability.probe import Ability, probe
+from selfspec.ability.state import state_of
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
 

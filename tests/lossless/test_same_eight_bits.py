@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from selfspec import ConfigError, UnsupportedError, generate_many, load
 from selfspec.plugin import loading
-from selfspec.run.packed import eight_bits, is_in_eight_bits, missing_for_eight_bits
+from selfspec.weights import eight_bits, is_in_eight_bits, missing_for_eight_bits
 from tests.fakes import prompt, tiny_tokenizer
 from tests.lossless.same import GREEDY, Call, assert_same_ids, doubting, run, run_both
 from tests.streamed import saved_model

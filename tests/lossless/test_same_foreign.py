@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from selfspec import SelfSpec, per_token
-from selfspec.run import run as run_module
+from selfspec import runner as run_module
 from tests.fakes import new_model, prompt
 from tests.lossless.same import FIXED, GREEDY, doubting, run, run_both
 

@@ -21,9 +21,9 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, UnsupportedError, per_token
 from selfspec.compat.generation import KV, kv_of
+from selfspec.cuda.runner import ForwardKey, StaticRunner
+from selfspec.forward.tree_kv import TreeKV
 from selfspec.papers.self_draft import Branches
-from selfspec.run.graphs.runner import ForwardKey, StaticRunner
-from selfspec.run.tree_kv import TreeKV
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -79,7 +79,7 @@ def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     """17 + 300 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
-    monkeypatch.setattr("selfspec.run.backends._MIN_STATIC_ROOM", room)
+    monkeypatch.setattr("selfspec.forward.backends._MIN_STATIC_ROOM", room)
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 

@@ -38,7 +38,7 @@ def test_a_cache_that_was_handed_in_is_filled_in_place(
 ) -> None:
     """A large one is taken over in parts."""
     if kind == "large":
-        monkeypatch.setattr("selfspec.run.slots._SMALL", 1)
+        monkeypatch.setattr("selfspec.forward.slots._SMALL", 1)
     options = call.options | {"eos_token_id": [15, 26]}
     run_both_on_a_kv(tiny_model(name), call.inputs, kind, **options)
 

@@ -16,9 +16,9 @@ from torch.nn.functional import linear
 from torch.nn.utils import prune
 
 from selfspec import SelfSpec, UnsupportedError
-from selfspec.run.packed import Packing
-from selfspec.run.packed import copies as packed_copies
-from selfspec.run.packed import packing as packing_module
+from selfspec.weights import Packing
+from selfspec.weights import copies as packed_copies
+from selfspec.weights import packing as packing_module
 from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both, slow
 

@@ -14,9 +14,9 @@ from selfspec import SelfSpec
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
+from selfspec.neural.hidden_map import HiddenMap
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import Candidate
-from selfspec.run.hidden_map import HiddenMap
 from tests.caches import count_grams
 from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model
 from tests.lossless.same import (

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from selfspec import SelfSpec, UnsupportedError, attach, load
-from selfspec.run.packed import is_packed_in_place
-from selfspec.run.streamed import is_streamed, traffic
+from selfspec.weights import is_packed_in_place
+from selfspec.weights.streamed import is_streamed, traffic
 from tests.fakes import prompt
 from tests.lossless.same import (
     FIXED,

@@ -20,9 +20,9 @@ from peft import (
 from selfspec import SelfSpec, attach
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
+from selfspec.forward.backends import TreeBackend
 from selfspec.papers.self_draft import Branches
 from selfspec.records import DraftTree, StepRecord
-from selfspec.run.backends import TreeBackend
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,

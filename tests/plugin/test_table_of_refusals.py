@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
+from selfspec.ability.probe import Ability
 from selfspec.compat.generation import KV
 from selfspec.plugin.refusals import RULES, Arguments, Outcome, Rule, reason_for
-from selfspec.run.probe import Ability
 from tests.fakes import new_model, tiny_model
 
 README = Path(__file__).resolve().parents[2] / "README.md"

@@ -1,0 +1,274 @@
+"""Finds out what a model can verify: a tree, a chain, or nothing beyond its next token.
+
+A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
+tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
+one that a fault would give. No bound on rounding decides, since real models in half precision
+round a lot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from traceback import walk_tb
+from typing import Any, NamedTuple
+
+import torch
+
+from selfspec.ability.decoder import Decoder
+from selfspec.ability.state import has_adapters_of_one_call
+from selfspec.ability.trial_layers import Depth
+from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
+from selfspec.ability.user_code import foreign_code, own_values
+from selfspec.compat.generation import attention_implementation
+from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.origins import layer_that_mixes_tokens
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.layout import Window
+from selfspec.forward.model import AttentionTypes, device_of, takes
+from selfspec.machine.device import default_generator, own_seed
+
+__all__ = [
+    "Ability",
+    "BrokenTrial",
+    "attention_for_trees",
+    "attention_types",
+    "probe",
+    "try_backend",
+]
+
+_ATTENTIONS = ("sdpa", "eager")
+_NUM_PROBE_IDS = 10
+_CROWD = 16  # So many nodes that others must not see are tried at once.
+_LONGEST = 1024  # No prompt of a trial is longer than this.
+_SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
+_MIXES = (
+    "which compute a token otherwise if another token of the forward is large; "
+    "4 bits or no quantisation let drafts be tried"
+)
+
+
+class Ability(NamedTuple):
+    """What a model can verify.
+
+    `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
+    """
+
+    mode: str
+    reason: str | None
+    attention: AttentionTypes | None
+
+    @classmethod
+    def of_chains(cls, reason: str) -> Ability:
+        """Chains, and why there are no trees."""
+        return cls("chain", f"{reason}; drafting chains instead of trees", None)
+
+
+class BrokenTrial(Exception):
+    """A trial failed in our own code, or in what it calls; this says nothing of the model."""
+
+
+def attention_types(config: Any) -> AttentionTypes | str:
+    """The layers' types in a config, as transformers' own code for masks reads them.
+
+    Returns the reason if the layers can't verify trees.
+    """
+    config = config.get_text_config(decoder=True)
+    for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
+        if getattr(config, name, None):
+            return f"its config sets {name!r}, a window of the model's own making"
+    sliding = getattr(config, "sliding_window", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    known = {
+        "full_attention": Window(),
+        "sliding_attention": Window("sliding", sliding or 0),
+        "chunked_attention": Window("chunked", chunk or 0),
+    }
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        only = "sliding_attention" if sliding else "chunked_attention" if chunk else None
+        types = [only or "full_attention"] * config.num_hidden_layers
+    for name in types:
+        if name not in known:
+            return f"it has layers of type {name!r}, which can't branch"
+    period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
+    windows = {name: known[name] for name in dict.fromkeys(types)}
+    return AttentionTypes(tuple(types), windows, int(period))
+
+
+def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
+    """Tries a tree, then a chain, in some forwards of a few tokens.
+
+    If the first layers show enough, the forwards stop after them, so that all together cost a few
+    plain steps. Where code runs that is no library's, some forwards have `width` tokens, as many as
+    the widest tree, and all layers are run. A model that draws from the global random stream, as
+    dropout does in training mode, is decoded plainly, with the same draws as without us.
+
+    Raises `BrokenTrial`, or what says that the machine has no memory left.
+    """
+    if has_adapters_of_one_call(model):
+        return Ability("plain", "its adapters depend on the rows and the tokens of this call", None)
+    mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
+    if mixing is not None:
+        return Ability("plain", f"it has layers of type {mixing}, {_MIXES}", None)
+    if getattr(model.config, "expert_capacity", None):
+        return Ability("plain", "its experts take a limited number of a forward's tokens", None)
+    ids = _probe_ids(model)
+    if ids is None:
+        return Ability("plain", "its vocabulary is too small to try a draft on", None)
+    devices = _devices(model)
+    tried = Decoder(model) if model.config.is_encoder_decoder else model
+    with torch.no_grad():
+        before = [default_generator(device).get_state() for device in devices]
+        foreign = foreign_code(model)
+        is_known = not foreign and not own_values(model)
+        over = ids if is_known else _over_windows(model, ids)
+        steps = None if is_known else _try_steps(tried, over, width)
+        types, reason, chain_reason = None, steps, steps
+        if steps is None:
+            types, reason = _try_tree(model, ids, over)
+            chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
+        # Another thread may have drawn, too; then its draws must stay drawn.
+        after = [default_generator(device).get_state() for device in devices]
+        is_moved = not all(map(torch.equal, before, after))
+    draws = _attempt(_check_draws, tried, ids, devices) if is_moved else None
+    if draws is not None:
+        for device, state in zip(devices, before, strict=True):
+            default_generator(device).set_state(state)
+        return Ability("plain", draws, None)
+    if steps is not None:
+        with_it = f"{foreign[0].what}, and with it " if foreign else ""
+        return Ability("plain", f"{with_it}{steps}", None)
+    if reason is None:
+        return Ability("tree", None, types)
+    if chain_reason is None:
+        return Ability.of_chains(str(reason))
+    return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
+
+
+def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
+    """Tries trees on a backend other than `TreeBackend`, made with the same arguments.
+
+    The model must be able to verify trees. Returns why the outcome is wrong, or None if it is
+    right. All layers are run, since a capture has all of them.
+    """
+    ids = _probe_ids(model)
+    assert ids is not None
+    with torch.no_grad():
+        return _attempt(check_tree, model, ids, types, Depth.whole(), new_backend)
+
+
+def attention_for_trees(model: Any) -> AttentionTypes | str:
+    """A model's attention as its code and config show it; or why it can't verify trees."""
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
+    if not takes(model, "position_ids"):
+        return f"{type(model).__name__} takes no position_ids"
+    used = attention_implementation(model.config)
+    if used not in _ATTENTIONS:
+        return (
+            f"{used!r} attention takes no 4-D mask, so there are neither trees nor graphs; load it "
+            "with attn_implementation='sdpa' (or 'eager')"
+        )
+    types = attention_types(model.config)
+    return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
+
+
+def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str | None:
+    """Refuses a model whose forward of the same tokens comes out otherwise with another seed."""
+    tokens = torch.tensor([ids], device=device_of(model))
+    outcomes = []
+    for seed in range(2):
+        with torch.no_grad(), own_seed(seed, devices):
+            outcomes.append(model(input_ids=tokens, use_cache=False).logits.float())
+    first, second = outcomes
+    if (first - second).std() <= _SAME * first.std():
+        return None
+    return "its forward draws random numbers, as in training mode"
+
+
+def _try_steps(model: Any, ids: list[int], width: int) -> str | None:
+    return _attempt(check_logits, model, ids) or _attempt(check_steps, model, ids, width)
+
+
+def _try_tree(
+    model: Any, ids: list[int], over: list[int]
+) -> tuple[AttentionTypes | None, str | None]:
+    """Tries a tree after a short prompt, and after one that fills the windows."""
+    types = attention_for_trees(model)
+    if isinstance(types, str):
+        return None, types
+    return types, _attempt(_tree_reason, model, ids, over, types)
+
+
+def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
+    depth, crowds = Depth.of(model), _crowds(model)
+    for each in (ids, over) if over != ids else (ids,):
+        if reason := check_tree(model, each, types, depth, TreeBackend, crowds):
+            return reason
+    return check_logits(model, ids)
+
+
+def _chain_reason(model: Any, ids: list[int]) -> str | None:
+    reason = check_chain(model, ids, Depth.of(model), _crowds(model))
+    return reason or check_logits(model, ids)
+
+
+def _devices(model: Any) -> list[torch.device]:
+    """The CPU, and each other device that the model has weights on."""
+    on = {device_of(model), *(parameter.device for parameter in model.parameters())}
+    return [torch.device("cpu"), *sorted((on - {torch.device("cpu")}), key=str)]
+
+
+def _attempt(check: Any, model: Any, *args: Any) -> str | None:
+    """A check's verdict; an exception in the model's own code counts as one."""
+    try:
+        verdict: str | None = check(model, *args)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        said = f"{type(error).__name__}: {error}"
+        if not _is_of_model(error):
+            raise BrokenTrial(f"the trial of {type(model).__name__} broke off ({said})") from error
+        return f"{type(model).__name__} fails on it ({said})"
+    return verdict
+
+
+def _is_of_model(error: Exception) -> bool:
+    """Was an error raised by code that is neither ours nor torch's?"""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    return [package for package in packages if package != "torch"][-1] != "selfspec"
+
+
+def _over_windows(model: Any, ids: list[int]) -> list[int]:
+    """The same tokens after a prompt that fills the windows of attention, if that is not too dear.
+
+    A window of the code's own making shows only in a text that is longer.
+    """
+    types = attention_types(model.config)
+    windows = types.windows.values() if isinstance(types, AttentionTypes) else ()
+    longest = max((window.size for window in windows), default=0)
+    return [ids[i % len(ids)] for i in range(min(longest, _LONGEST))] + ids
+
+
+def _probe_ids(model: Any) -> list[int] | None:
+    """A few ordinary tokens, far apart, since neighbours may be unused tokens that are alike."""
+    ordinary = _ordinary_ids(model)
+    step = len(ordinary) // _NUM_PROBE_IDS
+    return ordinary[step - 1 :: step][:_NUM_PROBE_IDS] if step else None
+
+
+def _crowds(model: Any) -> list[list[int]]:
+    """Two sets of ordinary tokens from all over the vocabulary."""
+    ordinary = _ordinary_ids(model)
+    step = max(len(ordinary) // (2 * _CROWD), 1)
+    return [ordinary[first :: 2 * step][:_CROWD] for first in (0, step)]
+
+
+def _ordinary_ids(model: Any) -> list[int]:
+    config = model.config.get_text_config(decoder=True)
+    special: set[int | None] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name, None)
+        special.update(value if isinstance(value, list) else [value])
+    return [i for i in range(3, config.vocab_size) if i not in special]

@@ -1,0 +1,79 @@
+"""The state of a model as one value: all that a verdict on it, or a capture of it, depends on.
+
+What is not in it, such as the values of weights, must not decide on a verdict. Knows modules; runs
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+from selfspec.ability.user_code import foreign_code, own_values
+from selfspec.compat.generation import implementations_of
+from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
+from selfspec.forward.model import device_of
+
+__all__ = ["State", "addresses_of", "has_adapters_of_one_call", "state_of"]
+
+_SETTINGS = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain values.
+
+
+class State(NamedTuple):
+    """What a model is like now, and what other people's code in it is like.
+
+    `theirs` is empty where all code is that of libraries.
+    """
+
+    general: Hashable
+    theirs: tuple[Hashable, ...]
+
+
+def state_of(model: Any) -> State:
+    """A value that changes with what may change how a model's forward is computed."""
+    kind = device_of(model).type
+    general = (
+        _autocast(kind),
+        torch.get_float32_matmul_precision(),
+        tuple(map(_settings, {id(c): c for c in _configs(model)}.values())),
+        state_of_modules(model),
+    )
+    return State(general, (*(each.code for each in foreign_code(model)), *own_values(model)))
+
+
+def addresses_of(model: Any) -> Hashable:
+    """Where the weights are, which captured forwards read without asking."""
+    return tuple(
+        _address(tensor)
+        for module in model.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+
+
+def has_adapters_of_one_call(model: Any) -> bool:
+    """Has PEFT put hooks into the model that choose adapters for this call alone?"""
+    return any(is_of_one_call(h) for part in model.modules() for h in hooks_on(part).values())
+
+
+def _autocast(kind: str) -> torch.dtype | None:
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _configs(model: Any) -> tuple[Any, Any]:
+    return model.config, model.config.get_text_config(decoder=True)
+
+
+def _settings(config: Any) -> Hashable:
+    plain = [value for value in vars(config).values() if type(value) in _SETTINGS]
+    return implementations_of(config), repr(plain)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # Some quantised weights consist of several tensors.
+        return id(tensor)

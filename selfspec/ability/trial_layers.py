@@ -1,0 +1,144 @@
+"""How much of a model a trial runs: all layers, or only the first ones.
+
+The first layer of each kind already shows whether a model follows masks and positions, and these
+layers take a small part of a forward's time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from selfspec.ability.user_code import foreign_code
+from selfspec.compat.modules import has_moving_hook, is_compiled
+from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.weights.streamed import is_streamed
+
+__all__ = ["Depth"]
+
+
+class _Reached(Exception):
+    """Ends a forward after a layer; carries what that layer returned."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The layer after which forwards end, and how many layers are run; None for all."""
+
+    last_layer: nn.Module | None = None
+    num_layers: int | None = None
+
+    @classmethod
+    def whole(cls) -> Depth:
+        """All layers, and the head."""
+        return cls()
+
+    @classmethod
+    def of(cls, model: Any) -> Depth:
+        """The first layers of this model that include each kind; all if the kinds are unknown.
+
+        All layers are run if the model is compiled or foreign code runs in it, since that code may
+        expect whole forwards, and if the model runs layers several times. To find out takes a
+        plain step.
+        """
+        if model.config.is_encoder_decoder:  # Its layers are in two parts.
+            return cls.whole()
+        config = model.config.get_text_config(decoder=True)
+        total = int(getattr(config, "num_hidden_layers", 0))
+        layers = _layers(model, total)
+        shares_kv = getattr(config, "num_kv_shared_layers", None)
+        if layers is None or shares_kv or _wants_whole_forwards(model):
+            return cls.whole()
+        kinds = _kinds(config, layers)
+        needed = max(kinds.index(kind) + 1 for kind in kinds)
+        # A whole forward of a streamed model reads all of it from disk.
+        if needed == total or not (is_streamed(model) or _run_once(model, layers)):
+            return cls.whole()
+        return cls(layers[needed - 1], needed)
+
+    def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The result of a forward (B, Q, D): the logits, or the output of `last_layer`."""
+        if self.last_layer is None:
+            return forward()
+        try:
+            with _stopping_after(self.last_layer):
+                forward()
+        except _Reached as reached:
+            return reached.hidden
+        raise RuntimeError("the forward did not run its layers")
+
+    def types(self, attention: AttentionTypes) -> AttentionTypes:
+        """The attention types of the layers that are run."""
+        return attention._replace(by_layer=attention.by_layer[: self.num_layers])
+
+    def cut(self, cache: Any) -> None:
+        """Removes the cache's layers that are not run."""
+        del cache.layers[self.num_layers or len(cache.layers) :]
+
+
+def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
+    """The model's list of `number` modules; None if there are several such lists, or none."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
+    return lists[0] if len(lists) == 1 else None
+
+
+def _run_once(model: Any, layers: nn.ModuleList) -> bool:
+    """Does a forward run each of these layers once, one after the other?"""
+    owner, ran = threading.get_ident(), []
+
+    def note(layer: nn.Module, *_: Any) -> None:
+        if threading.get_ident() == owner:
+            ran.append(layer)
+
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ran == list(layers)
+
+
+def _wants_whole_forwards(model: nn.Module) -> bool:
+    return bool(foreign_code(model)) or any(
+        is_compiled(module) or has_moving_hook(module) for module in model.modules()
+    )
+
+
+def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
+    """The kind of each layer: the classes in it, and what the config's lists say about it."""
+    listed = [
+        value
+        for value in vars(config).values()
+        if isinstance(value, (list, tuple)) and len(value) == len(layers)
+    ]
+    return [
+        (tuple(type(module) for module in layer.modules()), *(repr(values[i]) for values in listed))
+        for i, layer in enumerate(layers)
+    ]
+
+
+@contextmanager
+def _stopping_after(layer: nn.Module) -> Iterator[None]:
+    """Ends this thread's forwards after the layer; other threads may use the model as usual."""
+    owner = threading.get_ident()
+
+    def stop(_module: Any, _args: Any, output: Any) -> None:
+        if threading.get_ident() == owner:
+            raise _Reached(output if isinstance(output, torch.Tensor) else output[0])
+
+    handle = layer.register_forward_hook(stop)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,432 @@
+"""Trials of a model: a few tokens as a tree or a chain, compared with right and wrong answers.
+
+Each wrong answer is what one fault would give: a node sees its sibling, positions are taken from
+columns, or a kept slot holds another token. An outcome is right if it is far nearer to the right
+answer than to each wrong one. Knows backends and forwards; not what a verdict is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from selfspec.ability.inputs import plain_inputs
+from selfspec.ability.trial_layers import Depth
+from selfspec.compat.generation import KV
+from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
+from selfspec.forward.backends import Backend
+from selfspec.forward.chains import ChainBackend
+from selfspec.forward.model import AttentionTypes, device_of, takes
+from selfspec.forward.prompt import Prefilled, next_positions
+from selfspec.forward.tree_kv import can_hold_trees
+from selfspec.records import DraftTree
+
+__all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]
+
+# An outcome is clearly right if its distance to the right answer is this share of the distance to
+# each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
+# another plain forward of the same tokens is as far from the right answer, within this factor:
+# then rounding, or noise of the model's own, explains the distance.
+_CLEARLY_RIGHT = 0.02
+_CLEARLY_WRONG = 0.5
+_LIKE_PLAIN = 16
+# The same for plain steps of code that is no library's, where there is no wrong answer to compare
+# with, and the least distance that is no rounding.
+_LIKE_STEPS, _LEAST = 4, 2e-5
+# Other hidden tokens may change an outcome by the second share of what seeing them would change:
+# rows of a product do not know of each other, but those that are quantised with one scale do.
+# Experts sort their tokens, so the hidden ones affect their rounding, and in half precision the
+# first share is allowed. A mask that leaks changes more.
+_HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
+# How far a forward over several tokens may be from plain steps, as a share of how far it would be
+# without the tokens before the last one. Rounding is smaller than the first share in any precision,
+# and smaller than the second one in float32.
+_ROUNDING, _ROUNDING_32 = 0.25, 1e-4
+_ENDS = 3  # So many tokens at each end of a wide forward are compared with plain steps.
+_PROMPT = 3  # The prompt of a trial has this many tokens, or as many as fill a window.
+_AFTER = 7  # This many follow it.
+# The kinds of running states that a faulty forward may leave out.
+_STATES = {
+    "states": ("conv_states", "recurrent_states"),
+    "recurrent states": ("recurrent_states",),
+    "convolution's window": ("conv_states",),
+}
+
+
+class _Text(NamedTuple):
+    """A text to run plainly, with positions, and the indices of the tokens to compare.
+
+    Where it is read in two forwards, the first one reads `num_prompt` tokens.
+    """
+
+    ids: Sequence[int]
+    positions: Sequence[int]
+    compared: Sequence[int]
+    num_prompt: int = _PROMPT
+
+    def at(self, positions: Sequence[int], compared: Sequence[int]) -> _Text:
+        """The same tokens at other positions."""
+        return self._replace(positions=positions, compared=compared)
+
+
+class _Fault(NamedTuple):
+    """A text that gives what a fault would give, in some rows of the outcome."""
+
+    name: str
+    text: _Text
+    rows: Sequence[int]
+
+
+def check_tree(
+    model: Any,
+    ids: Sequence[int],
+    types: AttentionTypes,
+    depth: Depth,
+    new_backend: Callable[..., Any],
+    crowds: Sequence[Sequence[int]] = (),
+) -> str | None:
+    """Why the model can't verify trees; None if it can.
+
+    The tree is a root with a wrong child and a right one, b, which has a child c. The path root-b-c
+    is kept. Then d follows as the root of another tree, and alone, as in a plain step. The wrong
+    child comes before the right one, so that b and c are in other slots than their positions say.
+    What comes before the last `_AFTER` ids is the prompt. `crowds` of other children must make no
+    difference either: one of them is likely to have the largest value of some layer.
+    """
+    prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
+    end = len(prompt)
+    cache = _prefilled(model, prompt, depth)
+    types = depth.types(types)
+    if reason := can_hold_trees(cache, len(types.by_layer)):
+        return reason
+    compared = [end, end + 1, end + 2, end + 3, end + 3]
+    right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
+    faults = _faults_of_trees(right, wrong[0])
+    truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
+    arguments = _arguments(model, cache, range(end + 1))
+    position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
+    if isinstance(position, str):
+        return position
+    backend = new_backend(model, types)
+    most = max(map(len, crowds), default=0)
+    backend.add(cache, position, room=16 + most, widest=8 + most)
+    path = [0, 2, 3]
+
+    def first_step(*others: int) -> torch.Tensor:
+        outcome = _outcome(backend, _tree(root, others, [b, c]), depth)
+        return outcome[[0, len(others) + 1, len(others) + 2]]
+
+    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
+    # The last forward is the one whose keys and values are kept.
+    room = max(backend.max_width(8 + most) - 3, 1)  # No tree may cross a block of Llama 4.
+    crowds = [crowd[:room] for crowd in crowds]
+    for some, others in (*pairwise(crowds), (wrong[1:2], wrong[:1])):
+        unseen, first = first_step(*some), first_step(*others)
+        if _depends_on_hidden(first, unseen, answers[0], share, partial(first_step, *others)):
+            return "the outcome of a node depends on nodes that it must not see"
+    backend.commit([path])
+    second = _outcome(backend, _tree(d, wrong[:3], []), depth)[:1]
+    got = torch.cat([first, second, _outcome(backend, DraftTree.of_root(d), depth)])
+    backend.release()
+    return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
+
+
+def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
+    """What a model would do wrong with a tree whose root has a wrong child before the right one."""
+    *before, b, c, d = right.ids
+    old, n = range(len(before)), len(before)
+    seeing_all = _Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2])
+    other_slots = _Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2])
+    by_column = right.at([*old, n + 1, n + 2, n + 2], [n, n + 1])
+    all_slots = seeing_all.at(seeing_all.positions, [n + 3, n + 3])
+    return [
+        _Fault("one that sees siblings", seeing_all, [1, 2]),
+        _Fault("one with positions by column", by_column, [1, 2]),
+        _Fault("one that keeps all slots", all_slots, [3, 4]),
+        _Fault("one that keeps other slots", other_slots, [3, 4]),
+    ]
+
+
+def _depends_on_hidden(
+    first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
+    unseen: torch.Tensor,  # (N, D): the same with another hidden token
+    seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
+    share: float,  # of what seeing the token would change, that may change nevertheless
+    again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
+) -> bool:
+    """Whether another hidden token changes more than experts or the model's own noise explain."""
+    changed, limit = _distance(first, unseen), share * _distance(first[1:], seeing)
+    return changed > limit and changed > limit + 4 * _distance(first, again())
+
+
+def check_chain(
+    model: Any, ids: Sequence[int], depth: Depth, crowds: Sequence[Sequence[int]]
+) -> str | None:
+    """Why the model can't verify chains; None if it can.
+
+    The chain has three drafts of which one is kept. Two more tokens follow it, one by one. Tokens
+    must not depend on the `crowds` of tokens that may follow them in the same forward.
+    """
+    if bounds_time_steps(model):
+        return "a forward over several tokens bounds its time steps, and plain steps do not"
+    prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
+    cache = _prefilled(model, prompt, depth)
+    if reason := no_way_back(cache):
+        return reason
+    if _depends_on_later(model, [*prompt, root, a], depth, crowds):
+        return "the outcome of a token depends on tokens that come later"
+    arguments = _arguments(model, cache, range(len(prompt) + 1))
+    backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
+    backend.admit(Prefilled(input_ids, arguments, torch.empty(0, device=input_ids.device)))
+    outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]]
+    backend.commit([[0, 1]])
+    for token in (d, e):
+        outcomes.append(_outcome(backend, DraftTree.of_root(token), depth))
+        backend.commit([[0]])
+
+    right = _Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6])
+    faults = [
+        _Fault("one that crops nothing", _Text([*prompt, root, a, b, c, d], range(8), [7]), [2]),
+        _Fault("one that keeps nothing", _Text([*prompt, d], range(4), [3]), [2]),
+    ]
+    whole, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
+    # Plain steps are right, also where forwards over several tokens are not.
+    (steps,) = _stepped(model, right, 1, depth)
+    rounding = _distance(whole, steps)
+    is_exact = model.dtype == torch.float32 and states_of(cache)
+    most = _ROUNDING_32 if is_exact else _ROUNDING
+    if rounding > most * _distance(answers[1], steps[2:3]):
+        return "several tokens in one forward give other results than one after the other"
+    for name, kinds in _STATES.items():
+        # A forward that begins with empty states, and one after which the states are empty.
+        for text, rows in ((right._replace(ids=right.ids[:5]), [0, 1]), (right, [3])):
+            answer = _read_without(model, text, len(rows), kinds, depth)
+            if _distance(answer, steps[rows]) > 2 * rounding:  # Else it shows nothing.
+                faults.append(_Fault(f"one without its {name}", text, rows))
+                answers.append(answer)
+    got = torch.cat(outcomes)
+    # The wrong answer that is nearest says best what is wrong.
+    distances = [
+        _distance(got[list(fault.rows)], answer)
+        for fault, answer in zip(faults, answers, strict=True)
+    ]
+    order = sorted(range(len(faults)), key=distances.__getitem__)
+    faults, answers = [faults[i] for i in order], [answers[i] for i in order]
+    return _verdict(got, steps, faults, answers, lambda: whole)
+
+
+def _depends_on_later(
+    model: Any, ids: Sequence[int], depth: Depth, crowds: Sequence[Sequence[int]]
+) -> bool:
+    """Do the last two of some tokens come out otherwise if others follow them in their forward?"""
+    start = len(ids) - 2
+
+    def before(crowd: Sequence[int]) -> torch.Tensor:
+        cache = _prefilled(model, ids[:start], depth)
+        return _run(model, [*ids[start:], *crowd], start, cache, depth)[0, :2].float()
+
+    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
+    outcomes = [before(crowd) for crowd in crowds]
+    return any(
+        _depends_on_hidden(first, unseen, first[:1], share, partial(before, crowds[0]))
+        for first, unseen in pairwise(outcomes)
+    )
+
+
+def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
+    """Why forwards of several tokens can't stand for plain steps; None if they can.
+
+    Plain steps are right, whatever the code in the model does. Two equal rows must both give what
+    a row gives alone, and several tokens in one forward the same, `width` of them too. How far the
+    first row of two is off shows the rounding. To be asked where code runs that is no library's.
+    """
+    start, whole = len(ids) - _AFTER, Depth.whole()
+    text = _Text(ids, range(len(ids)), range(start, len(ids)), start)
+    ((alone,), (again,), (first, second)) = (
+        _stepped(model, text, number, whole) for number in (1, 1, 2)
+    )
+    together = _read_on(model, text, whole)
+    least = max(_LIKE_PLAIN * torch.finfo(model.dtype).eps, _LEAST)
+    limit = max(_LIKE_STEPS * _distance(first, alone), least)
+    if _distance(again, alone) > least:
+        return "the same forwards give other results when they are repeated"
+    if _distance(second, alone) > limit:
+        return "the rows of a batch are not treated alike"
+    if _distance(together, alone) > limit or _depends_on_width(model, text, width, limit):
+        return "several tokens in one forward give other results than one after the other"
+    return None
+
+
+def _depends_on_width(model: Any, text: _Text, width: int, limit: float) -> bool:
+    """Do the first and the last tokens of a wide forward come out otherwise than in plain steps?
+
+    The steps of the last ones follow a forward over all tokens before them, so that they are few.
+    """
+    start, end, whole = text.num_prompt, text.num_prompt + width, Depth.whole()
+    if width <= _AFTER:
+        return False
+    ids = [*text.ids, *(text.ids[-1 - i % _AFTER] for i in range(end - len(text.ids)))]
+    first, last = range(start, start + _ENDS), range(end - _ENDS, end)
+    wide = _Text(ids, range(end), [*first, *last], start)
+    together = _read_on(model, wide, whole)
+    (steps,) = _stepped(model, wide._replace(compared=first), 1, whole)
+    cache = _prefilled(model, ids[:start], whole)
+    _run(model, ids[start : last[0]], start, cache, whole)
+    late = [_run(model, [ids[i]], i, cache, whole)[0].float() for i in last]
+    return _distance(together, torch.cat([steps, *late])) > limit
+
+
+def check_logits(model: Any, ids: Sequence[int]) -> str | None:
+    """Why the model does not return the logits of every token; None if it does.
+
+    Nothing is run if the model takes `logits_to_keep`, as those of transformers do.
+    """
+    if takes(model, "logits_to_keep"):
+        return None
+    input_ids = torch.tensor([list(ids[:2])], device=device_of(model))
+    shape = tuple(model(input_ids=input_ids, use_cache=False).logits.shape[:2])
+    return None if shape == (1, 2) else f"it gives logits of shape {shape} for (1, 2) tokens"
+
+
+def _verdict(
+    got: torch.Tensor,  # (N, D)
+    truth: torch.Tensor,  # (N, D)
+    faults: Sequence[_Fault],
+    answers: Sequence[torch.Tensor],
+    read_on: Callable[[], torch.Tensor],
+) -> str | None:
+    """Why the outcome is not right; None if it is. `read_on` computes the truth in another way."""
+    rounding: float | None = None
+    for fault, answer in zip(faults, answers, strict=True):
+        rows = list(fault.rows)
+        right, wrong = _distance(got[rows], truth[rows]), _distance(got[rows], answer)
+        if right <= _CLEARLY_RIGHT * wrong:
+            continue
+        # An answer that is equal to the truth shows no fault.
+        shows_fault = not torch.equal(answer, truth[rows])
+        if right > _CLEARLY_WRONG * wrong and shows_fault:
+            return f"its outcome is no nearer to the right one than to {fault.name}"
+        rounding = _distance(read_on(), truth) if rounding is None else rounding
+        if right > _LIKE_PLAIN * rounding:
+            return f"its outcome is too near to {fault.name}, and plain forwards agree better"
+    return None
+
+
+def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
+    """The largest distance between two rows of (N, D), as a share of the other row's length."""
+    some, others = some.double(), others.double()
+    lengths = torch.linalg.vector_norm(others, dim=-1).clamp(min=1e-30)
+    return float((torch.linalg.vector_norm(some - others, dim=-1) / lengths).max())
+
+
+def _sorts_tokens(model: Any) -> bool:
+    """Has a model experts that round a token otherwise if others have chosen them too?"""
+    names = vars(model.config.get_text_config(decoder=True))
+    named = [name for name in names if not name.startswith("_")]
+    has_experts = any("expert" in name or "moe" in name for name in named)
+    return has_experts and bool(model.dtype != torch.float32)
+
+
+def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
+    """A root with wrong children, followed by a chain of right nodes."""
+    tree = DraftTree.of_root(root)
+    for token in wrong:
+        tree.add(0, token, 0.5)
+    node = 0
+    for token in chain:
+        node = tree.add(node, token, 0.4)
+    return tree
+
+
+def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor]:
+    """The outcome of each text's compared tokens (N, D), in one plain forward without a KV cache.
+
+    Shorter texts are padded on the right, where no compared token sees it.
+    """
+    length = max(len(text.ids) for text in texts)
+    rows = [(*text.ids, *[text.ids[-1]] * (length - len(text.ids))) for text in texts]
+    input_ids = torch.tensor(rows, device=device_of(model))
+    # A mask of ones keeps transformers from taking odd positions for several texts in one row.
+    arguments = {"attention_mask": torch.ones_like(input_ids), "use_cache": False}
+    if takes(model, "position_ids"):
+        arguments["position_ids"] = torch.tensor(
+            [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
+        )
+    own = plain_inputs(model, input_ids, arguments, length)
+    # A model that drops positions would count columns.
+    inputs = arguments | {name: value for name, value in own.items() if value is not None}
+    inputs.pop("logits_to_keep", None)
+    outcomes = depth.outcome(lambda: model(**inputs).logits)
+    return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
+
+
+def _read_on(model: Any, text: _Text, depth: Depth) -> torch.Tensor:
+    """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
+    start = text.num_prompt
+    cache = _prefilled(model, text.ids[:start], depth)
+    outcome = _run(model, text.ids[start:], start, cache, depth)[0]
+    return outcome[[index - start for index in text.compared]].float()
+
+
+def _read_without(
+    model: Any, text: _Text, num_last: int, kinds: Sequence[str], depth: Depth
+) -> torch.Tensor:
+    """The outcome of a text's last tokens (N, D), in a forward that begins with empty states."""
+    start = len(text.ids) - num_last
+    cache = _prefilled(model, text.ids[:start], depth)
+    for held, index in states_of(cache, kinds):
+        held[index].zero_()
+    return _run(model, text.ids[start:], start, cache, depth)[0].float()
+
+
+def _stepped(model: Any, text: _Text, num_rows: int, depth: Depth) -> list[torch.Tensor]:
+    """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
+    cache = _prefilled(model, text.ids[: text.num_prompt], depth, num_rows)
+    steps = [_run(model, [text.ids[i]], i, cache, depth, num_rows) for i in text.compared]
+    return list(torch.cat(steps, dim=1).float())
+
+
+def _prefilled(model: Any, prompt: Sequence[int], depth: Depth, num_rows: int = 1) -> DynamicCache:
+    """A KV cache that holds the prompt, for the layers that are run."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    depth.cut(cache)
+    _run(model, prompt, 0, cache, depth, num_rows)
+    return cache
+
+
+def _run(
+    model: Any,
+    ids: Sequence[int],
+    start: int,
+    cache: DynamicCache,
+    depth: Depth,
+    num_rows: int = 1,
+) -> torch.Tensor:
+    """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
+    input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
+    arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
+    inputs = plain_inputs(model, input_ids, arguments, len(ids))
+    inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
+    return depth.outcome(lambda: model(**inputs).logits)
+
+
+def _arguments(
+    model: Any, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
+) -> dict[str, Any]:
+    """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
+    arguments: dict[str, Any] = {KV: cache, "use_cache": True}
+    if takes(model, "position_ids"):
+        row = torch.tensor([positions], device=device_of(model))
+        arguments["position_ids"] = row.expand(num_rows, -1)
+    return arguments
+
+
+def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:
+    """The outcome (Q, D) of each node of a tree."""
+    outcome = depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0]
+    return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.

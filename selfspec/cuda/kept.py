@@ -1,0 +1,105 @@
+"""Keeps a model's runner of captured forwards from call to call.
+
+The runner serves one call at a time. If the model has changed, a new runner is made. Each runner is
+tried before its first use, which shows whether the model does something that can't be captured.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from selfspec.ability.probe import BrokenTrial, try_backend
+from selfspec.ability.rope import changing_rope
+from selfspec.ability.state import addresses_of, state_of
+from selfspec.ability.user_code import foreign_code
+from selfspec.compat.generation import decoding_switches
+from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
+from selfspec.cuda.runner import StaticRunner
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.model import AttentionTypes
+from selfspec.machine.device import device_for
+
+__all__ = ["KeptRunner"]
+
+
+class KeptRunner:
+    """A runner for a model as it is now, or why there is none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state: Hashable = None
+        self._found: StaticRunner | str = ""
+
+    @contextmanager
+    def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
+        """Yields the runner for one call, or why that call can't have it."""
+        if not self._lock.acquire(blocking=False):
+            yield "another call is using this model's fixed KV slots"
+            return
+        try:
+            yield _capture_reason(model, attention) or self._fresh(model, attention)
+        finally:
+            self._lock.release()
+
+    def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
+        """The result of an earlier trial if the model has not changed since, else of a new one."""
+        state = state_of(model), addresses_of(model)
+        if state != self._state:
+            # This frees the old runner before there is a new one.
+            self._state, self._found = None, ""
+            try:
+                self._found = _tried(model, attention)
+            except BrokenTrial as broken:
+                return str(broken)  # The next call tries again.
+            self._state = state
+        if isinstance(self._found, StaticRunner) and self._found.reason is not None:
+            # Without graphs, eager forwards are faster than those over fixed slots.
+            self._found = self._found.reason
+        return self._found
+
+
+def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
+    """A new runner; its `reason` is set if its forwards don't give right results."""
+    runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
+
+    try:
+        with decoding_switches(model):
+            reason = try_backend(model, attention, partial(TreeBackend, runner=runner))
+    except torch.OutOfMemoryError:
+        reason = "there is no memory to try it"
+    runner.reason = runner.reason or reason
+    return runner
+
+
+def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
+    """Why a forward of this model can't be replayed as a graph; None if no reason is found.
+
+    Only a trial finds the other reasons, for example experts that are chosen on the CPU. Costs some
+    µs per module.
+    """
+    if attention.scale_period:
+        return "it scales its queries by their column in the KV"
+    if kind := changing_rope(model.config):
+        return f"its {kind} rotary embedding changes with the length of a forward"
+    if is_parallel(model):
+        return "it is spread over several processes"
+    if foreign := foreign_code(model):
+        return f"{foreign[0].what}, which a replay would leave out"
+    return _module_reason(model)
+
+
+def _module_reason(model: Any) -> str | None:
+    devices = set()
+    for module in model.modules():
+        if has_moving_hook(module):
+            return "accelerate's hooks move its tensors about"
+        if is_compiled(module):
+            return "torch.compile runs it, which may make graphs of its own"
+        devices |= {str(tensor.device) for tensor in module.parameters(recurse=False)}
+    return f"it is spread over {', '.join(sorted(devices))}" if len(devices) > 1 else None

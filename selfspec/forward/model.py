@@ -1,0 +1,125 @@
+"""What is asked of a model itself: its logits, where it computes, its layers' attention types."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from selfspec.compat.generation import KV
+from selfspec.compat.modules import execution_device
+from selfspec.forward.attention import grouped_attention
+from selfspec.forward.layout import Layout, Window
+
+__all__ = [
+    "AttentionTypes",
+    "device_of",
+    "embeddings_of",
+    "head_heard",
+    "logits_of",
+    "max_positions",
+    "num_readable",
+    "pad_id",
+    "takes",
+    "vocab_size",
+]
+
+
+class AttentionTypes(NamedTuple):
+    """The attention type of each layer, the window of each type, and where scales change.
+
+    `scale_period` is 0 for all models but Llama 4. That one scales a query by the block of
+    `scale_period` columns that it is in, and takes its column from the length of the KV.
+    """
+
+    by_layer: tuple[str, ...]
+    windows: dict[str, Window]
+    scale_period: int
+
+
+def device_of(model: Any) -> torch.device:
+    """The model's device; for one that accelerate offloads, the device that its hooks run it on.
+
+    The first weights of such a model may have no values before its forward, and then `model.device`
+    is ``meta``.
+    """
+    device: torch.device = model.device
+    if device.type != "meta":
+        return device
+    return execution_device(model) or device
+
+
+def embeddings_of(model: Any) -> nn.Module | None:
+    """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
+    try:
+        found: nn.Module | None = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return found
+
+
+@contextmanager
+def head_heard(model: Any, hear: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
+    """Inside, `hear` gets what enters the output head in this thread's forwards.
+
+    What it returns, if anything, enters the head instead. Other threads may run the same model.
+    """
+    owner = threading.get_ident()
+
+    def at_head(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if threading.get_ident() != owner or not args:
+            return None
+        instead = hear(args[0])
+        return None if instead is None else (instead, *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(at_head)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def num_readable(model: Any) -> int:
+    """How many token ids the model can read; its head may name fewer, or more."""
+    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
+
+
+def pad_id(model: Any) -> int | None:
+    """The id that the model itself takes for padding; None if its config doesn't say."""
+    return getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+
+
+def max_positions(model: Any) -> int | None:
+    """The number of positions that the model has; None if its config doesn't say."""
+    config = model.config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None)
+
+
+def vocab_size(model: Any) -> int:
+    """The width of its logits, which may be padded beyond the tokenizer's vocabulary."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
+def takes(model: Any, argument: str) -> bool:
+    """Does the model's forward take an argument of this name?"""
+    return argument in inspect.signature(model.forward).parameters
+
+
+def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+    """The logits (B, Q, V) of one forward of the model over trees."""
+    masks = layout.masks
+    with grouped_attention():
+        output = model(
+            input_ids=layout.input_ids,
+            position_ids=layout.position_ids,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            use_cache=True,
+            **{KV: cache},
+            return_dict=True,
+        )
+    return output.logits  # type: ignore[no-any-return]

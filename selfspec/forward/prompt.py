@@ -1,0 +1,185 @@
+"""Reads a prompt, whole or in parts, into the KV cache on which drafts go on.
+
+Stock asks the model only for the logits of the last token, and so do we. A hook keeps the hidden
+states that enter the output head, so that the head can be run again over the last of them. The
+logits of the whole prompt are never held at once, and the first token is chosen from exactly the
+logits that stock would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from selfspec.ability.inputs import only_followed, other_inputs, plain_inputs
+from selfspec.compat.generation import kv_of, mask_of_text, read_prompt, update_arguments
+from selfspec.compat.states import columns_of
+from selfspec.forward.model import head_heard
+
+__all__ = ["Prefilled", "PromptReader", "next_positions", "num_teaching"]
+
+# The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
+# to be run for each of them, which is slow on a CPU.
+_NUM_TEACHING = {"cpu": 16, "other": 64}
+
+
+def num_teaching(states: torch.Tensor) -> int:
+    """The number of tokens at the end of a prompt that teach the tables."""
+    return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
+
+
+def next_positions(
+    model: Any,
+    input_ids: torch.Tensor,  # (B, P)
+    arguments: dict[str, Any],  # those of the step that reads the token after these
+) -> torch.Tensor | str:
+    """(..., B, 1): the position ids of the rows' next tokens, as the model's plain step gives them.
+
+    A model may shift the positions in its arguments. Where it gives none, columns count. Returns
+    the reason if the nodes of a tree can't be given the positions of plain steps.
+    """
+    # Any token will do as the next one, since positions do not depend on it.
+    positions = plain_inputs(model, pad(input_ids, (0, 1)), arguments).get("position_ids")
+    if positions is None:
+        mask = arguments.get("attention_mask")
+        if mask is not None and not mask.all():
+            return "its plain steps are given no positions, and some columns are padding"
+        if other_inputs(arguments):
+            return "its plain steps are given no positions, and not all columns may be text"
+        positions = torch.full((1, 1), kv_of(arguments).get_seq_length(), device=input_ids.device)
+    elif positions.is_floating_point():
+        given, positions = positions, positions.long()
+        if not (given == positions).all():
+            return "the positions of its plain steps are no whole numbers"
+    positions = positions[..., -1:]  # Phi-3 reads all again where its rotary factors change.
+    return positions.expand(*positions.shape[:-2], len(input_ids), 1)
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt that the model has read, with all that the first step needs."""
+
+    input_ids: torch.Tensor  # (B, P)
+    model_kwargs: dict[str, Any]  # those of the first step
+    logits: torch.Tensor  # (B, V): those of the last token
+    hidden: torch.Tensor | None = None  # (B, N, D): what entered the output head at the end
+
+    @property
+    def cache(self) -> Any:
+        """The KV of the prompt."""
+        return kv_of(self.model_kwargs)
+
+    def next_positions(self, model: Any) -> torch.Tensor:
+        """(..., B, 1): the position id of each row's next token; only to be asked for trees."""
+        positions = next_positions(model, self.input_ids, self.model_kwargs)
+        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
+        return positions
+
+    @cached_property
+    def visible(self) -> torch.Tensor | None:
+        """(B, P): which columns count; None where all do."""
+        mask = mask_of_text(self.model_kwargs)
+        # Older versions of transformers keep a mask that hides nothing.
+        return None if mask is None or mask.all() else mask[:, :-1].bool()
+
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """Each row's tokens, without padding."""
+        if self.visible is None or not self.input_ids.shape[1]:
+            return self.input_ids.tolist()
+        pairs = zip(self.input_ids, self.visible, strict=True)
+        return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
+
+
+class PromptReader:
+    """The prompt of one call while it is read.
+
+    It goes through the model as with stock, whose own code splits what it splits. The parts of a
+    longer one go through it as with stock's `prefill_chunk_size`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,  # (B, P)
+        model_kwargs: dict[str, Any],
+        generation_config: Any,
+        *,
+        learns: bool,
+        num_states: int = 0,  # That are kept at least: other sources may want more of them.
+    ) -> None:
+        self._model = model
+        self._num_states = num_states
+        self._input_ids = input_ids
+        self._kwargs = model_kwargs
+        self._config = generation_config
+        self._num_read = 0
+        self._listens = learns and model.get_output_embeddings() is not None
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
+
+    @property
+    def num_left(self) -> int:
+        """How many columns are still to be read."""
+        known = self._num_read or columns_of(kv_of(self._kwargs)) or 0
+        return max(int(self._input_ids.shape[1]) - known, 0)
+
+    def read(self, num_tokens: int | None = None) -> Prefilled | None:
+        """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
+
+        Images and the like have their places in the whole prompt, which is then read in one part.
+        """
+        length = int(self._input_ids.shape[1])
+        is_whole = num_tokens is None or self._has_one_part
+        end = length if is_whole else min(self._num_read + (num_tokens or 0), length)
+        kwargs = dict(self._kwargs)
+        with self.listening(kwargs) as asked:
+            if end - self._num_read < length:
+                asked = self._of_part(self._num_read, end, asked)
+            ids = self._input_ids[:, self._num_read : end]
+            outputs = read_prompt(self._model, ids, self._config, dict(asked))
+        self._num_read = end
+        if end < length:
+            return None
+        kwargs = update_arguments(self._model, kwargs, outputs=outputs)
+        if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
+            kwargs = only_followed(kwargs)
+        logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
+        return Prefilled(self._input_ids, kwargs, logits, self.hidden)
+
+    @property
+    def _has_one_part(self) -> bool:
+        embeds, chunk = self._kwargs.get("inputs_embeds"), self._config.prefill_chunk_size
+        return embeds is not None or chunk is not None or bool(other_inputs(self._kwargs))
+
+    def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments for some columns of the prompt, with those in front of them in its KV."""
+        num_known = kv_of(kwargs).get_seq_length()
+        until = num_known + end - start
+        if (mask := kwargs.get("attention_mask")) is not None:
+            kwargs = {**kwargs, "attention_mask": mask[:, :until]}
+        if (positions := kwargs.get("position_ids")) is not None:
+            kwargs = {**kwargs, "position_ids": positions[..., num_known:until]}
+        return kwargs
+
+    @contextmanager
+    def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the arguments for the prompt's forward; keeps what enters the output head."""
+        if not self._listens or model_kwargs.get("logits_to_keep") != 1:
+            yield model_kwargs
+            return
+
+        def keep_last(hidden: torch.Tensor) -> torch.Tensor:
+            number = max(num_teaching(hidden), self._num_states)
+            held = [] if self.hidden is None else [self.hidden]
+            # A copy, since a view would keep the whole prompt's.
+            self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
+            return hidden[:, -1:]
+
+        with head_heard(self._model, keep_last):
+            yield {**model_kwargs, "logits_to_keep": 0}

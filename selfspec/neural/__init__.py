@@ -1,0 +1,1 @@
+"""Sources that compute: a small model that drafts, and the map of hidden states."""

@@ -1,0 +1,262 @@
+"""How a model is run: what it can verify, what runs its forwards, and the weights that it packs.
+
+A `Run` is what one `SelfSpec` knows of one model, from call to call. It is the one place that knows
+of captured graphs, packed and streamed weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+from selfspec.ability.inputs import columns_reason, needed_reason, of_plain_steps
+from selfspec.ability.probe import Ability, BrokenTrial, probe
+from selfspec.ability.state import State, state_of
+from selfspec.ability.user_code import distrusted
+from selfspec.compat.generation import decoding_switches, kv_of
+from selfspec.config import SpecConfig
+from selfspec.cost import CostCurve, Ledger, SourceWorth
+from selfspec.cuda.kept import KeptRunner
+from selfspec.errors import UnsupportedError
+from selfspec.forward.backends import Backend, TreeBackend
+from selfspec.forward.chains import ChainBackend
+from selfspec.forward.costs import Costs
+from selfspec.forward.model import device_of
+from selfspec.machine.device import device_for
+from selfspec.weights import Packing, is_packed_in_place
+from selfspec.weights.streamed import is_streamed
+
+__all__ = ["KnownModels", "Run"]
+
+_log = logging.getLogger("selfspec")
+
+_MOST_STATES = 16  # Of one model, whose abilities are kept.
+# So often a model is tried because other people's code in it has changed. After that the change is
+# the rule, and trials would take more time than drafts save.
+_MOST_TRIALS = 3
+_CHANGES = (
+    f"its own code or its hooks have changed after each of {_MOST_TRIALS} trials, and what a trial "
+    "finds holds for one state of them"
+)
+_STEP = 4  # About the tokens of a row in a step, for what packing would save.
+
+
+class Run:
+    """How one model is run for one `SelfSpec`. Safe to use from several threads.
+
+    `ledger` knows what drafts have gained and lost with the model so far, and `map_worth` what maps
+    of its hidden states have. `packing` packs weights when that pays; it is None where weights must
+    not be packed. `reason` says why the model is not run as the config asks.
+    """
+
+    def __init__(self, model: Any, config: SpecConfig, costs: Costs) -> None:
+        self.config = config
+        self.ledger = Ledger()
+        self.map_worth = SourceWorth()
+        self.packing: Packing | None = None
+        self.reason: str | None = None
+        self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
+        self._model = ref(model)  # A call that runs it holds it; else it may be freed.
+        self._costs = costs
+        # By the state of the model, and by the width of the trial where that counts.
+        self._abilities: dict[tuple[State, int], Ability] = {}
+        self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
+        self._trying = threading.Lock()
+        self._runner = KeptRunner()
+
+    @property
+    def model(self) -> Any:
+        """The model, which a call is running."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    def ability(self, *, trusts_hooks: bool = False) -> Ability:
+        """What the model can verify as it is now; tried on first use, unless it must not be."""
+        model, width = self.model, self.config.max_nodes
+        trusts_hooks = trusts_hooks or self.config.trust_hooks
+        if not trusts_hooks and (reason := distrusted(model)) is not None:
+            return Ability("plain", reason, None)
+        state = state_of(model)
+        key = state, width if state.theirs else 0
+        with self._trying:  # A second thread waits for the first one's verdict.
+            if key in self._abilities:
+                return self._abilities[key]
+            if self._changes_always(state):
+                return Ability("plain", _CHANGES, None)
+            start = perf_counter()
+            try:
+                found = probe(model, width)
+            except BrokenTrial as broken:  # The next call tries again.
+                return Ability("plain", str(broken), None)
+            taken = (type(model).__name__, found.mode, perf_counter() - start)
+            _log.info("%s can verify: %s (tried in %.2f s)", *taken)
+            if len(self._abilities) == _MOST_STATES:
+                del self._abilities[next(iter(self._abilities))]
+            self._abilities[key] = found
+            return found
+
+    def needed_reason(
+        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
+    ) -> str | None:
+        """Why drafts can't do without a call's images and the like; tried once for each kind."""
+        if self.model.config.is_encoder_decoder:  # Its chains get them.
+            return None
+        if reason := columns_reason(kv_of(arguments)):
+            return reason
+        kind = of_plain_steps(self.model, input_ids, arguments)
+        if kind is None:
+            return None
+        key = state_of(self.model), kind
+        with self._trying:
+            if key not in self._needed:
+                found = needed_reason(self.model, input_ids, generation_config, arguments)
+                if len(self._needed) == _MOST_STATES:
+                    del self._needed[next(iter(self._needed))]
+                self._needed[key] = found
+            return self._needed[key]
+
+    def _changes_always(self, state: State) -> bool:
+        """Was the model tried in several states that differ in other people's code alone?"""
+        tried = {each.theirs for each, _ in self._abilities if each.general == state.general}
+        return bool(state.theirs) and len(tried - {state.theirs, ()}) >= _MOST_TRIALS
+
+    def renew(self) -> None:
+        """Looks at the model's weights as they are now; to be called before a call runs it."""
+        forward, reason, packing = self.config.forward, None, None
+        if is_streamed(self.model):
+            if forward not in ("auto", "eager"):
+                reason = "its weights are streamed, and only plain operations wait for them"
+            packing = Packing.of(self.model) if self.may_pack else None
+        elif forward == "packed" or (self.may_pack and not self._captures):
+            packing = Packing.of(self.model)
+            if forward == "packed":
+                reason = packing.pack(whatever_memory=True)
+        self.packing, self.reason = packing, self._checked(reason)
+
+    @property
+    def _captures(self) -> bool:
+        """Are the forwards of a call captured, if nothing prevents it?"""
+        device = device_for(device_of(self.model), overlap=False)
+        forward = self.config.forward
+        return forward == "graph" or (forward == "auto" and device.can_capture)
+
+    @property
+    def may_pack(self) -> bool:
+        """Whether weights may be packed unasked, by the clock.
+
+        Only a measured budget may depend on clocks: with another one a text must not change once
+        another way turns out to be faster, and in half precision it could.
+        """
+        return self.config.forward == "auto" and self.config.budget == "measured"
+
+    def kind(self) -> str:
+        """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
+        if is_streamed(self.model):
+            return "streamed"
+        if self.packing is not None:
+            return "packed" if self.packing.is_packed else "eager"
+        return "packed" if any(map(is_packed_in_place, self.model.modules())) else "eager"
+
+    @property
+    def packed_bytes(self) -> int:
+        """What copies of weights take, the weights themselves not counted."""
+        return 0 if self.packing is None else self.packing.num_bytes
+
+    @property
+    def is_settled(self) -> bool:
+        """Is nothing more going to be packed?"""
+        return self.packing is None or self.packing.is_settled
+
+    def before_prompt(self, num_tokens: int) -> None:
+        """Packs weights before a prompt is read, if that pays by now."""
+        if self.packing is not None:
+            self.packing.before_forward(num_tokens)
+
+    def before_step(self, num_rows: int) -> None:
+        """Packs weights between two steps, if that pays by now."""
+        if self.packing is not None:
+            self.packing.before_forward(_STEP * num_rows)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Inside, the model is run as it is over prompts."""
+        return self.packing.in_use() if self.packing else nullcontext()
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """The same with stock's own switches for decoding."""
+        with decoding_switches(self.model), self.reading():
+            yield
+
+    def curve(self, backend: Backend, num_rows: int) -> CostCurve:
+        """What steps of so many rows cost by their width, as far as it is known or expected."""
+        return self._costs.curve(self.model, backend, num_rows)
+
+    @contextmanager
+    def backend(self, ability: Ability) -> Iterator[Backend]:
+        """What runs the forwards of one call; it has no rows yet."""
+        model, attention, is_streaming = self.model, ability.attention, is_streamed(self.model)
+        captures = self._captures and not is_streaming
+        if attention is None:
+            why = "a chain grows the stock KV cache, which has no fixed slots"
+            reason = self._checked(why if captures else None)
+            yield ChainBackend(model, kind=self.kind, reason=reason)
+        elif not captures:
+            yield TreeBackend(model, attention, kind=self.kind)
+        elif not (device := device_for(device_of(model), overlap=False)).can_capture:
+            reason = self._checked(f"a {device.name} captures no graphs")
+            yield TreeBackend(model, attention, kind=self.kind, reason=reason)
+        else:
+            with self._runner.borrow(model, attention) as found:
+                if isinstance(found, str):
+                    reason = self._checked(found)
+                    yield TreeBackend(model, attention, kind=self.kind, reason=reason)
+                else:
+                    strict = self.config.strict and self.config.forward == "graph"
+                    yield TreeBackend(model, attention, kind=self.kind, runner=found, strict=strict)
+
+    def shared_backend(
+        self, ability: Ability, *, max_rows: int, max_bytes: int | None
+    ) -> TreeBackend:
+        """What runs the forwards of rows that come and go, which are never captured."""
+        why = "captured forwards have a fixed number of rows, and here rows come and go"
+        reason = self._checked(why if self._captures else None)
+        assert ability.attention is not None
+        return TreeBackend(
+            self.model,
+            ability.attention,
+            kind=self.kind,
+            reason=reason,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+        )
+
+    def _checked(self, reason: str | None) -> str | None:
+        """Why the model is run in another way; an error if the config insists on its own."""
+        forward = self.config.forward
+        if reason is not None and self.config.strict and forward not in ("auto", "eager"):
+            raise UnsupportedError(f"strict=True and {forward=!r} can't be had: {reason}")
+        return reason
+
+
+class KnownModels:
+    """The `Run` of each model that a `SelfSpec` has met. Safe to use from several threads."""
+
+    def __init__(self, config: SpecConfig) -> None:
+        self.costs = Costs()
+        self._config = config
+        self._runs: WeakKeyDictionary[Any, Run] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def run(self, model: Any) -> Run:
+        """How a model is run."""
+        with self._lock:
+            found = self._runs.get(model)
+            if found is None:
+                found = self._runs[model] = Run(model, self._config, self.costs)
+            return found

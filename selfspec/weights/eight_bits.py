@@ -1,0 +1,288 @@
+"""Weights in 8 bits: how they are made of a model's weights, and how layers compute from them.
+
+A weight becomes whole numbers from -127 to 127, and each of its rows gets a scale. Each value of an
+input becomes two such numbers, a coarse and a fine one, so the input loses hardly anything. Sums
+are whole numbers. So a token gets the same bits, whether it is alone in a forward or among others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from transformers.utils import logging as hf_logging
+
+from selfspec.compat.kernels import int8_packed, int8_product
+from selfspec.compat.modules import num_writes
+from selfspec.errors import UnsupportedError
+from selfspec.forward.model import embeddings_of
+from selfspec.weights.copies import PackedWeight, linears_of
+from selfspec.weights.packing import InPlace, pack_loaded
+
+__all__ = ["is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
+
+_log = logging.getLogger("selfspec")
+
+_KEPT = (
+    "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
+    "edit the original model, or load it without weights='int8'"
+)
+# These layers of a module get the same input in most models, and are then computed at once.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_PART = 1 << 20  # A weight is rounded in parts of at most this many values.
+
+_LARGEST = 127
+# An input's largest value becomes this: 256 times the coarse number plus the fine one.
+_STEPS = 256 * _LARGEST + 127
+# Added to a float32 from -_STEPS to _STEPS, it leaves the nearest whole number in the lowest bits,
+# with 128 added to both parts. That makes them unsigned, as oneDNN wants them.
+_ROUNDER = float((1 << 23) + 256 * 128 + 128)
+_PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
+_LEAST = 1e-30  # The scale of an input that is all zeros.
+_AT_ONCE = 256  # Tokens that are split at once, so that what belongs to them stays in the cache.
+
+
+class Numbers(NamedTuple):
+    """Weights (O, I), one below the other, as whole numbers, and the scale of each row."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def of(cls, *weights: torch.Tensor) -> Numbers:
+        """The weights, rounded. They are widened in small parts, which need little memory."""
+        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
+        numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
+        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
+        for weight in weights:
+            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
+                here = slice(first, first + len(part))
+                wide = part.float()
+                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+                numbers[here] = wide.div(scale[here, None]).round_()
+                first += len(part)
+        return cls(numbers, scale)
+
+
+class _Matrix:
+    """The weights of some layers, one below the other, packed for products with one input."""
+
+    def __init__(self, weights: Numbers, sizes: Sequence[int]) -> None:
+        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
+        self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
+        ends = [0, *accumulate(sizes)]
+        self.spans = [slice(*ends[i : i + 2]) for i in range(len(sizes))]  # the rows of each layer
+        self.num_in = weights.numbers.shape[1]
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """The outcome (T, O), in float32, for an input (T, I)."""
+        if len(x) <= _AT_ONCE:
+            return self._small_product(x)
+        outcome = torch.empty(len(x), len(self._scale), dtype=torch.float32, device=x.device)
+        parts = torch.split(outcome, _AT_ONCE), torch.split(x, _AT_ONCE)
+        for part, some in zip(*parts, strict=True):
+            self._small_product(some, part)
+        return outcome
+
+    def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Few and simple operations: a step makes four of these for each decoder layer."""
+        x = x.float()
+        scale = x.abs().amax(-1, keepdim=True).mul_(1 / _STEPS).add_(_LEAST)
+        whole = x.div(scale).add_(_ROUNDER).view(torch.int32)
+        both = (whole >> _PLACES).to(torch.uint8).view(-1, self.num_in)
+        coarse, fine = self._sums(both).view(2, len(x), -1)
+        return torch.add(fine, coarse, alpha=256, out=out).mul_(scale)
+
+    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        return int8_product(numbers, self._packed, self._scale, self._zeros)
+
+    def unpacked(self) -> torch.Tensor:
+        """The weights in float32. A product with ones gives their columns back, bit by bit."""
+        columns = []
+        for first in range(0, self.num_in, _AT_ONCE):
+            number = min(_AT_ONCE, self.num_in - first)
+            ones = torch.full((number, self.num_in), 128, dtype=torch.uint8, device="cpu")
+            ones[:, first : first + number].fill_diagonal_(129)
+            columns.append(self._sums(ones))
+        return torch.cat(columns).T.contiguous()
+
+
+@cache
+def _say_that_it_is_rounded() -> None:
+    """Once in a process, since code such as `save_pretrained()` reads all weights one by one."""
+    _log.warning(
+        "code reads weights that are held in 8 bits; what it gets, and saves, are the rounded ones"
+    )
+
+
+class _Last(threading.local):
+    """The outcome that this thread computed last, as far as layers have not taken their part."""
+
+    x: ref[torch.Tensor] | None = None
+    matrix: _Matrix | None = None
+    num_writes = 0
+    waiting: frozenset[int] = frozenset()
+    outcome: torch.Tensor | None = None
+
+
+_last = _Last()
+
+
+class EightBits:
+    """The weight of one layer in 8 bits, which is a part of a matrix."""
+
+    def __init__(self, matrix: _Matrix, which: int) -> None:
+        self._matrix, self._which = matrix, which
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`linear(x, weight, bias)` for an input (..., I)."""
+        outcome = self._part_for(x).view(*x.shape[:-1], -1)
+        if bias is not None:
+            outcome.add_(bias)
+        return outcome.to(x.dtype)
+
+    def _part_for(self, x: torch.Tensor) -> torch.Tensor:
+        """This layer's part of the product with an input, which other layers may have had too."""
+        matrix, here = self._matrix, _last
+        if len(matrix.spans) == 1:
+            return matrix.product(x.reshape(-1, matrix.num_in))
+        if x.is_inference():  # Torch counts no writes to it.
+            return matrix.product(x.reshape(-1, matrix.num_in))[:, matrix.spans[self._which]]
+        is_known = here.matrix is matrix and here.x is not None and here.x() is x
+        if not is_known or here.num_writes != num_writes(x) or self._which not in here.waiting:
+            here.matrix, here.x, here.num_writes = matrix, ref(x), num_writes(x)
+            here.waiting = frozenset(range(len(matrix.spans)))
+            here.outcome = matrix.product(x.reshape(-1, matrix.num_in))
+        assert here.outcome is not None
+        part = here.outcome[:, matrix.spans[self._which]]
+        here.waiting -= {self._which}
+        if not here.waiting:
+            here.outcome = None
+        return part
+
+    def unpacked(self) -> torch.Tensor:
+        """The weight in float32."""
+        _say_that_it_is_rounded()
+        return self._matrix.unpacked()[self._matrix.spans[self._which]]
+
+
+class EightBitRows:
+    """The weight of an embedding in 8 bits; `head` if the output head has the same weight."""
+
+    def __init__(self, weight: Numbers, head: EightBits | None) -> None:
+        self._weight, self._head = weight, head
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of the weight that belong to these ids, in float32."""
+        return self._weight.numbers[ids] * self._weight.scale[ids][..., None]
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`linear(x, weight, bias)`."""
+        if self._head is None:
+            return linear(x, self.unpacked().to(x.dtype), bias)
+        return self._head(x, bias)
+
+    def unpacked(self) -> torch.Tensor:
+        """The weight in float32."""
+        return self._weight.numbers * self._weight.scale[:, None]
+
+
+def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
+    """Gives a model that was just loaded weights in 8 bits, some layers at a time.
+
+    All else of it gets the dtype, in which it computes between products.
+    """
+    users = _users(model)
+    reached, number = sum(weight.numel() for weight, _ in users.values()), model.num_parameters()
+    if reached < number / 2:
+        raise UnsupportedError(
+            "weights='int8' needs a model that has most of its weights in linear layers (here "
+            f"{reached / 1e6:.0f} of {number / 1e6:.0f} million); load it without"
+        )
+    before = model.dtype
+    with hf_logging.tqdm(total=reached, desc="Quantising weights", unit_scale=True) as bar:
+        for some in _groups(model, users):
+            with torch.inference_mode(False), torch.no_grad():
+                copies = _copies(some)
+            for (weight, modules), copy in zip(some, copies, strict=True):
+                packed = PackedWeight.of(weight, copy, _KEPT, dtype)
+                for module in modules:
+                    module.weight = packed
+                bar.update(weight.numel())
+    for rest in model.parameters():
+        if type(rest) is nn.Parameter and rest.dtype is before:
+            rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
+    model.config.dtype = dtype
+    pack_loaded(model, InPlace(_KEPT, copies=False))
+
+
+def is_in_eight_bits(model: nn.Module) -> bool:
+    """Has a model weights in 8 bits?"""
+    kinds = (EightBits, EightBitRows)
+    return any(isinstance(getattr(each, "packed", None), kinds) for each in model.parameters())
+
+
+_Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
+
+
+def _users(model: Any) -> dict[int, _Users]:
+    """The weights that get 8 bits: those of linear layers and of the embedding."""
+    users: dict[int, _Users] = {}
+    modules: list[Any] = list(linears_of(model))
+    if isinstance(embedding := embeddings_of(model), nn.Embedding):
+        modules.append(embedding)
+    for module in modules:
+        users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
+    return users
+
+
+def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]]:
+    """The weights of layers that are computed at once."""
+    left = dict(users)
+    for parent in model.modules():
+        for names in _TOGETHER:
+            weights = [getattr(getattr(parent, name, None), "weight", None) for name in names]
+            some = [left[id(weight)] for weight in weights if id(weight) in left]
+            if len({weight.shape[1] for weight, _ in some}) == 1:
+                for weight, _ in some:
+                    del left[id(weight)]
+                yield some
+    for each in left.values():
+        yield [each]
+
+
+def _copies(some: Sequence[_Users]) -> list[EightBits | EightBitRows]:
+    """A copy of each weight."""
+    weights, modules = [weight for weight, _ in some], some[0][1]
+    rounded, is_embedding = Numbers.of(*weights), isinstance(modules[-1], nn.Embedding)
+    if is_embedding and len(modules) == 1:
+        return [EightBitRows(rounded, None)]
+    matrix = _Matrix(rounded, list(map(len, weights)))
+    if is_embedding:
+        return [EightBitRows(rounded, EightBits(matrix, 0))]
+    return [EightBits(matrix, which) for which in range(len(some))]
+
+
+@cache
+def missing_for_eight_bits() -> str | None:
+    """Why this CPU, or this build of torch, can't compute from 8 bits; None if it can.
+
+    Without VNNI, sums of two products are cut off at 16 bits, so that products of large numbers are
+    wrong.
+    """
+    try:
+        ones = torch.ones(64, 64, device="cpu")
+        found = _Matrix(Numbers.of(ones), [64]).product(ones[:4])
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return "this build of torch has no products of 8 bits for this CPU"
+    if (found - 64).abs().max() > 0.01:
+        return "this CPU has no instructions for products of 8 bits (VNNI)"
+    return None

@@ -1,0 +1,243 @@
+"""Loads a model within a budget of memory, from a folder or the Hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from math import prod
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from selfspec.compat.checkpoints import names_in_float32, parts_of
+from selfspec.errors import UnsupportedError, WeightsError
+from selfspec.machine.memory import amount_in_bytes
+from selfspec.weights.streamed.buffers import Buffers, CudaBuffers
+from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
+from selfspec.weights.streamed.layer_weights import LayerWeights, Weight, new_scratch, read_into
+from selfspec.weights.streamed.memory_plan import (
+    Sizes,
+    choose_streamed,
+    draft_model_bytes,
+    text_bytes,
+)
+from selfspec.weights.streamed.stream import Stream, attach_stream, blank
+
+__all__ = ["load_within"]
+
+_log = logging.getLogger("selfspec")
+
+_Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
+
+
+def load_within(
+    name: str,
+    max_memory: int | str,
+    *,
+    max_length: int,
+    max_texts: int,
+    draft_model: Any,
+    dtype: str | torch.dtype,
+    device: torch.device,
+) -> Any:
+    """`selfspec.load()` with a budget of memory."""
+    start = perf_counter()
+    with ExitStack() as opened:
+        shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
+        model = _empty_model(name, dtype, shards)
+        stored = _stored(model, shards)
+        layers = _Layers.of(model, stored)
+        sizes = layers.sizes(model, max_length, max_texts)
+        budget = amount_in_bytes(max_memory, sizes.whole)
+        if draft_model is not None:
+            sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
+        streamed = choose_streamed(sizes, layers.may_stream, budget)
+        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device)
+        if streamed:
+            _stream(model, layers, streamed, shards, device)
+            opened.pop_all()  # The files stay open; the reader closes them.
+    _log.info(
+        "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
+        *(len(streamed), len(layers.modules)),
+        *(sizes.with_streamed(streamed) / 1e6, budget / 1e6, perf_counter() - start),
+    )
+    return model
+
+
+class _Layers(NamedTuple):
+    """The decoder's layers, and how each of them is read into a buffer."""
+
+    decoder: nn.Module  # runs the layers
+    names: list[str]
+    modules: list[nn.Module]
+    weights: list[dict[str, nn.Parameter]]  # of each layer, by their names in the model
+    stored: list[LayerWeights]  # of each layer
+    may_stream: list[int]  # the layers that share no weight with others
+
+    @classmethod
+    def of(cls, model: Any, stored: _Stored) -> _Layers:
+        """The decoder's layers are the list of modules that holds the most weights."""
+        lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
+        if not lists:
+            raise UnsupportedError(
+                f"{type(model).__name__} has no list of layers to stream; load it with "
+                "from_pretrained()"
+            )
+        prefix, found = max(lists, key=lambda item: _num_bytes(item[1]))
+        names = [f"{prefix}.{index}" for index in range(len(found))]
+        weights = [
+            {f"{name}.{inner}": weight for inner, weight in module.named_parameters()}
+            for name, module in zip(names, found, strict=True)
+        ]
+        missing = [name for layer in weights for name in layer if name not in stored]
+        check_complete(missing)
+        read = [
+            LayerWeights([Weight(w.dtype, tuple(w.shape), stored[n]) for n, w in each.items()])
+            for each in weights
+        ]
+        owners: dict[int, set[str]] = {}
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            owners.setdefault(id(weight), set()).add(name)
+        alone = [
+            index
+            for index, layer in enumerate(weights)
+            if layer and all(len(owners[id(weight)]) == 1 for weight in layer.values())
+        ]
+        decoder = model.get_submodule(prefix.rpartition(".")[0])
+        return cls(decoder, names, list(found), weights, read, alone)
+
+    def sizes(self, model: Any, max_length: int, max_texts: int) -> Sizes:
+        """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
+        config = model.config.get_text_config(decoder=True)
+        reserve = text_bytes(config, max_length, model.dtype.itemsize, max_texts)
+        layers = [_num_bytes(module) for module in self.modules]
+        return Sizes(
+            _num_bytes(model) - sum(layers) + reserve,
+            layers,
+            [each.num_bytes for each in self.stored],
+            max(each.scratch_bytes for each in self.stored),
+        )
+
+
+def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> Any:
+    """The model, with weights that have a shape and no values."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise UnsupportedError("max_memory needs accelerate; run 'pip install accelerate'")
+    from accelerate import init_empty_weights
+
+    config = AutoConfig.from_pretrained(name)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedError(
+            f"a quantised model can't be streamed (got {name!r}); name its original weights"
+        )
+    with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config, shards))
+    model.tie_weights()  # In that context, no two modules share a weight.
+    _keep_in_float32(model)
+    with suppress(OSError):  # Without a file, the model has made one from its config.
+        model.generation_config = GenerationConfig.from_pretrained(name)
+    return model.eval().requires_grad_(False)
+
+
+def _stored(model: Any, shards: Sequence[Shard]) -> _Stored:
+    """The tensors in the files that each weight of the model is made of."""
+    tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
+    stored = {
+        name: [tensors[part.name].part(part.which, part.number) for part in parts]
+        for name, parts in parts_of(model, tensors).items()
+    }
+    for name, weight in model.state_dict().items():
+        shapes = [tensor.shape for tensor in stored.get(name, ())]
+        is_filled = sum(map(prod, shapes)) == weight.numel()
+        if shapes and not (shapes[0] == weight.shape if len(shapes) == 1 else is_filled):
+            raise WeightsError(
+                f"{name} must have shape {tuple(weight.shape)}, as the model's config says (got "
+                f"{shapes} in {stored[name][0].shard.path}); use the config that belongs to the "
+                "weights"
+            )
+    return stored
+
+
+def _dtype(dtype: str | torch.dtype, config: Any, shards: Sequence[Shard]) -> torch.dtype:
+    """The dtype that is asked for, else the config's, else that of the files."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
+    return next((each for each in stored if each.is_floating_point), torch.float32)
+
+
+def _keep_in_float32(model: Any) -> None:
+    """Gives float32 to the weights that the model always keeps so, as `from_pretrained()` does."""
+    kept = names_in_float32(model)
+    for name, weight in model.named_parameters():
+        if any(part in name for part in kept):
+            weight.data = weight.data.float()
+
+
+def _stream(
+    model: Any,
+    layers: _Layers,
+    streamed: Sequence[int],
+    shards: Sequence[Shard],
+    device: torch.device,
+) -> None:
+    """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
+    weights = [
+        [_put(model, name, blank(weight, device)) for name, weight in layers.weights[index].items()]
+        for index in streamed
+    ]
+    stored, on_cuda = [layers.stored[index] for index in streamed], device.type == "cuda"
+    buffers = CudaBuffers(stored, shards, device) if on_cuda else Buffers(stored, shards)
+    stream = Stream(weights, buffers)
+    attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
+    where = "cpu" if on_cuda else "disk"
+    # Accelerate's note, which keeps transformers from moving or compiling the model.
+    model.hf_device_map = {"": str(device)} | {layers.names[index]: where for index in streamed}
+
+
+def _load(model: Any, stored: _Stored, later: set[str], device: torch.device) -> None:
+    """Reads all weights except those named in `later`, and ties weights as the model asks."""
+    scratch, loaded = new_scratch(), set(later)
+    for name, empty in model.state_dict(keep_vars=True).items():
+        if name in stored and name not in later:
+            full = torch.empty(empty.shape, dtype=empty.dtype, device=device)
+            read_into(full, stored[name], scratch)
+            _put(model, name, full)
+            loaded.add(name)
+    missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
+    for name, buffer in list(model.named_buffers()):
+        _put(model, name, buffer.to(device))
+    named = model.named_parameters(remove_duplicate=False)
+    check_complete([name for name, each in named if each.is_meta and name not in later])
+
+
+def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
+    """Sets a buffer or a weight of the model by its name; returns it."""
+    prefix, _, leaf = name.rpartition(".")
+    module = model.get_submodule(prefix)
+    is_buffer = any(name == leaf for name, _ in module.named_buffers(recurse=False))
+    setattr(module, leaf, tensor if is_buffer else nn.Parameter(tensor, requires_grad=False))
+    return getattr(module, leaf)
+
+
+def check_complete(missing: Sequence[str]) -> None:
+    """Refuses files that lack weights."""
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightsError(
+            f"the files must hold all weights of the model (they lack {missing[0]!r}{more}); "
+            "download the model again"
+        )
+
+
+def _num_bytes(module: nn.Module) -> int:
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)

@@ -1,0 +1,151 @@
+"""The hooks that give streamed layers their weights, and what a streamed model refuses.
+
+A streamed weight reads as NaN except while its layer is computed.
+Knows modules and the reader; nothing of files.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import nn
+
+from selfspec.compat.modules import MOVES, hooks_on
+from selfspec.errors import UnsupportedError
+from selfspec.weights.held_weight import FileWeight, set_data
+from selfspec.weights.streamed.buffers import Buffers
+from selfspec.weights.streamed.reader import Reader
+
+__all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
+
+_CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
+_REFUSED = {
+    MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load()",
+    "push_to_hub": f"{_CANT_SAVE}; push those",
+    "save_pretrained": f"{_CANT_SAVE}; copy those",
+    "state_dict": f"{_CANT_SAVE}; read those",
+}
+
+
+class Traffic(NamedTuple):
+    """What a streamed model has read since it was loaded."""
+
+    num_bytes: int
+    seconds_read: float  # in the reader's thread
+    seconds_waited: float  # by forwards, for the reader
+
+
+class Stream:
+    """Gives each streamed layer of one model its weights when its turn comes.
+
+    `layers` are the weights of each layer, which must be `blank`.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[nn.Parameter]], buffers: Buffers) -> None:
+        self._layers = layers
+        self._views = [buffers.views(index) for index in range(len(layers))]
+        self._blanks = [[weight.data for weight in layer] for layer in layers]
+        for weight in (weight for layer in layers for weight in layer):
+            weight.__class__ = FileWeight
+        self.lock = threading.RLock()
+        self.reader = Reader(buffers, len(layers))
+        weakref.finalize(self, self.reader.close)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnsupportedError("a streamed model can't be copied or pickled; load it again")
+
+    def take(self, index: int) -> None:
+        """Gives a layer its weights, as soon as they are read."""
+        self._point(index, self._views[index][self.reader.take(index)])
+
+    def give_back(self, index: int) -> None:
+        """Takes the weights from a layer, whose buffer may then be filled again."""
+        self._point(index, self._blanks[index])
+        self.reader.give_back()
+
+    def _point(self, index: int, tensors: Sequence[torch.Tensor]) -> None:
+        for weight, tensor in zip(self._layers[index], tensors, strict=True):
+            set_data(weight, tensor)
+
+
+@dataclass(frozen=True)
+class _Hook:
+    """Called before or after the forward of a streamed layer.
+
+    A forward may end after any layer. The next forward then makes the reader start anew.
+    """
+
+    stream: Stream
+    act: Callable[[int], None]
+    number: int  # of the layer, among the streamed ones
+
+    def __call__(self, *_args: Any) -> None:
+        self.act(self.number)
+
+
+def attach_stream(
+    model: Any, decoder: nn.Module, layers: Sequence[nn.Module], stream: Stream
+) -> None:
+    """Lets the stream serve these layers of the decoder, in that order."""
+    for index, layer in enumerate(layers):
+        layer.register_forward_pre_hook(_Hook(stream, stream.take, index))
+        layer.register_forward_hook(_Hook(stream, stream.give_back, index))
+    vars(decoder)["forward"] = _one_at_a_time(decoder, stream.lock)
+    for name, reason in _REFUSED.items():
+        vars(model)[name] = _Refusal(reason)
+
+
+def blank(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the same shape that takes no memory and reads as NaN, so that mistakes show."""
+    value = float("nan") if weight.is_floating_point() else 0
+    return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
+
+
+def is_streamed(model: Any) -> bool:
+    """Whether some layers of a model are streamed."""
+    return _stream_of(model) is not None
+
+
+def traffic(model: Any) -> Traffic:
+    """What was read for a model so far; nothing for one that is not streamed."""
+    stream = _stream_of(model)
+    if stream is None:
+        return Traffic(0, 0.0, 0.0)
+    reader = stream.reader
+    return Traffic(reader.buffers.bytes_read, reader.seconds_read, reader.seconds_waited)
+
+
+class _Refusal(NamedTuple):
+    reason: str
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise UnsupportedError(self.reason)
+
+
+def _stream_of(model: Any) -> Stream | None:
+    for module in model.modules():
+        for hook in hooks_on(module).values():
+            if isinstance(hook, _Hook):
+                return hook.stream
+    return None
+
+
+def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
+    """The module's forward, for one thread at a time; keeps no reference to the module."""
+    forward, owner = type(module).forward, weakref.ref(module)
+
+    @functools.wraps(forward)
+    def locked_forward(*args: Any, **kwargs: Any) -> Any:
+        with lock:
+            return forward(owner(), *args, **kwargs)
+
+    locked_forward.__module__ = __name__  # It does nothing but wait.
+    locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    return locked_forward

@@ -1,0 +1,326 @@
+"""A model is given what it was seen to follow, and never a tree on trust."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    GPTNeoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+import selfspec
+from selfspec.ability.probe import attention_types, probe
+from selfspec.ability.trial_layers import Depth
+from selfspec.compat.generation import KV
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.layout import Window
+from tests.fakes import new_model, prompt, tiny_model
+from tests.lossless.same import slow
+
+SMALL = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def types_of(model_type: str, **changes: Any) -> Any:
+    return attention_types(AutoConfig.for_model(model_type, **changes))
+
+
+FULL, NEAR, BLOCKS = (f"{kind}_attention" for kind in ("full", "sliding", "chunked"))
+SCALED = {"attention_chunk_size": 8, "attn_temperature_tuning": True, "floor_scale": 16}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "by_layer", "windows"),
+    [
+        ("llama", {}, [FULL, FULL], {FULL: Window()}),
+        ("mistral", {"sliding_window": 7}, [NEAR, NEAR], {NEAR: Window("sliding", 7)}),
+        ("mistral", {"sliding_window": None}, [FULL, FULL], {FULL: Window()}),
+        (
+            "gemma3_text",
+            {"layer_types": [NEAR, FULL], "sliding_window": 6},
+            [NEAR, FULL],
+            {NEAR: Window("sliding", 6), FULL: Window()},
+        ),
+        ("llama4_text", SCALED, [BLOCKS, BLOCKS], {BLOCKS: Window("chunked", 8)}),
+    ],
+)
+def test_attention_types_are_read_from_a_config(name, config, by_layer, windows):
+    types = types_of(name, num_hidden_layers=2, **config)
+    assert (list(types.by_layer), types.windows) == (by_layer, windows)
+    assert types.scale_period == config.get("floor_scale", 0)
+
+
+def test_a_multimodal_config_is_read_where_its_text_is():
+    types = types_of("gemma3", text_config={"num_hidden_layers": 2, "sliding_window": 5})
+    assert types.windows[NEAR] == Window("sliding", 5)
+
+
+def test_a_window_of_the_models_own_making_is_refused():
+    assert "its config sets 'window_size'" in attention_types(GPTNeoConfig())
+
+
+def test_recurrent_layers_are_refused_by_their_type():
+    reason = types_of("qwen3_next", num_hidden_layers=2, layer_types=["linear_attention"] * 2)
+    assert reason == "it has layers of type 'linear_attention', which can't branch"
+
+
+def in_training(attention: str) -> PreTrainedModel:
+    return new_model("llama", attention, attention_dropout=0.5).train()
+
+
+@pytest.mark.parametrize(
+    ("new", "mode", "said"),
+    [
+        (lambda: tiny_model("bloom"), "chain", "BloomForCausalLM"),
+        (lambda: tiny_model("mamba"), "plain", "and no chain either"),
+        (lambda: new_model("llama", vocab_size=8), "plain", "vocabulary is too small"),
+        (lambda: in_training("sdpa"), "plain", "draws random numbers"),
+        (lambda: in_training("eager"), "plain", "draws random numbers"),
+    ],
+    ids=["alibi", "recurrent", "few tokens", "dropout", "dropout, eager"],
+)
+def test_what_can_not_branch_is_given_less_and_says_why(new, mode, said):
+    ability = probe(new())
+    assert (ability.mode, ability.attention) == (mode, None)
+    assert said in ability.reason
+
+
+def test_an_attention_that_takes_no_4d_mask_is_given_no_tree():
+    model = new_model("llama")
+    model.config._attn_implementation = "flex_attention"
+    assert "'flex_attention' attention takes no 4-D mask" in probe(model).reason
+
+
+class Broken(LlamaForCausalLM):
+    """A model whose subclasses change what its forward is given."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
+        self.begin(kwargs)
+        if attention_mask is not None and attention_mask.dim() == 4:
+            attention_mask = self.read(attention_mask)
+        return super().forward(input_ids, attention_mask, self.count(position_ids), **kwargs)
+
+    def begin(self, kwargs: dict[str, Any]) -> None:
+        pass
+
+    def read(self, mask: torch.Tensor) -> torch.Tensor | None:
+        return mask
+
+    def count(self, positions: torch.Tensor) -> torch.Tensor | None:
+        return positions
+
+
+class IgnoresMasks(Broken):
+    """Makes its own causal mask whatever it is given: every node would see its elders."""
+
+    def read(self, mask):
+        return None
+
+
+class IgnoresPositions(Broken):
+    """Counts columns by itself: siblings would stand one behind the other."""
+
+    def count(self, positions):
+        return None
+
+
+class IgnoresHalfTheMask(Broken):
+    """Keeps what a mask says of the past, and sees the whole tree."""
+
+    def read(self, mask):
+        width = mask.shape[2]
+        past = mask[..., :-width]
+        causal = torch.full((width, width), torch.finfo(self.dtype).min).triu(1)
+        return torch.cat([past, causal.expand(*past.shape[:2], -1, -1)], dim=-1)
+
+
+class FailsOnMasks(Broken):
+    """Takes masks of two dimensions only."""
+
+    def read(self, mask):
+        raise ValueError("expected a mask (B, L)")
+
+
+def broken(
+    kind: type[PreTrainedModel], attention: str = "sdpa", seed: int = 5, **changes: Any
+) -> PreTrainedModel:
+    config = LlamaConfig(**(SMALL | changes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return kind._from_config(config, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (IgnoresMasks, "depends on nodes that it must not see"),
+        (IgnoresPositions, "to one that sees siblings"),
+        (IgnoresHalfTheMask, "depends on nodes that it must not see"),
+        (FailsOnMasks, "fails on it (ValueError: expected a mask (B, L))"),
+    ],
+)
+def test_a_model_that_does_not_follow_a_tree_is_never_given_one(kind, said, attention):
+    assert probe(broken(LlamaForCausalLM, attention)).mode == "tree"
+    ability = probe(broken(kind, attention))
+    assert ability.mode == "chain"
+    assert said in ability.reason
+
+
+FAULTS = [IgnoresMasks, IgnoresPositions, IgnoresHalfTheMask]
+
+
+def with_noise(model: PreTrainedModel, size: float) -> PreTrainedModel:
+    """Each layer's outcome is off by a share of its length, otherwise at each width and batch.
+
+    As GPUs round in half precision, and much more: the noise is what a real, deep model adds up.
+    """
+
+    def add_noise(_module: Any, _args: Any, hidden: torch.Tensor) -> torch.Tensor:
+        dice = torch.Generator().manual_seed(hidden.shape[0] * hidden.shape[1])
+        noise = torch.randn(hidden.shape, generator=dice).to(hidden.dtype)
+        return hidden + noise * size * hidden.std(-1, keepdim=True)
+
+    for layer in model.model.layers:
+        layer.register_forward_hook(add_noise)
+    return model
+
+
+HALVES = torch.bfloat16, torch.float16
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+
+
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, *FAULTS])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (0.0, torch.float32),
+        *(slow(0.0, dtype) for dtype in HALVES),
+        *(slow(0.003, dtype) for dtype in (torch.float32, *HALVES)),
+        *((0.03, dtype) for dtype in (torch.float32, *HALVES)),
+    ],
+)
+def test_rounding_of_any_size_passes_and_hides_no_fault(size, kind, dtype):
+    for seed in range(4):
+        mode = probe(with_noise(broken(kind, seed=seed).to(dtype), size)).mode
+        assert (mode == "tree") == (kind is LlamaForCausalLM), seed
+
+
+class KeepsOtherSlots(TreeBackend):
+    """Keeps the wrong child's keys and values instead of the right one's."""
+
+    def commit(self, paths):
+        super().commit([[0, *range(1, len(path))] for path in paths])
+
+
+@DTYPES
+def test_wrong_slots_are_found_out(dtype, monkeypatch):
+    monkeypatch.setattr("selfspec.ability.probe.TreeBackend", KeepsOtherSlots)
+    for seed in range(4):
+        reason = probe(broken(LlamaForCausalLM, seed=seed).to(dtype)).reason
+        assert "slots" in reason, seed
+
+
+# -- how deep ----------------------------------------------------------------------------------
+
+
+def test_each_kind_of_layer_is_tried():
+    model = tiny_model("gemma3")
+    depth = Depth.of(model)
+    kinds = model.config.layer_types
+    assert depth.num_layers is None or set(kinds[: depth.num_layers]) == set(kinds)
+    assert Depth.of(broken(LlamaForCausalLM, num_hidden_layers=6)).num_layers == 1
+
+
+def test_a_model_that_somebody_listens_to_is_run_whole():
+    model = broken(LlamaForCausalLM, num_hidden_layers=6)
+    handle = model.model.layers[3].register_forward_hook(lambda *_: None)
+    assert Depth.of(model) == Depth.whole()
+    handle.remove()
+    model.model.layers[3]._hf_hook = object()
+    assert Depth.of(model) == Depth.whole()
+
+
+class GivesTheLastLogits(Broken):
+    """Always leaves out the logits of all tokens but the last one."""
+
+    def begin(self, kwargs):
+        kwargs["logits_to_keep"] = 1
+
+
+def test_a_model_that_gives_too_few_logits_is_decoded_plainly():
+    ability = probe(broken(GivesTheLastLogits, num_hidden_layers=6))
+    assert ability.mode == "plain"
+    assert "it gives logits of shape (1, 1) for (1, 2) tokens" in ability.reason
+
+
+class Amnesic(Broken):
+    """Keeps nothing: neither trees nor chains can be checked against what came before."""
+
+    def begin(self, kwargs):
+        kwargs[KV] = None
+
+    def read(self, mask):
+        return mask[..., -mask.shape[2] :]
+
+
+def test_a_model_that_forgets_its_past_is_decoded_plainly():
+    assert probe(broken(Amnesic)).mode == "plain"
+
+
+def test_running_out_of_memory_is_no_verdict():
+    class Hungry(Broken):
+        def begin(self, kwargs):
+            raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        probe(broken(Hungry))
+
+
+def test_probing_leaves_no_trace():
+    """Neither in the random stream, nor in the weights' gradients, nor in the model's mode."""
+    model = broken(LlamaForCausalLM)
+    state = torch.get_rng_state()
+    probe(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model.training
+
+
+class DrawnBeside(Broken):
+    """While it runs, somebody else draws."""
+
+    def begin(self, kwargs):
+        torch.rand(1)
+
+
+def test_what_another_thread_draws_is_no_dropout_and_stays_drawn():
+    model = broken(DrawnBeside)
+    state = torch.get_rng_state()
+    assert probe(model).mode == "tree"
+    assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_is_decoded_plainly_with_stocks_draws():
+    model = selfspec.attach(in_training("sdpa"))
+    texts = []
+    for extra in ({}, {"assistant": selfspec.SelfSpec()}):
+        torch.manual_seed(0)
+        texts.append(model.generate(**prompt(), do_sample=True, max_new_tokens=20, **extra))
+    assert torch.equal(*texts)

@@ -1,0 +1,92 @@
+"""Curves belong to what a cost depends on, start from the nearest thing known, and come back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from selfspec.cost import CostCurve
+from selfspec.forward import costs as module
+from selfspec.forward.costs import Costs, context_bucket, learned_curve
+from tests.fakes import new_model
+
+pytestmark = pytest.mark.usefixtures("measuring")
+
+
+def backend(front: int = 20, kind: str = "eager") -> Any:
+    return SimpleNamespace(front=front, kind=kind, chains_only=False)
+
+
+@pytest.fixture
+def costs() -> Costs:
+    return Costs()
+
+
+def teach(curve: CostCurve, slope: float) -> None:
+    for width in (1, 2, 4, 8) * 20:
+        curve.refine(width, 1 + slope * (width - 1))
+
+
+@pytest.mark.parametrize(
+    ("length", "bucket"),
+    [(0, (0, 255)), (255, (0, 255)), (256, (256, 511)), (900, (512, 1023)), (1024, (1024, 2047))],
+)
+def test_lengths_within_a_factor_of_two_share_a_curve(length, bucket):
+    assert context_bucket(length) == bucket
+
+
+def test_the_same_situation_has_the_same_curve(costs):
+    model = new_model()
+    curve = costs.curve(model, backend(), 1)
+    assert costs.curve(model, backend(front=200), 1) is curve
+    assert costs.curve(model, backend(front=300), 1) is not curve
+    assert costs.curve(model, backend(), 3) is not curve
+    assert costs.curve(model, backend(kind="packed"), 1) is not curve
+
+
+def test_a_new_length_starts_from_the_nearest_known_one(costs):
+    model = new_model()
+    short, long = (costs.curve(model, backend(front=front), 1) for front in (20, 3000))
+    teach(short, 0.5)
+    teach(long, 0.1)
+    assert costs.curve(model, backend(front=300), 1).as_dict() == short.as_dict()
+    assert costs.curve(model, backend(front=1500), 1).as_dict() == long.as_dict()
+
+
+def test_what_was_learned_comes_back(costs):
+    model = new_model()
+    curve = costs.curve(model, backend(), 1)
+    teach(curve, 0.3)
+    costs.keep()
+    again = Costs().curve(model, backend(), 1)
+    assert again.as_dict() == curve.as_expectation().as_dict()
+    assert again.seconds(1) == curve.seconds(1)
+    assert not again.knows_plain  # The machine may be slower or faster by now.
+    learned = learned_curve(model, "eager", 600)  # Of the nearest length that is known.
+    assert learned is not None
+    assert learned.as_dict() == curve.as_dict()
+
+
+@pytest.mark.parametrize("kept", [{"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
+def test_what_is_no_curve_counts_as_none(kept, costs, monkeypatch):
+    monkeypatch.setattr(module, "find_measured", lambda _key: kept)
+    assert not costs.curve(new_model(), backend(), 1).knows_plain
+    assert learned_curve(new_model(), "eager", 20) is None
+
+
+def test_quantised_weights_are_expected_to_cost_what_was_measured(costs):
+    model = new_model()
+    model.hf_quantizer = object()
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.char(), requires_grad=False)
+    assert 1.03 <= costs.curve(model, backend(), 1).relative(2) <= 1.18
+
+
+def test_a_quantised_file_whose_weights_were_widened_is_a_plain_model(costs):
+    """So transformers reads a GGUF of an architecture whose blocks it can't keep."""
+    model = new_model()
+    plain = costs.curve(model, backend(), 1).relative(2)
+    model.hf_quantizer = object()
+    assert Costs().curve(model, backend(), 1).relative(2) == plain

@@ -1,0 +1,140 @@
+"""`TreeKV` with rows that come and go, against plain lists of which token lies in which column."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from selfspec.forward import slots as module
+from selfspec.forward.layout import Window
+from selfspec.forward.model import AttentionTypes
+from selfspec.forward.tree_kv import TreeKV, bytes_per_token
+
+HEADS = (2, 1)  # of the two layers
+
+
+def written(cache: DynamicCache, stamps: list[list[int]]) -> list[torch.Tensor]:
+    """One forward's keys (B, H, Q, D), which carry each token's stamp; what the layers show."""
+    shown = []
+    for layer, heads in enumerate(HEADS):
+        keys = torch.tensor(stamps, dtype=torch.float64)[:, None, :, None]
+        keys = keys.expand(-1, heads, -1, 3).clone()
+        shown.append(cache.update(keys, -keys[..., :2], layer)[0])
+    return shown
+
+
+def prompt_of(stamps: list[int]) -> DynamicCache:
+    cache = DynamicCache()
+    written(cache, [stamps])
+    return cache
+
+
+def rows_kv(max_rows: int, max_tokens: int | None) -> TreeKV:
+    """Both layers are windowed, and keep all columns all the same."""
+    attention = AttentionTypes(("a", "a"), {"a": Window("sliding", 4)}, 0)
+    return TreeKV(attention, max_rows=max_rows, max_tokens=max_tokens)
+
+
+def add_row(kv: TreeKV, stamps: list[int], need: int) -> None:
+    kv.add(prompt_of(stamps), need=need, room=max(kv.front, len(stamps)))
+
+
+def assert_holds(kv: TreeKV, texts: list[list[int]]) -> None:
+    """What each row shows in front of the next tree; behind its end nothing is NaN."""
+    if not texts:
+        return
+    kv.reserve(1)
+    for shown in written(kv.cache, [[7] for _ in texts]):
+        assert not shown.isnan().any()
+        for row, text in enumerate(texts):
+            assert shown[row, :, : len(text), 0].tolist() == [text] * shown.shape[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("max_tokens", [None, 300])
+def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
+    dice = random.Random(seed)
+    assert bytes_per_token(prompt_of([1]))[0] == 8 * 3 * 5
+    kv = rows_kv(4, max_tokens)
+    texts: list[list[int]] = []
+    stamps = iter(range(1, 10**6))
+    for _ in range(30):
+        length = dice.randrange(1, 40)
+        need = length + dice.randrange(20, 60)
+        if dice.random() < 0.5 and kv.fits([*kv.needs, need]):
+            texts.append([next(stamps) for _ in range(length)])
+            add_row(kv, texts[-1], need)
+        elif texts and dice.random() < 0.4:
+            left = dice.randrange(len(texts))
+            order = [i for i in range(len(texts)) if i != left]
+            if left < len(order):  # The last row moves into the gap.
+                order = order[:left] + order[-1:] + order[left:-1]
+            kv.keep_rows(order)
+            texts = [texts[i] for i in order]
+        elif texts and max(kv.lengths) + 3 <= min(kv.needs):
+            width = dice.randrange(1, 4)
+            kv.reserve(width)
+            trees = [[next(stamps) for _ in range(width)] for _ in texts]
+            written(kv.cache, trees)
+            paths = [[0, *sorted(dice.sample(range(1, width), width // 2))] for _ in texts]
+            kv.commit(paths)
+            for text, tree, path in zip(texts, trees, paths, strict=True):
+                text += [tree[node] for node in path]
+        assert kv.lengths == [len(text) for text in texts]
+        assert max_tokens is None or kv.nbytes <= max_tokens * bytes_per_token(prompt_of([1]))[0]
+        assert_holds(kv, texts)
+
+
+def test_what_an_earlier_row_left_is_wiped_out() -> None:
+    """A model may say NaN, and 0 times NaN is NaN."""
+    kv = rows_kv(2, 40)
+    ill = prompt_of([1, 2, 3, 4])
+    for layer in ill.layers:
+        layer.keys.fill_(float("nan"))
+    kv.add(ill, need=20, room=4)
+    kv.keep_rows([])
+    add_row(kv, [5], 20)
+    add_row(kv, [6, 7, 8, 9], 20)
+    assert_holds(kv, [[5], [6, 7, 8, 9]])
+
+
+def test_without_a_limit_it_takes_what_the_texts_need() -> None:
+    """And not what they may come to need, times the rows that may come."""
+    each = bytes_per_token(prompt_of([1]))[0]
+    kv = rows_kv(64, None)
+    need, texts = 100_000, [[1, 2, 3]]
+    add_row(kv, texts[0], need)
+    assert kv.nbytes <= 64 * each
+    for stamp in range(4, 1000):
+        kv.reserve(1)
+        written(kv.cache, [[stamp]])
+        kv.commit([[0]])
+        texts[0].append(stamp)
+        assert kv.nbytes <= 2 * (stamp + 64) * each
+    texts.append([5])
+    add_row(kv, texts[1], need)
+    assert kv.nbytes <= 2 * 2 * (1000 + 64) * each
+    assert_holds(kv, texts)
+
+
+def test_running_out_of_memory_for_a_row_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = rows_kv(4, None)
+    add_row(kv, [3, 4], 90)
+    num_left, new_slots = iter(range(1)), module.new_slots
+
+    def scarce(*args: Any) -> torch.Tensor:
+        if next(num_left, None) is None:
+            raise torch.OutOfMemoryError("on purpose")
+        return new_slots(*args)
+
+    monkeypatch.setattr(module, "new_slots", scarce)
+    with pytest.raises(torch.OutOfMemoryError):
+        add_row(kv, [5, 6, 7], 90)
+    monkeypatch.undo()
+    assert_holds(kv, [[3, 4]])
+    add_row(kv, [5, 6, 7], 90)
+    assert_holds(kv, [[3, 4], [5, 6, 7]])

@@ -1,0 +1,449 @@
+"""`TreeKV` against plain lists of which token lies in which column."""
+
+import weakref
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from transformers import DynamicCache, LlamaConfig, StaticCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from selfspec.forward import slots as module
+from selfspec.forward.layout import Layout, Window
+from selfspec.forward.model import AttentionTypes
+from selfspec.forward.tree_kv import TreeKV, can_hold_trees, foreign_layer, length_bucket
+from tests.strategies import paths_down, trees
+
+# (attention type, heads, dim of K, dim of V): the first and third differ only in what V holds
+LAYERS = (
+    ("full_attention", 2, 3, 3),
+    ("sliding_attention", 1, 4, 2),
+    ("full_attention", 2, 3, 5),
+    ("sliding_attention", 2, 2, 2),
+)
+TYPES = [layer[0] for layer in LAYERS]
+
+
+def states(layer: int, stamps: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values (B, H, L, D) that tell layer, head, dim and the token's stamp apart."""
+    _, heads, key_dim, value_dim = LAYERS[layer]
+    stamp = torch.tensor(stamps, dtype=torch.float64)[:, None, :, None] * 1000
+    head = torch.arange(heads)[:, None, None] * 10
+    key = stamp + layer * 100 + head + torch.arange(key_dim)
+    return key, -(stamp + layer * 100 + head + torch.arange(value_dim))
+
+
+def stock_cache(window: int) -> DynamicCache:
+    """Empty, with layers of both kinds."""
+    cache = DynamicCache()
+    cache.layers = [
+        DynamicSlidingWindowLayer(window) if name == "sliding_attention" else DynamicLayer()
+        for name in TYPES
+    ]
+    return cache
+
+
+def write(cache: DynamicCache, stamps: list[list[int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """One forward's worth of keys and values, and what each layer's attention gets to see."""
+    return [cache.update(*states(layer, stamps), layer) for layer in range(len(LAYERS))]
+
+
+def new_kv(window: int, **options) -> TreeKV:
+    windows = {"full_attention": Window(), "sliding_attention": Window("sliding", window)}
+    return TreeKV(AttentionTypes(tuple(TYPES), windows, 0), **options)
+
+
+def adopt(cache: DynamicCache, window: int, num_rows: int, room: int, **options) -> TreeKV:
+    kv = new_kv(window, **options)
+    kv.add(cache, num_rows, room=room)
+    return kv
+
+
+def write_tree(kv: TreeKV, stamps: list[list[int]], *, captured: bool = False):
+    """One forward's worth of a tree; what attention gets to see."""
+    width = len(stamps[0])
+    kv.reserve(width)
+    if captured:
+        first = {name: kv.front - kv.first_columns[name] for name in kv.first_columns}
+        slots = {name: first[name] + torch.arange(width) for name in first}
+        masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
+        nothing = torch.empty(0)
+        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front))
+    seen = write(kv.cache, stamps)
+    kv.layout = None
+    return seen
+
+
+class KvMachine(RuleBasedStateMachine):
+    """Any order of forwards, commits, dropped rows and releases."""
+
+    keeps_slots = False
+
+    @initialize(
+        num_rows=st.integers(1, 3),
+        prompt_length=st.integers(1, 9),
+        window=st.integers(2, 6),
+        room=st.sampled_from([0, 1, 5, 80]),
+        small=st.sampled_from([1, 1 << 20]),
+        multiple=st.sampled_from([1, 64]),
+    )
+    def prompt(self, num_rows, prompt_length, window, room, small, multiple):
+        self.window, self.room, self.small, self.num_stamps = window, room, small, 0
+        self.multiple = multiple
+        self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
+        self.cache = stock_cache(window)
+        write(self.cache, self.rows)
+        self.kv = new_kv(self.window, keeps_slots=self.keeps_slots)
+        self.add()
+
+    def add(self) -> None:
+        with mock.patch.object(module, "_SMALL", self.small), self.small_steps():
+            self.kv.add(self.cache, len(self.rows), room=self.room)
+
+    def small_steps(self):
+        return mock.patch("selfspec.forward.tree_kv._MULTIPLE", self.multiple)
+
+    def new_stamps(self, count: int) -> list[int]:
+        """Each token that was ever written has a number of its own."""
+        self.num_stamps += count
+        return list(range(self.num_stamps - count + 1, self.num_stamps + 1))
+
+    @rule(data=st.data())
+    def forward_and_commit(self, data):
+        grown = [data.draw(trees(max_nodes=6)) for _ in self.rows]
+        width = max(map(len, grown))
+        stamps = [self.new_stamps(width) for _ in self.rows]
+        front = max(map(len, self.rows))
+        with self.small_steps():
+            seen = write_tree(self.kv, stamps, captured=self.keeps_slots)
+        self.check_seen(seen, stamps, front)
+        paths = [data.draw(paths_down(tree)) for tree in grown]
+        self.kv.commit(paths)
+        for row, path, stamp in zip(self.rows, paths, stamps, strict=True):
+            row.extend(stamp[node] for node in path)
+
+    def check_seen(self, seen, stamps, front):
+        """Attention gets the committed columns where they belong, and the tree behind the front."""
+        for layer, held in enumerate(seen):
+            first = self.kv.first_columns[TYPES[layer]]
+            for row, committed in enumerate(self.rows):
+                columns = [committed[first:], stamps[row]]
+                starts = [0, front - first]
+                for start, stamp in zip(starts, columns, strict=True):
+                    for got, true in zip(held, states(layer, [stamp]), strict=True):
+                        assert torch.equal(got[row, :, start : start + len(stamp)], true[0])
+            assert all(self.is_so_long(got, front - first + len(stamps[0])) for got in held)
+
+    def is_so_long(self, got: torch.Tensor, num_columns: int) -> bool:
+        if not self.keeps_slots:
+            return got.shape[2] == num_columns
+        return num_columns <= got.shape[2] <= length_bucket(num_columns)
+
+    @precondition(lambda self: len(self.rows) > 1)
+    @rule(data=st.data())
+    def keep_rows(self, data):
+        indices = range(len(self.rows))
+        kept = sorted(data.draw(st.sets(st.sampled_from(indices), min_size=1)))
+        self.kv.keep_rows(kept)
+        self.rows = [self.rows[index] for index in kept]
+
+    @rule()
+    def release_and_adopt_again(self):
+        self.check_release()
+        # Stock decodes one more token, then drafting takes over again.
+        stamps = [self.new_stamps(1) for _ in self.rows]
+        write(self.cache, stamps)
+        for row, stamp in zip(self.rows, stamps, strict=True):
+            row.extend(stamp)
+        self.add()
+
+    def check_release(self):
+        """The stock layers hold what stock would hold, up to the shortest row."""
+        self.kv.release()
+        length = min(map(len, self.rows))
+        self.rows = [row[:length] for row in self.rows]
+        assert [type(layer) for layer in self.cache.layers] == [
+            type(layer) for layer in stock_cache(self.window).layers
+        ]
+        as_stock = stock_cache(self.window)
+        write(as_stock, self.rows)
+        for got, true in zip(self.cache.layers, as_stock.layers, strict=True):
+            assert torch.equal(got.keys, true.keys)
+            assert torch.equal(got.values, true.values)
+            assert got.get_seq_length() == true.get_seq_length() == length
+            assert got.get_mask_sizes(3) == true.get_mask_sizes(3)
+
+    @invariant()
+    def lengths_and_sizes_are_right(self):
+        if not hasattr(self, "kv"):
+            return
+        assert self.kv.lengths == [len(row) for row in self.rows]
+        assert self.kv.front == max(self.kv.lengths)
+        assert self.kv.cache.get_seq_length() == self.kv.front
+        for layer in self.kv.cache.layers:
+            first = self.kv.first_columns[layer.attention_type]
+            assert layer.get_mask_sizes(4) == (self.kv.front - first + 4, first)
+        # Columns that a window still sees must never be dropped.
+        dropped = self.kv.first_columns["sliding_attention"]
+        assert dropped <= max(min(self.kv.lengths) - self.window + 1, 0)
+
+    def teardown(self):
+        if hasattr(self, "kv"):
+            self.check_release()
+
+
+class KeptMachine(KvMachine):
+    """The same on slots that outlive the calls, written where captured forwards say."""
+
+    keeps_slots = True
+
+
+TestKv, TestKeptKv = KvMachine.TestCase, KeptMachine.TestCase
+TestKv.settings = TestKeptKv.settings = settings(
+    max_examples=40, stateful_step_count=15, deadline=None
+)
+
+
+def chain_steps(kv: TreeKV, num_steps: int, width: int, **options) -> None:
+    """Each step accepts its whole chain."""
+    for _ in range(num_steps):
+        write_tree(kv, [[7] * width] * len(kv.lengths), **options)
+        kv.commit([list(range(width))] * len(kv.lengths))
+
+
+def prompted(*stamps: int, num_rows: int = 1, window: int = 4) -> DynamicCache:
+    """A stock cache behind a prompt."""
+    cache = stock_cache(window)
+    write(cache, [list(stamps)] * num_rows)
+    return cache
+
+
+def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
+    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
+        assert torch.equal(mine.keys, theirs.keys)
+        assert torch.equal(mine.values, theirs.values)
+        assert mine.get_seq_length() == theirs.get_seq_length()
+
+
+def capacity(kv: TreeKV, layer: int) -> int:
+    return kv.cache.layers[layer].stores["keys"].shape[2]
+
+
+@pytest.mark.parametrize("keeps_slots", [False, True])
+def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
+    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, room=0, keeps_slots=keeps_slots)
+    sizes = set()
+    for _ in range(300):
+        chain_steps(kv, 1, width=4, captured=keeps_slots)
+        sizes.add(capacity(kv, 0))
+        assert capacity(kv, 1) <= 128  # Two windows, rounded up to 64.
+    assert capacity(kv, 0) < 2 * kv.front + 64
+    assert len(sizes) <= 8  # That is how often it was copied on the way from 3 to 1203.
+
+
+def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
+    dropped = []
+    drop = module.Slots.drop
+    monkeypatch.setattr(
+        module.Slots, "drop", lambda part, *at: dropped.append(at) or drop(part, *at)
+    )
+    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, room=64, keeps_slots=True)
+    chain_steps(kv, 16, 4, captured=True)
+    before = kv.cache.layers[1].stores["keys"].data_ptr()
+    chain_steps(kv, 100, 4, captured=True)
+    assert kv.cache.layers[1].stores["keys"].data_ptr() == before
+    num_parts = sum(part.kind.attention_type == "sliding_attention" for part in kv._parts)
+    assert 0 < len(dropped) / num_parts < 100 / 4
+
+
+def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    monkeypatch.setattr("selfspec.forward.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
+    chain_steps(kv, 2, width=3)
+
+
+def test_a_single_write_fills_all_layers_of_a_kind():
+    """K of the first and third layer and V of the first share one tensor of three members."""
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    storage = {
+        kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
+        for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
+    }
+    assert len(storage) == 1
+
+
+def test_much_memory_is_adopted_in_parts(monkeypatch):
+    monkeypatch.setattr(module, "_SMALL", 1)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
+
+
+def test_its_memory_ends_with_its_last_user():
+    """Not only when Python looks for cycles: the next call's KV would come on top."""
+    cache = prompted(1, 2)
+    kv = adopt(cache, 4, num_rows=1, room=8)
+    slots = weakref.ref(kv._parts[0].tensor)
+    kv.release()
+    del kv, cache
+    assert slots() is None
+
+
+@pytest.mark.parametrize("keeps_slots", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("at", range(8))
+def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error, keeps_slots):
+    cache = prompted(1, 2, 3, 4, 5)
+    num_left = iter(range(at))
+
+    class Interrupted(DynamicLayer):
+        """Breaks off where its contents are taken away, key by key and value by value."""
+
+        def __setattr__(self, name, value):
+            if name in ("keys", "values") and not value.numel() and next(num_left, None) is None:
+                raise error("on purpose")
+            super().__setattr__(name, value)
+
+    for layer in cache.layers:
+        layer.__class__ = type("Interrupted", (Interrupted, type(layer)), {})
+    with pytest.raises(error):
+        adopt(cache, 4, num_rows=1, room=8, keeps_slots=keeps_slots)
+    assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
+
+
+def test_adopting_frees_the_stock_tensors():
+    cache = prompted(1, 2, 3)
+    adopt(cache, 4, num_rows=1, room=8)
+    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
+
+
+def scarce(monkeypatch, num_before: int) -> None:
+    """Memory runs out behind so many tensors of slots."""
+    num_left, new_slots = iter(range(num_before)), module.new_slots
+
+    def new(kind, num_members, num_rows, capacity):
+        if capacity and next(num_left, None) is None:
+            raise torch.OutOfMemoryError("on purpose")
+        return new_slots(kind, num_members, num_rows, capacity)
+
+    monkeypatch.setattr(module, "new_slots", new)
+
+
+@pytest.mark.parametrize("num_before", range(5))
+def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
+    """Some windowed slots have dropped columns by then, and others not."""
+    cache, stock = (prompted(1, 2, 3, 4, 5, window=3) for _ in range(2))
+    kv = adopt(cache, 3, num_rows=1, room=4)
+    for stamp in range(6, 9):
+        write_tree(kv, [[stamp]])
+        write(stock, [[stamp]])
+        kv.commit([[0]])
+    scarce(monkeypatch, num_before)
+    with pytest.raises(torch.OutOfMemoryError):
+        kv.reserve(30)
+    kv.release()
+    assert_same_cache(cache, stock)
+
+
+def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
+    cache = prompted(1, 2, window=9)
+    kv = adopt(cache, 9, num_rows=1, room=8)
+    write_tree(kv, [[3, 4, 5]])
+
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("selfspec.forward.tree_kv.move_columns", broken)
+    with pytest.raises(KeyboardInterrupt):
+        kv.commit([[0, 2]])
+    kv.release()
+    assert_same_cache(cache, prompted(1, 2, window=9))
+
+
+# slots that outlive the calls
+
+
+def test_sizes_suit_both_calls_unless_that_is_dear():
+    """Slots get another address only if there are not enough of them."""
+    kv, sizes, generations = new_kv(4, keeps_slots=True), [], []
+    for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
+        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=0)
+        sizes.append((kv._parts[0].num_rows, kv._parts[0].capacity))
+        generations.append(kv.generation)
+        kv.release()
+    assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]
+    first, second, third, fourth, fifth = generations
+    assert first == second < third < fourth == fifth
+
+
+def test_no_call_finds_what_another_left():
+    """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
+    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8, keeps_slots=True)
+    for layer in kv.cache.layers:
+        layer.stores["values"].fill_(torch.nan)
+    kv.release()
+    kv.add(prompted(1, 2), room=8)
+    assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
+
+
+@pytest.mark.parametrize(
+    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
+)
+def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
+    kv = adopt(prompted(*range(front)), 4, num_rows=1, room=320 - front, keeps_slots=True)
+    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
+
+
+def test_what_is_handed_back_is_no_slot():
+    cache = prompted(1, 2)
+    kv = adopt(cache, 4, num_rows=1, room=8, keeps_slots=True)
+    slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
+    kv.release()
+    assert not slots & {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
+    assert all(not layer.stores and layer.keys is None for layer in kv.cache.layers)
+
+
+# caches that can't be taken over
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (type("QuantizedLayer", (DynamicLayer,), {})(), "QuantizedLayer"),
+        (SimpleNamespace(is_initialized=True), "SimpleNamespace"),
+    ],
+)
+def test_layers_of_other_kinds_are_named(layer, name):
+    cache = stock_cache(window=4)
+    write(cache, [[1]])
+    assert foreign_layer(cache) is None
+    assert can_hold_trees(cache, 4) is None
+    assert "4 KV layers for 1, as where" in can_hold_trees(cache, 1)
+    layer.is_initialized = True
+    cache.layers[1] = layer
+    assert foreign_layer(cache) == f"a KV layer is a {name}, which can't branch"
+    assert can_hold_trees(cache, 4) == foreign_layer(cache)
+
+
+def test_layers_of_different_lengths_cannot_hold_trees():
+    cache = stock_cache(window=4)
+    write(cache, [[1]])
+    cache.layers[0].update(cache.layers[0].keys, cache.layers[0].values)
+    assert "columns that are no tokens" in foreign_layer(cache)
+
+
+def test_static_layers_and_empty_ones_cannot_hold_trees():
+    static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
+    assert "StaticLayer" in foreign_layer(static)
+    assert can_hold_trees(stock_cache(4), 4) == (
+        "a KV layer holds nothing, as where layers share their keys"
+    )

@@ -1,0 +1,84 @@
+"""Amounts of memory, and which layers they leave to be streamed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec import ConfigError, load
+from selfspec.compat.generation import kv_of
+from selfspec.weights.streamed.memory_plan import (
+    NUM_BUFFERS,
+    Sizes,
+    choose_streamed,
+    draft_model_bytes,
+    forward_bytes,
+    kv_bytes,
+)
+from tests.fakes import new_model, prompt
+from tests.storages import StorageLog
+
+
+def sizes(number: int, *, fixed: int = 100) -> Sizes:
+    return Sizes(fixed, [10] * number, [12] * number, 3)
+
+
+@given(st.integers(4, 40), st.integers(0, 400))
+def test_as_few_as_the_budget_allows(number, more):
+    parts = sizes(number)
+    max_bytes = 100 + 24 + 3 + more
+    streamed = choose_streamed(parts, range(number), max_bytes)
+    assert parts.with_streamed(streamed) <= max_bytes
+    if len(streamed) > NUM_BUFFERS + 1:
+        assert parts.with_streamed(streamed[1:]) > max_bytes
+    gaps = [b - a for a, b in pairwise(streamed)]
+    assert max(gaps, default=1) - min(gaps, default=1) <= 1
+
+
+def test_too_little_names_the_least_that_will_do():
+    with pytest.raises(ConfigError, match="126 bytes"):
+        choose_streamed(sizes(8), range(8), 126)
+    assert choose_streamed(sizes(8), range(8), 127) == tuple(range(8))
+
+
+def test_layers_that_share_weights_stay():
+    streamed = choose_streamed(sizes(8), [1, 2, 3, 4], 100 + 40 + 24 + 3)
+    assert streamed == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "glm4", "gpt2", "mixtral"])
+def test_the_kv_is_what_a_forward_leaves(name):
+    model, inputs = new_model(name), prompt(length=10)
+    cache = kv_of(model(**inputs, use_cache=True))
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert kv_bytes(model.config, 10, 4) == held
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2", "mixtral"])
+def test_a_forward_holds_no_more_than_was_reckoned(name):
+    model, inputs = new_model(name), prompt(length=100)
+    with StorageLog() as log, torch.no_grad():
+        model(**inputs, use_cache=False, logits_to_keep=1)
+    assert log.peak() <= forward_bytes(model.config, 100, 4) <= 3 * log.peak()
+
+
+@pytest.mark.parametrize("max_memory", ["60%", "90%"])
+def test_a_draft_model_is_part_of_the_budget(tmp_path, max_memory):
+    """What it takes is missing for layers: so many fewer are resident."""
+    model, small = new_model("llama", num_hidden_layers=40), new_model("llama")
+    model.save_pretrained(tmp_path)
+    layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
+    options = {"max_memory": max_memory, "max_length": 1}
+    alone = load(str(tmp_path), **options)
+    beside = load(str(tmp_path), draft_model=small, **options)
+    more = num_streamed(beside) - num_streamed(alone)
+    assert more == pytest.approx(draft_model_bytes(small, 1) / layer, abs=1)
+
+
+def num_streamed(model: Any) -> int:
+    return list(model.hf_device_map.values()).count("disk")
