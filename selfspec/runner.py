@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from selfspec.ability.inputs import columns_reason, needed_reason, of_plain_steps
+from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import Ability, BrokenTrial, probe
 from selfspec.ability.state import State, state_of
 from selfspec.ability.user_code import distrusted
@@ -22,11 +22,14 @@ from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger, SourceWorth
 from selfspec.cuda.kept import KeptRunner
+from selfspec.cuda.runner import StaticRunner
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend
+from selfspec.forward.backends import Backend, TreeBackend, tokens_in
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
-from selfspec.forward.model import device_of
+from selfspec.forward.eager import EagerForwards, Forwards
+from selfspec.forward.inputs import columns_reason
+from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.machine.device import device_for
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
@@ -67,7 +70,7 @@ class Run:
         self._abilities: dict[tuple[State, int], Ability] = {}
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
-        self._runner = KeptRunner()
+        self._captured = KeptRunner()
 
     @property
     def model(self) -> Any:
@@ -207,18 +210,17 @@ class Run:
             reason = self._checked(why if captures else None)
             yield ChainBackend(model, kind=self.kind, reason=reason)
         elif not captures:
-            yield TreeBackend(model, attention, kind=self.kind)
-        elif not (device := device_for(device_of(model), overlap=False)).can_capture:
-            reason = self._checked(f"a {device.name} captures no graphs")
-            yield TreeBackend(model, attention, kind=self.kind, reason=reason)
+            yield TreeBackend(model, attention, EagerForwards(attention, kind=self.kind))
         else:
-            with self._runner.borrow(model, attention) as found:
-                if isinstance(found, str):
-                    reason = self._checked(found)
-                    yield TreeBackend(model, attention, kind=self.kind, reason=reason)
-                else:
-                    strict = self.config.strict and self.config.forward == "graph"
-                    yield TreeBackend(model, attention, kind=self.kind, runner=found, strict=strict)
+            with self._captured.borrow(model, attention) as found:
+                strict = self.config.strict and self.config.forward == "graph"
+                yield TreeBackend(model, attention, self._forwards(attention, found), strict=strict)
+
+    def _forwards(self, attention: AttentionTypes, found: StaticRunner | str) -> Forwards:
+        """Captured forwards, or eager ones with the reason why there are none."""
+        if not isinstance(found, str):
+            return found
+        return EagerForwards(attention, kind=self.kind, reason=self._checked(found))
 
     def shared_backend(
         self, ability: Ability, *, max_rows: int, max_bytes: int | None
@@ -227,14 +229,11 @@ class Run:
         why = "captured forwards have a fixed number of rows, and here rows come and go"
         reason = self._checked(why if self._captures else None)
         assert ability.attention is not None
-        return TreeBackend(
-            self.model,
-            ability.attention,
-            kind=self.kind,
-            reason=reason,
-            max_rows=max_rows,
-            max_bytes=max_bytes,
-        )
+        sizes: dict[str, int] = {"max_rows": max_rows}
+        if max_bytes is not None:
+            sizes["max_tokens"] = tokens_in(self.model, max_rows, max_bytes)
+        forwards = EagerForwards(ability.attention, kind=self.kind, reason=reason, **sizes)
+        return TreeBackend(self.model, ability.attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

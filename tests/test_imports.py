@@ -24,7 +24,10 @@ EVERYTHING = None
 _COMPAT = {"compat"}
 _DRAFT = {"config", "draft", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
-_RUN = _COMPAT | {"config", "cost", "errors", "machine", "records", "run"}
+_BELOW = _COMPAT | {"errors", "machine"}
+_FORWARD = _BELOW | {"cost", "records", "weights"}
+_NEURAL = _FORWARD | {"forward"}
+_RUN = _NEURAL | {"ability", "config", "cuda", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
@@ -36,7 +39,12 @@ ALLOWED: dict[str, set[str] | None] = {
     "draft": _DRAFT,
     "verify": _VERIFY,
     "cost": {"records"},
-    "run": _RUN,
+    "weights": _BELOW,
+    "forward": _FORWARD,
+    "ability": _FORWARD | {"forward"},
+    "cuda": _FORWARD | {"ability", "forward"},
+    "neural": _NEURAL,
+    "runner": _RUN,
     "row": _DRAFT | _VERIFY | {"stats"},
     "learning": _DRAFT | _VERIFY | _RUN,
     "engine": _ENGINE | {"learning", "row"},
@@ -68,7 +76,10 @@ NO_TORCH = (
     "selfspec.stats",
     "selfspec.verify.walk",
 )
-TRANSFORMERS = {"building", "cli", "compat", "engines", "plugin", "run"}
+TRANSFORMERS = {
+    *("ability", "building", "cli", "compat", "engines"),
+    *("forward", "neural", "plugin", "weights"),
+}
 
 FILES = sorted(
     path for path in ROOT.rglob("*.py") if "hub" not in path.relative_to(ROOT).parts

@@ -1,14 +1,13 @@
-"""What a model is given beyond ids, positions, a mask and KV, and whether its plain steps need it.
+"""Whether the plain steps of a model need what they are given beyond ids, positions, mask and KV.
 
-Images and sounds are read with the prompt, and the KV holds what came of them. Some arguments go on
-to each plain step, while the forward of a draft gets none of them. So they must change nothing
-there. That is tried, since a name does not tell: `token_type_ids` change nothing in the plain steps
-of Gemma 3, and much in those of GPT-2.
+The forward of a draft gets none of it, so it must change nothing there. That is tried, since a name
+does not tell: `token_type_ids` change nothing in the plain steps of Gemma 3, and much in those of
+GPT-2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from copy import deepcopy
 from typing import Any
 
@@ -17,60 +16,15 @@ from torch.nn.functional import pad
 
 from selfspec.compat.generation import (
     KV,
-    KV_NAMES,
     kv_of,
     length_of_dropped_mask,
     read_prompt,
     update_arguments,
 )
 from selfspec.compat.kernels import is_out_of_memory
+from selfspec.forward.inputs import NO_TOKENS, numbers_of_columns, other_inputs, plain_inputs
 
-__all__ = [
-    "columns_reason",
-    "needed_reason",
-    "of_plain_steps",
-    "only_followed",
-    "other_inputs",
-    "plain_inputs",
-]
-
-# What the forward of a draft sets or follows.
-_FOLLOWED = frozenset(
-    (
-        "attention_mask",
-        "input_ids",
-        "inputs_embeds",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "position_ids",
-        *KV_NAMES,
-        "return_dict",
-        "use_cache",
-    )
-)
-_NO_TOKENS = "its KV has columns that are no tokens, such as images"
-
-
-def plain_inputs(
-    model: Any, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
-) -> dict[str, Any]:
-    """What the model's own `generate()` code gives a forward over the last tokens of the ids."""
-    inputs: dict[str, Any] = model.prepare_inputs_for_generation(
-        input_ids, next_sequence_length=num_tokens, **arguments
-    )
-    return inputs
-
-
-def other_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are given and that no draft can follow."""
-    others = ((name, value) for name, value in arguments.items() if name not in _FOLLOWED)
-    return {name: value for name, value in others if value is not None and value != {}}
-
-
-def only_followed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without all others."""
-    return {name: value for name, value in arguments.items() if name in _FOLLOWED}
+__all__ = ["needed_reason", "of_plain_steps"]
 
 
 def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> Hashable:
@@ -92,11 +46,6 @@ def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any
     return tuple(sorted(given)), tuple(sorted(values.items()))
 
 
-def columns_reason(kv: Any) -> str | None:
-    """Why drafts can't go on after what a KV cache holds; None if they can."""
-    return _NO_TOKENS if len(_numbers_of_columns(kv) - {0}) > 1 else None
-
-
 def needed_reason(
     model: Any,
     input_ids: torch.Tensor,  # (B, P)
@@ -115,8 +64,8 @@ def needed_reason(
         length = _length_of_text(input_ids, generation_config, arguments)
         kv = kv_of(arguments)
         # A decoder that looks at an encoder, as that of BLIP, puts its KV into one of two parts.
-        if not hasattr(kv, "layers") or not _numbers_of_columns(kv) <= {0, length}:
-            return _NO_TOKENS
+        if not hasattr(kv, "layers") or not numbers_of_columns(kv) <= {0, length}:
+            return NO_TOKENS
         step = _plain_step(model, input_ids, arguments)
         needed = list(other_inputs(step))
         if not needed or _are_alike(model, step, needed):
@@ -138,11 +87,6 @@ def _length_of_text(
     embeds = arguments.get("inputs_embeds")
     given = input_ids if embeds is None else embeds
     return length_of_dropped_mask(generation_config) or int(given.shape[1])
-
-
-def _numbers_of_columns(kv: Any) -> set[int]:
-    """The different numbers; a layer of running states has none, and one without keys has 0."""
-    return {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
 
 
 def _are_alike(model: Any, step: dict[str, Any], names: list[str]) -> bool:

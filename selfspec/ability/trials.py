@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import DynamicCache
 
-from selfspec.ability.inputs import plain_inputs
 from selfspec.ability.trial_layers import Depth
 from selfspec.compat.generation import KV
 from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.forward.backends import Backend
 from selfspec.forward.chains import ChainBackend
+from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.forward.tree_kv import can_hold_trees

@@ -15,6 +15,7 @@ MOVES = "_apply"
 __all__ = [
     "MOVES",
     "accelerate_hooks",
+    "embeddings_of",
     "encoder_of",
     "execution_device",
     "has_moving_hook",
@@ -194,3 +195,12 @@ def _adapters(module: nn.Module) -> str:
     """Which adapters of PEFT act in a layer, and how strongly."""
     names = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")
     return repr([getattr(module, name, None) for name in names])
+
+
+def embeddings_of(model: Any) -> nn.Module | None:
+    """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
+    try:
+        found: nn.Module | None = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return found

@@ -22,7 +22,7 @@ from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
-from selfspec.forward.model import AttentionTypes
+from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.machine.device import device_for
 
 __all__ = ["KeptRunner"]
@@ -70,7 +70,7 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
 
     try:
         with decoding_switches(model):
-            reason = try_backend(model, attention, partial(TreeBackend, runner=runner))
+            reason = try_backend(model, attention, partial(TreeBackend, forwards=runner))
     except torch.OutOfMemoryError:
         reason = "there is no memory to try it"
     runner.reason = runner.reason or reason
@@ -83,6 +83,9 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
     Only a trial finds the other reasons, for example experts that are chosen on the CPU. Costs some
     µs per module.
     """
+    device = device_for(device_of(model), overlap=False)
+    if not device.can_capture:
+        return f"a {device.name} captures no graphs"
     if attention.scale_period:
         return "it scales its queries by their column in the KV"
     if kind := changing_rope(model.config):

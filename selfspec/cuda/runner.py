@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.forward.layout import InputShape, read
+from selfspec.forward.eager import Logits
+from selfspec.forward.layout import InputShape, RowState, read
 from selfspec.forward.model import AttentionTypes, logits_of
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
@@ -66,6 +67,8 @@ class StaticRunner:
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the slots that the replays use
 
+    least_room = 4096  # Adding slots voids what was captured.
+
     @property
     def kind(self) -> str:
         """How forwards are run: ``"graph"``, or ``"eager"`` after a failure."""
@@ -75,6 +78,11 @@ class StaticRunner:
     def num_rows(self) -> int:
         """The most rows a forward may have; a call may have fewer."""
         return min(self.kv.num_rows, len(self._visible))
+
+    def fitting(self, shape: InputShape) -> InputShape:
+        """The shape of the captured forward that has room for inputs of `shape`."""
+        rows = min(stepped(shape.rows), max(self.num_rows, shape.rows))
+        return shape._replace(rows=rows, width=stepped(shape.width))
 
     def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
         """Notes which of a prompt's `num_columns` columns (B, P) count; None if all do."""
@@ -91,9 +99,7 @@ class StaticRunner:
         """Drops all rows except these, which move to the front."""
         self._visible[: len(rows)] = self._visible[list(rows)]
 
-    def ready(
-        self, model: Any, shape: InputShape, inputs: torch.Tensor
-    ) -> Callable[[], torch.Tensor]:
+    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
         Returns a function that runs the forward and returns its logits (R, W, V). The next forward

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
-from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.errors import UnsupportedError
-from selfspec.forward.layout import InputShape, RowState, hiding, read, write
-from selfspec.forward.model import AttentionTypes, device_of, logits_of
+from selfspec.forward.eager import EagerForwards, Forwards, Logits
+from selfspec.forward.layout import InputShape, RowState, write
+from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.tree_kv import ENDLESS, TreeKV, bytes_per_token
-from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 
-__all__ = ["Backend", "TreeBackend", "eager", "kv_bytes_per_token"]
-
-Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
-
-# There are this many KV slots after the prompt at first, if the text may become that long.
-# Fixed slots start with more, since adding some voids what was captured.
-_MIN_ROOM = 256
-_MIN_STATIC_ROOM = 4096
+__all__ = ["Backend", "TreeBackend", "kv_bytes_per_token", "tokens_in"]
 
 
 class Backend(Protocol):
@@ -94,24 +84,15 @@ class Backend(Protocol):
         ...
 
 
-def eager() -> str:
-    """How a model is run that nothing else is known of."""
-    return "eager"
-
-
 class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks.
 
-    Has no rows at first. With a `runner`, forwards have one of a few shapes and are captured; the
-    KV of an accepted path is moved right after the walk all the same, and not in the next replay.
-    So the move runs while the CPU drafts, costs nothing if the path already lies in the right
-    slots, and leaves the KV complete between any two steps.
+    Has no rows at first. `forwards` runs what is laid out here, eagerly or as captured graphs, and
+    has the slots. The KV of an accepted path is moved right after the walk, so that the KV is
+    complete between any two steps, and costs nothing if the path already lies in the right slots.
 
-    With `max_rows`, rows come and go, and all have the same number of columns. When a row leaves,
-    the last one moves into its place, so that the rows lie side by side, as a forward needs them.
-    `max_bytes` is what keys and values may take then, among them those of a prompt that is being
-    read, which has one share of `max_rows + 1`, and the copy of a part that is made when rows get
-    more columns. None: there is no limit.
+    If rows come and go, all have the same number of columns. When a row leaves, the last one moves
+    into its place, so that the rows lie side by side, as a forward needs them.
     """
 
     num_pending = None
@@ -121,48 +102,35 @@ class TreeBackend:
         self,
         model: Any,
         attention: AttentionTypes,
+        forwards: Forwards | None = None,  # None: eager ones.
         *,
-        kind: Callable[[], str] = eager,  # how forwards are run that are not captured
-        runner: StaticRunner | None = None,
-        reason: str | None = None,
         strict: bool = False,
-        max_rows: int | None = None,
-        max_bytes: int | None = None,
     ) -> None:
-        self.max_tokens = self.max_prompt = None
-        if max_rows is not None and max_bytes is not None:
-            whole, part = bytes_per_token(_cache_of_one_token(model))
-            self.max_prompt = max_bytes // (whole * (max_rows + 1) + part * max_rows)
-            self.max_tokens = self.max_prompt * max_rows
         self._model = model
         self._attention = attention
-        self._device = device_of(model)
-        self._kind = kind
-        self._runner = runner
-        self._reason = reason
+        self._forwards: Forwards = EagerForwards(attention) if forwards is None else forwards
         self._strict = strict
-        self._comes_and_goes = max_rows is not None
-        self._visible: torch.Tensor | None = None  # (B, P + 1): which columns count.
-        if runner is None:
-            self.kv = TreeKV(attention, max_rows=max_rows, max_tokens=self.max_tokens)
-        else:
-            self.kv = runner.kv
-            self.kv.clear()
+        self.kv.clear()
+
+    @property
+    def kv(self) -> TreeKV:
+        """The keys and values of the rows."""
+        return self._forwards.kv
 
     @property
     def kind(self) -> str:
         """How forwards are run, as `GenerationStats.forward` names it."""
-        return self._kind() if self._runner is None else self._runner.kind
+        return self._forwards.kind
 
     @property
     def reason(self) -> str | None:
         """Why forwards are not run as the config asks; None if they are."""
-        return self._reason if self._runner is None else self._runner.reason
+        return self._forwards.reason
 
     @property
     def setting_up(self) -> float:
         """Seconds of the last `lay_out` that went into a capture."""
-        return 0.0 if self._runner is None else self._runner.setting_up
+        return self._forwards.setting_up
 
     @property
     def front(self) -> int:
@@ -172,24 +140,19 @@ class TreeBackend:
     def admit(self, prompt: Prefilled, *, reach: int, width: int) -> None:
         """Takes in the rows of a prompt that was read. Only those that come first may be padded."""
         length, num_columns = prompt.input_ids.shape[1], int(prompt.cache.get_seq_length())
-        if self._comes_and_goes:
+        if self.kv.comes_and_goes:
             room = max(self.front, num_columns)
         else:  # All that may come, or as much as the prompt has.
-            least = _MIN_ROOM if self._runner is None else _MIN_STATIC_ROOM
-            room = min(reach, max(length, least)) + width
-        visible = None if prompt.visible is None else prompt.visible.to(self._device)
+            room = min(reach, max(length, self._forwards.least_room)) + width
+        visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
         sizes: Any = {"need": num_columns + reach + width, "room": room, "widest": width}
         try:
             self.add(prompt.cache, prompt.next_positions(self._model), visible, **sizes)
         except torch.OutOfMemoryError:
-            if self._runner is None:
+            if isinstance(self._forwards, EagerForwards):
                 raise
-            self._reason = "there is no memory for fixed KV slots next to the prompt's"
-            if self._strict:
-                raise UnsupportedError(
-                    f"strict=True and forward='graph' can't be had: {self._reason}"
-                ) from None
-            self._runner, self.kv = None, TreeKV(self._attention)
+            reason = "there is no memory for fixed KV slots next to the prompt's"
+            self._forwards = EagerForwards(self._attention, reason=self._checked(reason))
             self.admit(prompt, reach=reach, width=width)
 
     def add(
@@ -207,14 +170,10 @@ class TreeBackend:
         num_rows = positions.shape[-1]
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
-        if self._runner is not None:
-            self._runner.show(visible, num_rows, int(cache.get_seq_length()))
-            widest = stepped(widest)
+        self._forwards.show(visible, num_rows, int(cache.get_seq_length()))
+        widest = self._forwards.fitting(InputShape(num_rows, widest, (), 0)).width
         # If this breaks off, the cache is whole, and nothing else has changed.
         self.kv.add(cache, num_rows, need=need, room=max(room, widest), widest=widest)
-        if visible is not None and self._runner is None:
-            # One more column represents all columns after the prompt, which always count.
-            self._visible = pad(visible, (0, 1), value=True)
         for number, row in enumerate(self.kv.rows[-num_rows:]):
             row.start, row.position = starts[number], positions[..., number]
 
@@ -227,12 +186,10 @@ class TreeBackend:
 
     def lay_out(self, trees: Sequence[DraftTree]) -> Logits:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
-        kv, runner, windows = self.kv, self._runner, self._attention.windows
-        rows, width = len(trees), max(len(tree.tokens) for tree in trees)
-        shape = InputShape(rows, width, kv.rows[0].position.shape, len(windows))
-        if runner is not None:
-            rows = min(stepped(rows), runner.num_rows)
-            shape = shape._replace(rows=rows, width=stepped(width))
+        kv, windows = self.kv, self._attention.windows
+        num_rows, width = len(trees), max(len(tree.tokens) for tree in trees)
+        asked = InputShape(num_rows, width, kv.rows[0].position.shape, len(windows))
+        shape = self._forwards.fitting(asked)
         kv.reserve(shape.width)
         state = RowState(
             kv.lengths,
@@ -241,26 +198,20 @@ class TreeBackend:
             [kv.first_columns[name] for name in windows],
             kv.front,
         )
-        inputs = write(trees, state, shape)
-        if runner is not None:
-            run, num_rows = runner.ready(self._model, shape, inputs), len(trees)
-            return lambda: run()[:num_rows, :width]
-        layout = read(
-            upload(inputs, self._device),
-            shape,
-            windows=hiding(windows, state, width, has_padding=self._visible is not None),
-            num_keys={name: kv.front - kv.first_columns[name] + width for name in windows},
-            visible=self._visible,
-            dtype=kv.dtype,
-        )
-        return partial(logits_of, self._model, layout, kv.cache)
+        run = self._forwards.ready(self._model, shape, write(trees, state, shape), state)
+        return run if shape == asked else lambda: run()[:num_rows, :width]
 
     def forward(self, layout: Logits) -> torch.Tensor:
         """The logits (B, Q, V), which the next captured forward overwrites."""
         logits = layout()
-        if self._strict and self.reason is not None:
-            raise UnsupportedError(f"strict=True and forwards can't be as asked: {self.reason}")
+        self._checked(self.reason)
         return logits
+
+    def _checked(self, reason: str | None) -> str | None:
+        """Why forwards are not run as asked; an error if the config insists on it."""
+        if self._strict and reason is not None:
+            raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
+        return reason
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path and forgets the rest."""
@@ -268,12 +219,8 @@ class TreeBackend:
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order."""
-        index = list(rows)
-        self.kv.keep_rows(index)
-        if self._runner is not None:
-            self._runner.keep_rows(index)
-        if self._visible is not None:
-            self._visible = self._visible[index]
+        self.kv.keep_rows(rows)
+        self._forwards.keep_rows(rows)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back; `fills` says whether anybody gets it."""
@@ -283,6 +230,16 @@ class TreeBackend:
 def kv_bytes_per_token(model: Any) -> int:
     """What the keys and values of one token take; reads a token to find out."""
     return bytes_per_token(_cache_of_one_token(model))[0]
+
+
+def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
+    """How many tokens of KV fit into `max_bytes` where `max_rows` rows come and go.
+
+    A prompt that is being read has one share of `max_rows + 1`, and room is left for the copy of a
+    part that is made when rows get more columns. Reads a token to find out.
+    """
+    whole, part = bytes_per_token(_cache_of_one_token(model))
+    return max_rows * (max_bytes // (whole * (max_rows + 1) + part * max_rows))
 
 
 def _cache_of_one_token(model: Any) -> DynamicCache:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from selfspec.ability.inputs import plain_inputs
 from selfspec.compat.generation import belongs_to_caller, kv_of_decoder, update_arguments
 from selfspec.compat.states import (
     columns_of,
@@ -18,7 +17,8 @@ from selfspec.compat.states import (
     windows_of,
 )
 from selfspec.forward.attention import grouped_attention
-from selfspec.forward.backends import eager
+from selfspec.forward.eager import eager
+from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.machine.device import upload

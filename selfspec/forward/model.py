@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from selfspec.compat.generation import KV
-from selfspec.compat.modules import execution_device
+from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.attention import grouped_attention
 from selfspec.forward.layout import Layout, Window
 
 __all__ = [
     "AttentionTypes",
     "device_of",
-    "embeddings_of",
     "head_heard",
     "logits_of",
     "max_positions",
@@ -52,15 +50,6 @@ def device_of(model: Any) -> torch.device:
     if device.type != "meta":
         return device
     return execution_device(model) or device
-
-
-def embeddings_of(model: Any) -> nn.Module | None:
-    """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
-    try:
-        found: nn.Module | None = model.get_input_embeddings()
-    except NotImplementedError:
-        return None
-    return found
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from selfspec.ability.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.compat.generation import kv_of, mask_of_text, read_prompt, update_arguments
 from selfspec.compat.states import columns_of
+from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import head_heard
 
 __all__ = ["Prefilled", "PromptReader", "next_positions", "num_teaching"]

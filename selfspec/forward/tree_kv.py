@@ -24,7 +24,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from selfspec.ability.inputs import columns_reason
+from selfspec.forward.inputs import columns_reason
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.slots import Kind, KVLayer, Member, Slots, kinds_in, move_columns, split
@@ -122,7 +122,7 @@ class TreeKV:
         self._attention = attention
         self._keeps_slots = keeps_slots
         self._max_rows = max_rows
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._stock: list[CacheLayerMixin] = []  # Those that get their contents back.
         self._kinds: dict[Kind, list[Member]] = {}
         self._parts: list[Slots] = []
@@ -140,6 +140,22 @@ class TreeKV:
         return [row.need for row in self.rows]
 
     @property
+    def comes_and_goes(self) -> bool:
+        """Do rows come while others are there?"""
+        return self._max_rows is not None
+
+    @property
+    def max_prompt(self) -> int | None:
+        """How many tokens each row may have if all rows are there; None: there is no limit."""
+        limit, rows = self.max_tokens, self._max_rows
+        return None if limit is None or rows is None else limit // rows
+
+    @property
+    def device(self) -> torch.device:
+        """Where the slots are."""
+        return self._parts[0].kind.device
+
+    @property
     def dtype(self) -> torch.dtype:
         """The keys' dtype, which the masks must have too."""
         return self._parts[0].kind.dtype
@@ -147,7 +163,7 @@ class TreeKV:
     @property
     def num_rows(self) -> int:
         """How many rows have slots; fewer may be in use."""
-        return min(part.num_rows for part in self._parts)
+        return min((part.num_rows for part in self._parts), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -164,7 +180,7 @@ class TreeKV:
         """Can rows be here together that may come to need this many columns each?"""
         if self._max_rows is not None and len(needs) > self._max_rows:
             return False
-        return self._max_tokens is None or len(needs) * max(needs) <= self._max_tokens
+        return self.max_tokens is None or len(needs) * max(needs) <= self.max_tokens
 
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each attention type a captured forward of `width` nodes sees."""
@@ -295,7 +311,7 @@ class TreeKV:
 
         Returns whether it took another tensor.
         """
-        if self._max_tokens is not None:
+        if self.max_tokens is not None:
             end = max(end, max(needs))
         if len(needs) <= part.num_rows and end - part.first <= part.capacity:
             return False
@@ -316,9 +332,9 @@ class TreeKV:
         """How many rows and columns some slots get that need at least so many."""
         is_shared = self._keeps_slots or self._max_rows is not None
         rounded = -(-columns // _MULTIPLE) * _MULTIPLE if is_shared else columns
-        if self._max_tokens is not None:
+        if self.max_tokens is not None:
             columns = rounded if self.fits([rounded] * num_rows) else columns
-            most = self._max_tokens // columns
+            most = self.max_tokens // columns
             return most if self._max_rows is None else min(self._max_rows, most), columns
         rows = part.num_rows
         if num_rows > rows:

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
-from selfspec.compat.modules import is_compiled
-from selfspec.forward.model import embeddings_of
+from selfspec.compat.modules import embeddings_of, is_compiled
 from selfspec.records import Likely
 from selfspec.weights.copies import gives_rows
 

@@ -21,9 +21,8 @@ from torch.nn.functional import linear
 from transformers.utils import logging as hf_logging
 
 from selfspec.compat.kernels import int8_packed, int8_product
-from selfspec.compat.modules import num_writes
+from selfspec.compat.modules import embeddings_of, num_writes
 from selfspec.errors import UnsupportedError
-from selfspec.forward.model import embeddings_of
 from selfspec.weights.copies import PackedWeight, linears_of
 from selfspec.weights.packing import InPlace, pack_loaded
 

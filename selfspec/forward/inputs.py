@@ -1,0 +1,71 @@
+"""What a model is given beyond ids, positions, a mask and KV.
+
+Images and sounds are read with the prompt, and the KV holds what came of them. Some arguments go on
+to each plain step, while the forward of a draft gets none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from selfspec.compat.generation import KV_NAMES
+
+__all__ = [
+    "NO_TOKENS",
+    "columns_reason",
+    "numbers_of_columns",
+    "only_followed",
+    "other_inputs",
+    "plain_inputs",
+]
+
+# What the forward of a draft sets or follows.
+_FOLLOWED = frozenset(
+    (
+        "attention_mask",
+        "input_ids",
+        "inputs_embeds",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "position_ids",
+        *KV_NAMES,
+        "return_dict",
+        "use_cache",
+    )
+)
+NO_TOKENS = "its KV has columns that are no tokens, such as images"
+
+
+def plain_inputs(
+    model: Any, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
+) -> dict[str, Any]:
+    """What the model's own `generate()` code gives a forward over the last tokens of the ids."""
+    inputs: dict[str, Any] = model.prepare_inputs_for_generation(
+        input_ids, next_sequence_length=num_tokens, **arguments
+    )
+    return inputs
+
+
+def other_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are given and that no draft can follow."""
+    others = ((name, value) for name, value in arguments.items() if name not in _FOLLOWED)
+    return {name: value for name, value in others if value is not None and value != {}}
+
+
+def only_followed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without all others."""
+    return {name: value for name, value in arguments.items() if name in _FOLLOWED}
+
+
+def columns_reason(kv: Any) -> str | None:
+    """Why drafts can't go on after what a KV cache holds; None if they can."""
+    return NO_TOKENS if len(numbers_of_columns(kv) - {0}) > 1 else None
+
+
+def numbers_of_columns(kv: Any) -> set[int]:
+    """The different numbers; a layer of running states has none, and one without keys has 0."""
+    return {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
