@@ -82,7 +82,7 @@ class DraftModelCursor(Cursor):
 
     def prepare(self) -> None:
         """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
-        while _FEW < len(self._unread) <= self._text.room:
+        while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
             num_tokens = min(self._part, len(self._unread))
             is_worth_it = self._budget.worth(self._per_token * len(self._unread)) <= self._num_left
             if not is_worth_it or not self._budget.affords(self._per_token * num_tokens):
