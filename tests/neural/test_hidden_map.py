@@ -87,6 +87,16 @@ def test_steps_without_drafts_are_learned_later(weights):
     text.check(text.pairs)
 
 
+def test_a_prompt_is_learned_however_late_the_map_is_asked(weights, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_WAITING", 4)
+    text = Text(weights)
+    num_prompt = len(text.pairs)
+    for _ in range(9):
+        text.step()
+    num_step = (len(text.pairs) - num_prompt) // 9
+    text.check(text.pairs[:num_prompt] + text.pairs[-3 * num_step :])
+
+
 def test_of_too_many_pairs_the_newest_are_kept(weights, monkeypatch):
     monkeypatch.setattr(module, "_MAX_PAIRS", 40)
     text = Text(weights)
