@@ -5,6 +5,7 @@ Each is a built-in exception too. A message is name, rule, value got, and the fi
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -43,6 +44,20 @@ class CliError(SelfSpecError, ValueError):
 
 class CacheError(SelfSpecError, ValueError):
     """A cache can't be found, read or written, or belongs to another tokenizer."""
+
+
+def free_frames(error: BaseException | None) -> None:
+    """Forgets what the functions held that an error has ended, so that it can be kept for long.
+
+    They may hold tensors. The traceback still names their lines.
+    """
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += [each.__cause__, each.__context__]
 
 
 def shown(value: object) -> str:

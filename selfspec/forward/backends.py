@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,6 +78,10 @@ class Backend(Protocol):
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order."""
+        ...
+
+    def only(self, rows: slice) -> AbstractContextManager[None]:
+        """Inside, forwards have these rows alone, and the others stay as they are."""
         ...
 
     def release(self, *, fills: bool = True) -> None:
@@ -221,6 +226,10 @@ class TreeBackend:
         """Drops all rows but these, which move to the front in this order."""
         self.kv.keep_rows(rows)
         self._forwards.keep_rows(rows)
+
+    def only(self, rows: slice) -> AbstractContextManager[None]:
+        """Inside, forwards have these rows alone. Rows that come and go are never padded."""
+        return self.kv.only(rows)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back; `fills` says whether anybody gets it."""
