@@ -109,7 +109,7 @@ class Engine:
         # What was learned on another vocabulary is refused before anybody gets a token.
         learned = self._learned(prompt.logits.shape[-1])
         rows = call.rows(prompt)
-        self._device = device_for(prompt.logits.device, overlap=self.config.overlap)
+        self._device = device_for(prompt.logits.device)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
         learned = learned.for_request(self.config.learning)
@@ -161,7 +161,6 @@ class Engine:
         laps = Laps(self._clock)
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].learned)
-        self._device.join()
         told = self._learn(rows, first.records, tops)
         laps.end("learn")
         for row in rows:
@@ -248,7 +247,7 @@ class Engine:
         """Lets the rows walk down their trees, keeps the KV of their paths, and learns."""
         records = walked(drafted)
         laps.end("verify")
-        self._commit([[] if record is None else record.path for record in records])
+        self.backend.commit([[] if record is None else record.path for record in records])
         laps.end("commit")
         return self._learn([row for row, _ in drafted], records, tops)
 
@@ -320,14 +319,7 @@ class Engine:
         """The tables to learn from; all rows learn alike, so any row's will do."""
         if not learned.learns:
             return None
-        with self._device.side(logits):
-            return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
-
-    def _commit(self, paths: list[list[int]]) -> None:
-        """Moves the KV while the CPU works until the next forward, which waits for it."""
-        with self._device.side():
-            self.backend.commit(paths)
-        self._device.join()
+        return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
 
     def _learn(
         self, rows: list[Row], records: Sequence[StepRecord | None], fetched: Fetched | None

@@ -149,7 +149,7 @@ class Run:
     @property
     def _captures(self) -> bool:
         """Are the forwards of a call captured, if nothing prevents it?"""
-        device = device_for(device_of(self.model), overlap=False)
+        device = device_for(device_of(self.model))
         forward = self.config.forward
         return forward == "graph" or (forward == "auto" and device.can_capture)
 

@@ -66,7 +66,7 @@ class KeptRunner:
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     """A new runner; its `reason` is set if its forwards don't give right results."""
-    runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
+    runner = StaticRunner(attention, device_for(model.device), model.device)
 
     try:
         with decoding_switches(model):
@@ -83,7 +83,7 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
     Only a trial finds the other reasons, for example experts that are chosen on the CPU. Costs some
     µs per module.
     """
-    device = device_for(device_of(model), overlap=False)
+    device = device_for(device_of(model))
     if not device.can_capture:
         return f"a {device.name} captures no graphs"
     if attention.scale_period:
