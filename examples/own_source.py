@@ -11,7 +11,7 @@ from importlib import resources
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfspec import SelfSpec, attach
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 PHRASES = ["import os", "for name in os.listdir(folder):", "os.path.join(folder, name)"]
@@ -25,8 +25,8 @@ class Phrases(Source, Cursor):
     def __init__(self, phrases: list[list[int]], last: int = -1) -> None:
         self.phrases, self.last = phrases, last
 
-    def open(self, prompt_ids: list[int], *, learns: bool) -> Phrases:
-        return Phrases(self.phrases, prompt_ids[-1])  # A cursor of one row.
+    def open(self, row: RowStart) -> Phrases:
+        return Phrases(self.phrases, row.prompt_ids[-1])  # A cursor of one row.
 
     def root(self) -> list[list[int]]:
         return [phrase[1:] for phrase in self.phrases if phrase[0] == self.last]

@@ -1,33 +1,28 @@
 """The engine: draft, lay out, forward, verify, commit, learn, for rows that share forwards.
 
-Everything outside is a callable or a protocol: the forward, the logits processors, the stopping
-criteria. So a scripted model can drive it, and no word of transformers is needed.
+It knows requests, rows and how a model is run, and nothing of `generate()`, of packed weights or of
+what a source looks at. A scripted model can drive it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from selfspec.config import SpecConfig
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
 from selfspec.draft.learned import Learned
-from selfspec.draft.sources.draft_chain import DraftModelCursor
-from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.forward.backends import Backend
-from selfspec.forward.model import head_heard, num_readable
-from selfspec.forward.prompt import Prefilled, PromptReader
+from selfspec.forward.model import num_readable
+from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
-from selfspec.neural.hidden_map import MOST_MAPS, HiddenMap
-from selfspec.neural.small_model import DraftText
 from selfspec.records import DraftTree, StepRecord
+from selfspec.request import Request
 from selfspec.row import Row
 from selfspec.runner import Run
 from selfspec.verify.logits import top_k
@@ -35,122 +30,121 @@ from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walk
 
 __all__ = ["Engine"]
 
-Listener = Callable[[StepRecord], None]
-Told = tuple[Row, StepRecord]
+Listener: TypeAlias = Callable[[StepRecord], None]
+Told: TypeAlias = tuple[Row, StepRecord]
 
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
+
+
+class _Seen(NamedTuple):
+    """What a forward shows besides the logits that rows read."""
+
+    tops: Fetched | None  # The likeliest tokens at each node, on their way to the CPU.
+    states: torch.Tensor | None  # (B, Q, D)
 
 
 class Engine:
     """Decodes rows that share forwards: those of one call, or those of many that come and go.
 
-    `admit` reads a call's prompt and lets its rows in, `step` runs one forward, and `leave` lets
+    `admit` reads a request's prompt and lets its rows in, `step` runs one forward, and `leave` lets
     rows out that have stopped. Rows that move together are all of the batch, and none of them
     leaves before the last.
     """
 
     def __init__(
         self,
+        runner: Run,
         backend: Backend,
-        config: SpecConfig,
         *,
-        run: Run | None = None,  # How the model is run; None if no call will be admitted.
-        learned: Callable[[int], Learned] | None = None,  # For a vocabulary of some size.
+        learned: Callable[[int], Learned],  # For a vocabulary of some size.
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
-        num_readable: int = sys.maxsize,  # Other ids can't be drafted and are not worth learning.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
+        config = runner.config
         self.backend = backend
         self.config = config.changed(top_k=1) if backend.chains_only else config
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self.budget = budget
-        self._run = run
+        self._runner = runner
+        # A source that belongs to the model looks at hidden states.
+        self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
         self._device = PlainDevice() if device is None else device
         self._listeners = listeners
-        self._num_readable = num_readable
+        self._num_readable = sys.maxsize  # Other ids can't be drafted and are not worth learning.
         self._clock = clock
-        self._is_settled = run is None  # Will no more weights be packed?
 
-    def admit(self, call: Any, num_tokens: int | None = None) -> Any:
-        """Reads the prompt of a `Call`, to its end or `num_tokens` more of it.
+    def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
+        """Reads the prompt of a request, to its end or `num_tokens` more of it.
 
         At the end its rows get their first tokens, which a streamer hears before anything is
-        learned, and take part in the steps to come. Returns its KV then, and None before. An error
-        leaves the rows of other calls as they were.
+        learned, and take part in the steps to come. Returns its KV cache then, and None before. An
+        error leaves the rows of other requests as they were.
         """
-        run, seconds, num_others = self._run, call.stats.seconds, len(self.rows)
-        reader: PromptReader = call.reader
-        assert run is not None
-        start = self._clock()
-        left = reader.num_left
-        num_read = left if num_tokens is None else min(left, num_tokens)
-        run.before_prompt(len(call.input_ids) * max(num_read, 1))
+        runner, reader, stats = self._runner, request.reader, request.stats
+        num_others, start = len(self.rows), self._clock()
+        num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
+        runner.before_prompt(reader.num_rows * max(num_read, 1))
         read_from = self._clock()
-        seconds["prepare"] += read_from - start
-        with run.reading():
-            prompt = reader.read(num_tokens)
-            seconds["prefill"] += self._clock() - read_from
+        stats.spend("prepare", read_from - start)
+        with runner.reading():
+            prompt = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
+            stats.spend("prefill", self._clock() - read_from)
             if prompt is None:
                 return None
             try:
-                self._join(call, prompt)
+                self._join(request, prompt)
             except Exception:
-                if call.fails_alone:
+                if request.fails_alone:
                     self._keep(list(range(num_others)))
                 raise
-        return prompt.cache
+        kv: object = prompt.cache
+        return kv
 
-    def _join(self, call: Any, prompt: Prefilled) -> None:
-        """Lets the rows of a call in whose prompt was read."""
-        assert self._learned is not None
+    def _num_states(self, num_more: int) -> int:
+        """How many of a prompt's last hidden states the model's own sources learn from."""
+        num_rows = len(self.rows) + num_more
+        return max((source.num_states(num_rows) for source in self._model_sources), default=0)
+
+    def _join(self, request: Request, prompt: Prefilled) -> None:
+        """Lets the rows of a request in whose prompt was read."""
+        model, stats = self._runner.model, request.stats
         # What was learned on another vocabulary is refused before anybody gets a token.
         learned = self._learned(prompt.logits.shape[-1])
-        rows = call.rows(prompt)
+        rows = request.new_rows(prompt)
         self._device = device_for(prompt.logits.device)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
         learned = learned.for_request(self.config.learning)
-        self._num_readable = num_readable(call.model)
+        self._num_readable = num_readable(model)
         if learned.learns:
-            teach(learned, prompt, call.model.get_output_embeddings(), self._num_readable)
-        call.stats.table_bytes = learned.nbytes
-        call.stats.seconds["learn"] += self._clock() - start
-        self.backend.admit(prompt, reach=call.reach, width=call.width)
+            teach(learned, prompt, model.get_output_embeddings(), self._num_readable)
+        stats.table_bytes = learned.nbytes
+        stats.spend("learn", self._clock() - start)
+        self.backend.admit(prompt, reach=request.max_new_columns, width=request.max_tree)
         budget = self._budget_for(len(self.rows) + len(rows))
         start = self._clock()
-        maps = self._maps(call, prompt, budget) if learned.learns else [None] * len(rows)
-        call.stats.seconds["learn"] += self._clock() - start
-        given = zip(rows, call.predictions, call.grammars(), maps, strict=True)
-        for row, prediction, grammar, state_map in given:
-            cursor = None
-            if call.draft_model is not None:
-                text = DraftText(call.draft_model)
-                cursor = DraftModelCursor(text, row.prompt_ids, budget, call.reach)
-            others = (prediction, cursor, grammar, state_map)
-            row.begin(learned, self.config, *others, self._num_readable)
+        states = [None] * len(rows) if prompt.hidden is None else prompt.hidden
+        for row, sources, of_row in zip(rows, request.sources, states, strict=True):
+            row.begin(
+                learned,
+                self.config,
+                (*self._model_sources, *sources),
+                num_readable=self._num_readable,
+                budget=budget,
+                num_rows=len(self.rows) + len(rows),
+                states=of_row,
+            )
+        stats.spend("learn", self._clock() - start)
         self.add(rows, first)
-
-    def _maps(self, call: Any, prompt: Prefilled, budget: Budget) -> list[MapCursor | None]:
-        """A map of hidden states for each row; None for all where there can be none."""
-        run, hidden, texts = self._run, prompt.hidden, prompt.texts
-        weights = call.map_weights(len(self.rows) + len(texts))
-        if run is None or weights is None or self.backend.kind == "graph":
-            return [None] * len(texts)
-        if hidden is None:
-            hidden = torch.empty(len(texts), 0, weights.head.shape[1], device="cpu")
-        return [
-            MapCursor(HiddenMap(weights, ids, states), self.config.top_k, run.map_worth, budget)
-            for ids, states in zip(texts, hidden, strict=True)
-        ]
 
     def _budget_for(self, num_rows: int) -> Budget:
         """The budget, which is opened with the first rows and told how steps are run from now."""
-        run = self._run
-        if self.budget is None and run is not None and self.config.budget == "measured":
-            self.budget = MeasuredBudget(partial(run.curve, self.backend), run.ledger)
+        runner = self._runner
+        if self.budget is None and self.config.budget == "measured":
+            self.budget = MeasuredBudget(partial(runner.curve, self.backend), runner.ledger)
         if self.budget is None:
             self.budget = FixedBudget()
         self.budget.run_as(self.backend.kind, num_rows)
@@ -161,7 +155,7 @@ class Engine:
         laps = Laps(self._clock)
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].learned)
-        told = self._learn(rows, first.records, tops)
+        told = self._learn(rows, first.records, _Seen(tops, None))
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
@@ -169,25 +163,21 @@ class Engine:
 
     def run(self) -> None:
         """Steps until every row has stopped."""
-        with self._decoding():
+        with self._runner.decoding():
             while not all(row.is_done for row in self.rows):
                 self.leave()
                 self._step()
 
     def step(self) -> None:
         """One forward and all that belongs to it."""
-        with self._decoding():
+        with self._runner.decoding():
             self._step()
 
-    def _decoding(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._run is None else self._run.decoding()
-
     def _step(self) -> None:
-        laps = Laps(self._clock)
-        rows, backend = self.rows, self.backend
-        self._pack()
+        laps, backend = Laps(self._clock), self.backend
+        self._runner.before_step(len(self.rows))
         start = laps.end("prepare")
-        budget = self._budget_for(len(rows))
+        budget = self._budget_for(len(self.rows))
         self._prepare(budget)
         prepared = laps.end("draft")
         pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
@@ -207,6 +197,14 @@ class Engine:
             row.stats.count_time(laps.seconds, done - start, width, len(told))
         self._tell(told)
 
+    def _prepare(self, budget: Budget) -> None:
+        """Lets sources decide for all rows, and cursors begin that take time."""
+        for source in self._model_sources:
+            source.before_step(len(self.rows), budget)
+        for row in self.rows:
+            with row.guarded():
+                row.prepare()
+
     def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Told]:
         """One forward over the trees of some rows, and what comes of it, without rows that failed.
 
@@ -215,7 +213,7 @@ class Engine:
         """
         rows, half = [row for row, _ in drafted], len(drafted) // 2
         try:
-            tops = self._looked_at(rows, [tree for _, tree in drafted], laps)
+            seen = self._looked_at(rows, [tree for _, tree in drafted], laps)
         except Exception as error:
             if not rows[0].fails_alone:
                 raise
@@ -223,33 +221,34 @@ class Engine:
             if not half:
                 rows[0].fail(error)
         else:
-            return self._committed(drafted, tops, laps)
+            return self._committed(drafted, seen, laps)
         told = []  # The error has let go of the memory of the forward by now.
         for part in (slice(0, half), slice(half, None)) if half else ():
             with self.backend.only(part):
                 told += self._verified(drafted[part], laps)
         return told
 
-    def _looked_at(self, rows: list[Row], trees: list[DraftTree], laps: Laps) -> Fetched | None:
+    def _looked_at(self, rows: list[Row], trees: list[DraftTree], laps: Laps) -> _Seen:
         """Runs the forward, lets the rows read its logits, and fetches what is to be learned."""
         layout = self.backend.lay_out(trees)
         laps.end("layout")
-        logits = self._forward(rows, layout)
+        wanted = any(row.wants_states for row in rows)
+        logits, states = self.backend.forward(layout, with_states=wanted)
         laps.end("forward")
         # The device is asked first for what the walk needs, then for the tables.
         logits = read_logits(rows, logits, self._device)
         laps.end("verify")
         tops = self._fetch_tops(logits, rows[0].learned)
         laps.end("learn")
-        return tops
+        return _Seen(tops, states)
 
-    def _committed(self, drafted: list[Drafted], tops: Fetched | None, laps: Laps) -> list[Told]:
+    def _committed(self, drafted: list[Drafted], seen: _Seen, laps: Laps) -> list[Told]:
         """Lets the rows walk down their trees, keeps the KV of their paths, and learns."""
         records = walked(drafted)
         laps.end("verify")
         self.backend.commit([[] if record is None else record.path for record in records])
         laps.end("commit")
-        return self._learn([row for row, _ in drafted], records, tops)
+        return self._learn([row for row, _ in drafted], records, seen)
 
     def leave(self) -> list[Row]:
         """Rows that walk alone leave the batch when they stop; those that move together stay.
@@ -266,37 +265,6 @@ class Engine:
     def _keep(self, live: list[int]) -> None:
         self.rows = [self.rows[i] for i in live]
         self.backend.keep_rows(live)
-
-    def _pack(self) -> None:
-        """Packs weights if that pays by now."""
-        if self._run is not None and not self._is_settled:
-            self._run.before_step(len(self.rows))
-            self._is_settled = self._run.is_settled
-
-    def _prepare(self, budget: Budget) -> None:
-        """Decides for all rows whether maps are asked, and lets sources begin that take time."""
-        maps = [row.state_map for row in self.rows if row.state_map is not None]
-        if self._run is not None and maps:
-            pays = len(self.rows) <= MOST_MAPS and self._run.map_worth.pays(budget.worth)
-            for each in maps:
-                each.wanted = pays
-        for row in self.rows:
-            with row.guarded():
-                row.prepare()
-
-    def _forward(self, rows: list[Row], layout: Any) -> torch.Tensor:
-        """The logits of every node; shows maps what has entered the output head."""
-        maps = [row.state_map for row in rows]
-        if self._run is None or not any(each and each.wanted for each in maps):
-            return self.backend.forward(layout)
-        heard: list[torch.Tensor] = []
-        with head_heard(self._run.model, heard.append):
-            logits = self.backend.forward(layout)
-        states = heard[-1][:, -logits.shape[1] :] if heard else logits[:0]
-        for each, of_row in zip(maps, states, strict=False):
-            if each is not None:
-                each.states = of_row
-        return logits
 
     def _draft(self, step: Step) -> list[DraftTree]:
         """A tree for each row.
@@ -322,13 +290,15 @@ class Engine:
         return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
 
     def _learn(
-        self, rows: list[Row], records: Sequence[StepRecord | None], fetched: Fetched | None
+        self, rows: list[Row], records: Sequence[StepRecord | None], seen: _Seen
     ) -> list[Told]:
-        tops, told = None if fetched is None else tables(*fetched.get()), []
+        tops, told = None if seen.tops is None else tables(*seen.tops.get()), []
         for index, (row, record) in enumerate(zip(rows, records, strict=True)):
             if record is not None:
                 if tops is not None:
                     record.top = tops.at((index, slice(len(record.tree))))
+                if seen.states is not None:
+                    record.states = seen.states[index]
                 with row.guarded():
                     row.observe(record)
                 told.append((row, record))
@@ -345,18 +315,16 @@ class Engine:
         for row in self.rows:
             row.is_done = row.is_done or row.index == index
 
-    def note(self, call: Any) -> None:
-        """Notes how the forwards of a call that is over, or broke off, were run."""
-        run, stats = self._run, call.stats
-        assert run is not None
+    def record_outcome(self, request: Request) -> None:
+        """Notes how the forwards of a request that is over, or broke off, were run."""
+        stats = request.stats
         stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind
-        stats.packed_bytes = run.packed_bytes
-        stats.eager_reason = self.backend.reason or run.reason
+        stats.packed_bytes = self._runner.packed_bytes
+        stats.eager_reason = self.backend.reason or self._runner.reason
         if self.budget is not None:
             stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
-        if call.draft_model is not None:
-            stats.num_draft_forwards = call.draft_model.num_forwards
+        stats.num_draft_forwards = sum(source.num_forwards for source in request.sources[0])
 
 
 class Laps:

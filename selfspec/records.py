@@ -161,7 +161,8 @@ class StepRecord:
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
-    before. `top` is None where nobody learns.
+    before. `top` is None where nobody learns. `states` (N, D) is what entered the output head for
+    each node, if a cursor of the row asked for it and the forward could tell.
     """
 
     row: int
@@ -169,6 +170,7 @@ class StepRecord:
     path: list[int]
     committed_ids: list[int]
     top: TopK | None = None
+    states: Any = None
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -7,7 +7,7 @@ for it. It knows neither the other rows of a batch nor how a forward is run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -16,12 +16,7 @@ import torch
 
 from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
-from selfspec.draft.sources import Cursor
-from selfspec.draft.sources.draft_chain import DraftModelCursor
-from selfspec.draft.sources.grammar import Grammar, GrammarCursor
-from selfspec.draft.sources.guard import PadGuard
-from selfspec.draft.sources.map_cursor import MapCursor
-from selfspec.draft.sources.prediction import Prediction, PredictionCursor
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.machine.device import upload
 from selfspec.records import StepRecord
@@ -85,7 +80,6 @@ class Row:
         self._ids: torch.Tensor | None = None  # (1, P + room)
         self._num_written = 0
         self.cursors: list[Cursor] = []
-        self.state_map: MapCursor | None = None  # That of the cursors which wants hidden states.
 
     @property
     def last_token(self) -> int:
@@ -165,37 +159,36 @@ class Row:
         self,
         learned: Learned,
         config: SpecConfig,
-        prediction: Prediction | None = None,
-        draft_model: DraftModelCursor | None = None,
-        grammar: Grammar | None = None,
-        state_map: MapCursor | None = None,
+        sources: Sequence[Source] = (),  # beside what is learned: the call's own and the model's
+        *,
         num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
+        **known: Any,  # the other fields of `RowStart`
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
-        ids, self.learned = [*self.encoder_ids, *self.prompt_ids], learned
-        self.cursors = [source.open(ids, learns=learned.learns) for source in learned.sources]
-        if state_map is not None:
-            self.state_map = state_map
-            self.cursors.append(state_map)
-        if prediction is not None:
-            self.cursors.append(PredictionCursor(prediction))
-        if grammar is not None:
-            self.cursors.append(GrammarCursor(grammar))
-        if draft_model is not None:
-            self.cursors.append(draft_model)
-        if self.unplaced_id is not None:
-            self.cursors.append(PadGuard(self.unplaced_id))
-        calibration = learned.calibration
+        ids, left = [*self.encoder_ids, *self.prompt_ids], self.max_length - self.prompt.shape[1]
+        start = RowStart(prompt_ids=ids, learns=learned.learns, max_new_tokens=left, **known)
+        opened = (source.open(start) for source in (*learned.sources, *sources))
+        self.learned = learned
+        self.cursors = [cursor for cursor in opened if cursor is not None]
         self.shape = learned.shape.for_row(ids, learns=learned.learns)
         self.grower = TreeGrower(
-            self.cursors, config, calibration.probability, self.shape, num_readable
+            self.cursors,
+            config,
+            learned.calibration.probability,
+            self.shape,
+            num_readable,
+            banned=self.unplaced_id,
         )
 
     def prepare(self) -> None:
-        """Lets cursors begin that take time of their own, while there is text to come."""
-        if not self.is_done:
-            for cursor in self.cursors:
-                cursor.prepare()
+        """Lets cursors that take time begin, before each step."""
+        for cursor in self.cursors:
+            cursor.prepare()
+
+    @property
+    def wants_states(self) -> bool:
+        """Is any cursor to see the hidden states of the next step?"""
+        return any(cursor.wants_states for cursor in self.cursors)
 
     def observe(self, record: StepRecord) -> None:
         """Moves every cursor past the committed tokens; they and the calibration learn."""

@@ -23,6 +23,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger, SourceWorth
 from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner
+from selfspec.draft.sources import Source
 from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import Backend, TreeBackend, tokens_in
 from selfspec.forward.chains import ChainBackend
@@ -31,6 +32,8 @@ from selfspec.forward.eager import EagerForwards, Forwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.machine.device import device_for
+from selfspec.neural.hidden_map import HiddenStateSource
+from selfspec.records import MAP
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
 
@@ -190,6 +193,11 @@ class Run:
         """Packs weights between two steps, if that pays by now."""
         if self.packing is not None:
             self.packing.before_forward(_STEP * num_rows)
+
+    def sources(self, top_k: int) -> list[Source]:
+        """What drafts from the model itself: the map of its hidden states."""
+        is_asked_for = MAP in self.config.sources
+        return [HiddenStateSource(self.model, top_k, self.map_worth)] if is_asked_for else []
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, the model is run as it is over prompts."""

@@ -132,9 +132,13 @@ class GenerationStats:
             self.num_plain_steps += 1
             self.plain_seconds += seconds / num_rows
 
+    def spend(self, stage: str, seconds: float) -> None:
+        """Adds to the time of a stage."""
+        self.seconds[stage] += seconds  # type: ignore[assignment]
+
     def _add_share(self, laps: Mapping[str, float], num_rows: int) -> None:
         for stage, seconds in laps.items():
-            self.seconds[stage] += seconds / num_rows  # type: ignore[assignment]
+            self.spend(stage, seconds / num_rows)
 
     def __add__(self, other: GenerationStats) -> GenerationStats:
         if not isinstance(other, GenerationStats):

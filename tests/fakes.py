@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from selfspec import SelfSpec, attach, detach
-from selfspec.draft.sources import Cursor, LutSource, Source
+from selfspec.draft.sources import Cursor, LutSource, RowStart, Source
 from selfspec.records import Candidate, Evidence
 from selfspec.weights import packing as packing_module
 from selfspec.weights.copies import ways_for
@@ -139,7 +139,7 @@ class WildSource(Source, Cursor):
         self._vocab_size = vocab_size
         self._width = width
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> WildSource:
+    def open(self, row: RowStart) -> WildSource:
         return self
 
     def root(self) -> int:

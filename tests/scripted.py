@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -19,8 +20,9 @@ from selfspec.cost import Budget, FixedBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.engine import Engine
+from selfspec.forward.model import Forwarded
 from selfspec.machine.device import Device, PlainDevice
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.row import Stops, output_of
@@ -61,6 +63,7 @@ class ScriptedBackend:
     setting_up = 0.0
     num_pending = None
     chains_only = False
+    shows_states = False
     kind = "eager"
 
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
@@ -86,13 +89,13 @@ class ScriptedBackend:
         self.widths.append(max(len(tree.tokens) for tree in trees))
         return self._trees
 
-    def forward(self, layout: list[DraftTree]) -> torch.Tensor:
+    def forward(self, layout: list[DraftTree], *, with_states: bool = False) -> Forwarded:
         width = max(len(tree.tokens) for tree in layout)
         rows = []
         for tree, text in zip(layout, self.texts, strict=True):
             nodes = [self.model.logits(text + path) for path in paths_to_nodes(tree)]
             rows.append(torch.stack(nodes + nodes[:1] * (width - len(nodes))))
-        return torch.stack(rows)
+        return Forwarded(torch.stack(rows))
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         for row, (tree, path) in enumerate(zip(self._trees, paths, strict=True)):
@@ -102,6 +105,22 @@ class ScriptedBackend:
     def keep_rows(self, rows: Sequence[int]) -> None:
         self.kept.append(list(rows))
         self.texts = [self.texts[row] for row in rows]
+
+
+class ScriptedRunner:
+    """Runs a scripted model, of which nothing is packed."""
+
+    def __init__(self, config: SpecConfig) -> None:
+        self.config = config
+
+    def sources(self, top_k: int) -> list[Source]:
+        return []
+
+    def before_step(self, num_rows: int) -> None:
+        pass
+
+    def decoding(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
@@ -124,8 +143,8 @@ class TextSource(Source):
         self.name = name
         self.next_tokens = next_tokens
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TextCursor:
-        return TextCursor(self, tuple(prompt_ids))
+    def open(self, row: RowStart) -> TextCursor:
+        return TextCursor(self, tuple(row.prompt_ids))
 
 
 class TextCursor(Cursor):
@@ -233,9 +252,10 @@ class Run:
             row.chooser = chooser
         first = first_tokens(self.rows, self.backend.prompt_logits(), self.device)
         engine = Engine(
+            ScriptedRunner(self.config),
             self.backend,
-            self.config,
-            budget=self.budget,
+            learned=lambda _vocab_size: self.learned,
+            budget=FixedBudget() if self.budget is None else self.budget,
             device=self.device,
             listeners=[self.records.append],
             clock=self.clock,

@@ -149,9 +149,9 @@ def test_each_stage_gets_the_time_of_its_verb():
             self.now += 1
             return super().lay_out(trees)
 
-        def forward(self, layout):
+        def forward(self, layout, **asked):
             self.now += 10
-            return super().forward(layout)
+            return super().forward(layout, **asked)
 
         def commit(self, paths):
             self.now += 100

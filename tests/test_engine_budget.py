@@ -34,10 +34,10 @@ class ClockedBackend(ScriptedBackend):
         self.now = 0.0
         self._curve, self._dice = curve, dice
 
-    def forward(self, layout):
+    def forward(self, layout, **asked):
         width = max(len(tree.tokens) for tree in layout)
         self.now += self._curve.seconds(width) * self._dice.lognormvariate(0, 0.08)
-        return super().forward(layout)
+        return super().forward(layout, **asked)
 
 
 def half_right(text: Prefix) -> list[int]:
@@ -119,9 +119,9 @@ def widths_beside(slowness) -> list[int]:
     """
 
     class Busy(ClockedBackend):
-        def forward(self, layout):
+        def forward(self, layout, **asked):
             start, number, width = self.now, len(self.widths) - 1, self.widths[-1]
-            logits = super().forward(layout)
+            logits = super().forward(layout, **asked)
             self.now = start + (self.now - start) * slowness(number, width)
             return logits
 

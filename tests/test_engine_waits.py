@@ -38,8 +38,8 @@ def test_who_does_not_learn_asks_for_no_tables():
 
 
 def told(log: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         log.append(name)
-        return function(*args)
+        return function(*args, **kwargs)
 
     return call

@@ -26,7 +26,7 @@ _DRAFT = {"config", "draft", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
 _BELOW = _COMPAT | {"errors", "machine"}
 _FORWARD = _BELOW | {"cost", "records", "weights"}
-_NEURAL = _FORWARD | {"forward"}
+_NEURAL = _FORWARD | _DRAFT | {"forward"}
 _RUN = _NEURAL | {"ability", "config", "cuda", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
 ALLOWED: dict[str, set[str] | None] = {
@@ -45,14 +45,16 @@ ALLOWED: dict[str, set[str] | None] = {
     "cuda": _FORWARD | {"ability", "forward"},
     "neural": _NEURAL,
     "runner": _RUN,
+    "request": _FORWARD | _DRAFT | {"forward", "row", "stats"},
     "row": _DRAFT | _VERIFY | {"stats"},
     "learning": _DRAFT | _VERIFY | _RUN,
-    "engine": _ENGINE | {"learning", "row"},
+    "walks": _VERIFY | {"row"},
+    "engine": _ENGINE | {"learning", "request", "row", "walks"},
     "cache": {"config", "draft", "errors", "machine"},
     "engines": {"cache", "config", "draft", "errors", "records"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
-    "plugin": _ENGINE | {"engine", "learning", "row", "cache", "papers"},
-    "batch": {*_ENGINE, "engine", "row", "plugin"},
+    "plugin": _ENGINE | {"engine", "learning", "request", "row", "cache", "papers"},
+    "batch": {*_ENGINE, "engine", "request", "row", "plugin"},
     "serving": {*_ENGINE, "engine", "plugin", "batch"},
     "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,

@@ -15,7 +15,7 @@ from eval.families.inputs import Inputs, continued, media_inputs, media_of, text
 from eval.families.shrink import small_model
 from selfspec import SelfSpec, UnsupportedError, attach
 from selfspec.compat.generation import KV
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 FAULTS = ("wrong text", "error", "no draft accepted")
@@ -53,8 +53,8 @@ class Remembered(Source):
     def __init__(self) -> None:
         self.texts: list[tuple[int, ...]] = []
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Cursor:
-        return _Reader(self.texts, tuple(prompt_ids))
+    def open(self, row: RowStart) -> Cursor:
+        return _Reader(self.texts, tuple(row.prompt_ids))
 
 
 class _Reader(Cursor):

@@ -8,13 +8,12 @@ weighed against anything.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources import ContextSource, Cursor, Source
+from selfspec.draft.sources import ContextSource, Cursor, RowStart, Source
 from selfspec.draft.sources.context import ContextCursor
 from selfspec.papers.diaa import Tables, TablesCursor
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
@@ -31,10 +30,8 @@ class SwitchSource(Source):
         self._lut = Tables(top_k, merges="newest")
         self._context = ContextSource(1)
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> SwitchCursor:
-        return SwitchCursor(
-            self._context.open(prompt_ids, learns=learns), self._lut.open(prompt_ids, learns=learns)
-        )
+    def open(self, row: RowStart) -> SwitchCursor:
+        return SwitchCursor(self._context.open(row), self._lut.open(row))
 
     def copy(self) -> SwitchSource:
         """One that knows what this one does."""

@@ -428,5 +428,5 @@ def _arguments(
 
 def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
-    outcome = depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0]
+    outcome = depth.outcome(lambda: backend.forward(backend.lay_out([tree])).logits)[0]
     return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.

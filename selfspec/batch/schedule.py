@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from selfspec.plugin.call import Call
+    from selfspec.batch.prompt_call import PromptCall
 
 _MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
@@ -83,25 +83,27 @@ class Waiting:
 
     def __init__(self, *, short_first: bool = False) -> None:
         self._short_first = short_first
-        self._line: list[tuple[tuple[bool, int, int], Call]] = []  # (turn, call); turns differ.
+        self._line: list[
+            tuple[tuple[bool, int, int], PromptCall]
+        ] = []  # (turn, call); turns differ.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
     def __len__(self) -> int:
         return len(self._line)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PromptCall) -> None:
         """Lets one more call wait."""
         self._num_arrived += 1
         if self._short_first:
-            turn = (False, self._work_started + call.need, self._num_arrived)
+            turn = (False, self._work_started + call.max_columns, self._num_arrived)
         else:
             turn = (call.alone_reason is not None, 0, self._num_arrived)
         insort(self._line, (turn, call))
 
-    def start(self, call: Call) -> None:
+    def start(self, call: PromptCall) -> None:
         """Removes a call whose prompt is read now."""
-        self._work_started += call.need
+        self._work_started += call.max_columns
         self.leave(call.index)
 
     def leave(self, index: int) -> bool:
@@ -113,17 +115,17 @@ class Waiting:
         return False
 
     @property
-    def first(self) -> Call | None:
+    def first(self) -> PromptCall | None:
         """The call whose turn is next."""
         return self._line[0][1] if self._line else None
 
     @property
-    def next_alone(self) -> Call | None:
+    def next_alone(self) -> PromptCall | None:
         """The first call, if it has to be decoded alone."""
         first = self.first
         return first if first is not None and first.alone_reason is not None else None
 
-    def sharing(self) -> list[Call]:
+    def sharing(self) -> list[PromptCall]:
         """The first calls that may share forwards, up to the first that has to be alone."""
         shown = (call for _turn, call in islice(self._line, _MOST_SHOWN))
         return list(takewhile(lambda call: call.alone_reason is None, shown))

@@ -18,17 +18,16 @@ import torch
 
 from selfspec.batch.guides import Guides, guide_of
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.prompt_call import Answer, Hear, PromptInputs, call_for
+from selfspec.batch.prompt_call import Answer, Hear, PromptCall, PromptInputs, call_for
 from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError, free_frames
+from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
 from selfspec.forward.backends import TreeBackend, kv_bytes_per_token
 from selfspec.forward.model import vocab_size
 from selfspec.forward.tree_kv import foreign_layer
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.plugin.call import Call
 from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
 
@@ -73,10 +72,10 @@ class Session:
         self._hear = hear
         self._run = spec.models.run(self._model)
         self._waiting = Waiting(short_first=short_first)
-        self._reading: Call | None = None  # Its place among the rows is kept for it.
+        self._reading: PromptCall | None = None  # Its place among the rows is kept for it.
         self._engine: Engine | None = None
         self._backend: TreeBackend | None = None
-        self._running: dict[int, Call] = {}  # The calls of the rows, by index.
+        self._running: dict[int, PromptCall] = {}  # The calls of the rows, by index.
         self._unread: set[int] = set()  # Those of them that nobody waits for any more.
         # How many tokens fit, and how many a prompt may have; by whether it is alone.
         self._limits: dict[bool, tuple[int | None, int | None]] = {}
@@ -139,13 +138,15 @@ class Session:
 
     def call(
         self, index: int, prompt: PromptInputs, seed: int | None, arguments: dict[str, Any]
-    ) -> Call:
+    ) -> PromptCall:
         """The call of a prompt, checked; it does not wait yet."""
         if not prompt:
             raise UnsupportedError("a prompt must have at least one token (got none)")
         if "schema" in arguments:
             arguments = self._guided(**arguments)
-        call = call_for(index, prompt, seed, self._wrapper, self._tokenizer, self._spec, arguments)
+        streamer = None if self._hear is None else _Listener(self._hear, index, self._drop)
+        asked = (self._wrapper, self._tokenizer, self._spec, arguments, streamer)
+        call = call_for(index, prompt, seed, *asked)
         if self._max_bytes is not None:
             self._check_fits(call, self._max_bytes)
         return call
@@ -162,7 +163,7 @@ class Session:
         given = arguments.get("logits_processor") or ()
         return {**arguments, "logits_processor": [*given, processor]}
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PromptCall) -> None:
         """Lets a call wait."""
         self._waiting.add(call)
 
@@ -171,7 +172,7 @@ class Session:
         if self._waiting.leave(index):
             return True
         if self._reading is not None and self._reading.index == index:
-            self._spec.count(self._reading)
+            self._spec.count(self._reading.stats)
             self._reading = None
             return True
         if self._engine is None or index not in self._running or index in self._unread:
@@ -201,8 +202,6 @@ class Session:
         elif not self.is_empty:
             self._step_together()
         answers, self._answers = self._answers, []
-        for answer in answers:
-            free_frames(answer.error)
         return answers
 
     def _step_together(self) -> None:
@@ -243,10 +242,10 @@ class Session:
                 left -= self._read_part(call, left, engine)
             except Exception as error:
                 self._reading = None
-                left -= call.num_tokens
+                left -= call.call.num_tokens
                 self._fail(call, error)
 
-    def _next_to_read(self) -> Call | None:
+    def _next_to_read(self) -> PromptCall | None:
         """The first of those prompts that the scheduler wants to start and that fits."""
         sharing = self._waiting.sharing()
         if len(self._running) == self._max_rows or not sharing:
@@ -256,24 +255,24 @@ class Session:
         # All rows take the room of the longest one.
         taken = len(needs) * max(needs, default=0)
         room = sys.maxsize if limit is None else limit - taken
-        chosen = self._scheduler.choose([call.need for call in sharing], needs, room)
+        chosen = self._scheduler.choose([call.max_columns for call in sharing], needs, room)
         if not needs and not chosen:
             chosen = [0]
-        fitting = (i for i in chosen if self._backend.kv.fits([*needs, sharing[i].need]))
+        fitting = (i for i in chosen if self._backend.kv.fits([*needs, sharing[i].max_columns]))
         first = next(fitting, None)
         if first is None:
             return None
         self._waiting.start(sharing[first])
         return sharing[first]
 
-    def _read_part(self, call: Call, num_tokens: int, engine: Engine) -> int:
+    def _read_part(self, call: PromptCall, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its row at the end; returns how much was read."""
-        start, before = perf_counter(), call.reader.num_left
+        request = call.request
+        assert request is not None
+        start, before = perf_counter(), request.reader.num_left
         is_nearly_all = before <= _SHORT_REST * num_tokens
-        if self._hear is not None:
-            call.streamer = _Listener(self._hear, call.index, self._drop)
-        is_read = engine.admit(call, before if is_nearly_all else num_tokens) is not None
-        num_read = before - call.reader.num_left
+        is_read = engine.admit(request, before if is_nearly_all else num_tokens) is not None
+        num_read = before - request.reader.num_left
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
         if is_read:
@@ -292,26 +291,27 @@ class Session:
         """Rows that have ended leave the batch, and their answers are complete."""
         for row in engine.leave():
             call = self._running.pop(row.index)
-            engine.note(call)
+            if call.request is not None:
+                engine.record_outcome(call.request)
             if row.error is not None or row.index in self._unread:
                 self._fail(call, row.error, row.new_ids)
                 continue
-            self._spec.finish(call, drafted=True)
-            self._answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
+            self._spec.finish(call.call, call.stats)
+            self._answers.append(Answer.to(call, row.new_ids, self._tokenizer))
 
-    def _fail(self, call: Call, error: Exception | None, ids: Sequence[int] = ()) -> None:
+    def _fail(self, call: PromptCall, error: Exception | None, ids: Sequence[int] = ()) -> None:
         """Answers with an error and what was written before it, unless nobody waits for that."""
-        self._spec.count(call)
+        self._spec.count(call.stats)
         if call.index in self._unread:
             self._unread.remove(call.index)
             return
-        self._answers.append(Answer.to(call, list(ids), call.stats, self._tokenizer, error))
+        self._answers.append(Answer.to(call, list(ids), self._tokenizer, error))
 
     def _break_off(self, error: Exception) -> None:
         """Answers all rows with an error, after which nobody knows how much of a step was done.
 
-        Without rows it is that of the next prompt, if the model could not be made ready for it. What
-        our own errors say of the model, and those of a scheduler, is about no prompt.
+        Without rows it is that of the next prompt, if the model could not be made ready for it. Our
+        own errors are about the model then, and those of a scheduler about no prompt.
         """
         rows, first = self._engine.rows if self._engine else [], self._waiting.first
         if not self._running:
@@ -325,7 +325,7 @@ class Session:
         self._running.clear()
         self._engine = self._backend = None
 
-    def _answer_alone(self, call: Call) -> None:
+    def _answer_alone(self, call: PromptCall) -> None:
         self._engine = self._backend = None  # Its own KV takes the memory of the batch's.
         self._waiting.start(call)
         self.alone_reasons[str(call.alone_reason)] += 1
@@ -335,37 +335,36 @@ class Session:
             ids.extend(fresh)
             return self._hear is None or self._hear(call.index, fresh)
 
-        assert call.decode_alone is not None
         self._is_alone = True
         try:
             found = call.decode_alone(hear)
             if found is not None:
-                self._answers.append(Answer.to(call, *found, self._tokenizer))
+                self._answers.append(Answer.to(call, found, self._tokenizer))
         except Exception as error:
-            self._answers.append(Answer.to(call, ids, call.stats, self._tokenizer, error))
+            self._answers.append(Answer.to(call, ids, self._tokenizer, error))
         finally:
             self._is_alone = False
 
-    def _check_fits(self, call: Call, max_bytes: int) -> None:
+    def _check_fits(self, call: PromptCall, max_bytes: int) -> None:
         """Refuses a prompt that would not fit into the memory if it were the only one."""
         is_alone = call.alone_reason is not None
         if is_alone:
-            cache = kv_of(call.model_kwargs)
+            cache = kv_of(call.call.model_kwargs)
             if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
                 return  # A recurrent or windowed state takes little room.
         if is_alone not in self._limits:
             self._limits[is_alone] = self._found_limits(max_bytes, is_alone=is_alone)
         most, most_read = self._limits[is_alone]
-        if most is not None and call.need > most:
+        if most is not None and call.max_columns > most:
             raise UnsupportedError(
                 f"prompt, answer and drafts must fit into the {most} tokens of max_memory (got "
-                f"{call.num_tokens} tokens in the prompt, {call.need} with the answer and drafts); "
-                f"{_FIX}"
+                f"{call.call.num_tokens} tokens in the prompt, {call.max_columns} with the answer "
+                f"and drafts); {_FIX}"
             )
-        if most_read is not None and call.num_tokens > most_read:
+        if most_read is not None and call.call.num_tokens > most_read:
             raise UnsupportedError(
                 f"a prompt must fit into the {most_read} tokens of max_memory in which prompts "
-                f"are read (got {call.num_tokens}); {_FIX}"
+                f"are read (got {call.call.num_tokens}); {_FIX}"
             )
 
     def _found_limits(self, max_bytes: int, *, is_alone: bool) -> tuple[int | None, int | None]:

@@ -47,12 +47,15 @@ class _Search:
 
 
 def merge_candidates(
-    cursors: Sequence[Cursor], states: States, probability: Probability, num_ids: int
+    cursors: Sequence[Cursor],
+    states: States,
+    probability: Probability,
+    may_be_read: Callable[[int], bool],
 ) -> Siblings:
     """Asks each cursor for the children of one node and merges those that name the same token.
 
-    What some do not name is evidence, too, on what those before them named. Ids that are not below
-    `num_ids`, and tokens that a guard knows can't come, are left out.
+    What some do not name is evidence, too, on what those before them named. Tokens that the model
+    can't read, and those that a guard knows can't come, are left out.
     """
     evidence: dict[int, tuple[Evidence, ...]] = {}
     for index, state in states.items():
@@ -69,7 +72,7 @@ def merge_candidates(
     ranked = [
         (probability(kinds), token, kinds)
         for token, kinds in evidence.items()
-        if 0 <= token < num_ids
+        if may_be_read(token)
     ]
     ranked.sort(key=itemgetter(0), reverse=True)
     return Siblings(
@@ -84,7 +87,9 @@ class TreeGrower:
 
     A shape finds here the tree so far, its limits and the row's cursors, and may call `best_first`,
     `fill` and `add`. Only ids below `num_ids` become nodes: a prompt may have others in the places
-    of images, which the model could not read as drafts.
+    of images, which the model could not read as drafts. No draft is the token `banned`, nor follows
+    one: a model that places a token by the tokens of its forward that are no pads would give it
+    another position after a pad than a plain step does.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class TreeGrower:
         probability: Probability,
         shape: Shape | None = None,
         num_ids: int = sys.maxsize,
+        banned: int | None = None,
     ) -> None:
         self.cursors = cursors
         self.tree = DraftTree.of_root(0)
@@ -103,6 +109,7 @@ class TreeGrower:
         self._config = config
         self._probability = probability
         self._num_ids = num_ids
+        self._banned = banned
         self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
@@ -125,7 +132,7 @@ class TreeGrower:
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
-        if self.cursors and max_nodes > 1 and self.max_depth >= 1:
+        if self.cursors and max_nodes > 1 and self.max_depth >= 1 and root_token != self._banned:
             self._shape.grow(self)
         return tree
 
@@ -187,13 +194,16 @@ class TreeGrower:
         None if there is no room for it, if it does not pay, or if the model can't read it.
         """
         tree = self.tree
-        if not 0 <= token < self._num_ids:
+        if not self._may_be_read(token):
             return None
         if (there := tree.children[parent].get(token)) is not None:
             return there
         if not self._has_room(parent) or not (self._pays is None or self._pays(tree, 0.0)):
             return None
         return tree.add(parent, token, 0.0)
+
+    def _may_be_read(self, token: int) -> bool:
+        return 0 <= token < self._num_ids and token != self._banned
 
     def _has_room(self, parent: int) -> bool:
         """May a node get one more child? A model that takes chains only gets one for each."""
@@ -207,7 +217,7 @@ class TreeGrower:
         for index, cursor in self._reading.items():
             if index in states:
                 cursor.read(states[index], tree.scores[node])
-        siblings = merge_candidates(self.cursors, states, self._probability, self._num_ids)
+        siblings = merge_candidates(self.cursors, states, self._probability, self._may_be_read)
         tree.looked_at[node] = siblings
         return siblings
 

@@ -14,7 +14,7 @@ from selfspec.compat.generation import KV
 from selfspec.errors import UnsupportedError
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
-from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.tree_kv import ENDLESS, TreeKV, bytes_per_token
 from selfspec.records import DraftTree
@@ -26,6 +26,11 @@ class Backend(Protocol):
     """Runs the model over drafts of some rows, and keeps the KV of the accepted paths."""
 
     chains_only: bool  # Does it take no trees?
+
+    @property
+    def shows_states(self) -> bool:
+        """Can its forwards give hidden states?"""
+        ...
 
     @property
     def kind(self) -> str:
@@ -68,8 +73,8 @@ class Backend(Protocol):
         """The arguments of one forward."""
         ...
 
-    def forward(self, layout: Any) -> torch.Tensor:
-        """The logits (B, Q, V) of every node."""
+    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
+        """The logits of every node, and its hidden state if that is asked for and can be had."""
         ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -206,11 +211,17 @@ class TreeBackend:
         run = self._forwards.ready(self._model, shape, write(trees, state, shape), state)
         return run if shape == asked else lambda: run()[:num_rows, :width]
 
-    def forward(self, layout: Logits) -> torch.Tensor:
-        """The logits (B, Q, V), which the next captured forward overwrites."""
-        logits = layout()
+    @property
+    def shows_states(self) -> bool:
+        """A replay runs no hook."""
+        return isinstance(self._forwards, EagerForwards)
+
+    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
+        """The logits, which the next captured forward overwrites, and the hidden states."""
+        with_states = with_states and self.shows_states
+        found = forwarded(self._model, layout, with_states=with_states)
         self._checked(self.reason)
-        return logits
+        return found
 
     def _checked(self, reason: str | None) -> str | None:
         """Why forwards are not run as asked; an error if the config insists on it."""

@@ -20,7 +20,7 @@ from selfspec.compat.states import (
 from selfspec.forward.attention import grouped_attention
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
-from selfspec.forward.model import takes
+from selfspec.forward.model import Forwarded, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
@@ -41,6 +41,7 @@ class ChainBackend:
 
     setting_up = 0.0
     chains_only = True
+    shows_states = True
 
     def __init__(
         self, model: Any, *, kind: Callable[[], str] = eager, reason: str | None = None
@@ -96,13 +97,17 @@ class ChainBackend:
             self._states.keep()
         return self._inputs(self._num_pending + self._width)
 
-    def forward(self, layout: dict[str, Any]) -> torch.Tensor:
-        """The logits (B, Q, V) of the forward."""
+    def forward(self, layout: dict[str, Any], *, with_states: bool = False) -> Forwarded:
+        """The logits of the chains, and the hidden states if they are asked for."""
         if self._takes_number:
             layout["logits_to_keep"] = self._width
-        with grouped_attention():
-            output = self._model(**layout, return_dict=True)
-        return output.logits[:, -self._width :]  # type: ignore[no-any-return]
+
+        def run() -> torch.Tensor:
+            with grouped_attention():
+                output = self._model(**layout, return_dict=True)
+            return output.logits[:, -self._width :]  # type: ignore[no-any-return]
+
+        return forwarded(self._model, run, with_states=with_states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row and takes the rest back."""

@@ -17,7 +17,9 @@ from selfspec.forward.layout import Layout, Window
 
 __all__ = [
     "AttentionTypes",
+    "Forwarded",
     "device_of",
+    "forwarded",
     "head_heard",
     "logits_of",
     "max_positions",
@@ -71,6 +73,23 @@ def head_heard(model: Any, hear: Callable[[torch.Tensor], torch.Tensor | None]) 
         yield
     finally:
         handle.remove()
+
+
+class Forwarded(NamedTuple):
+    """What a forward over drafts gives."""
+
+    logits: torch.Tensor  # (B, Q, V)
+    states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for
+
+
+def forwarded(model: Any, run: Callable[[], torch.Tensor], *, with_states: bool) -> Forwarded:
+    """Runs a forward that gives logits (B, Q, V), and hears what enters the output head."""
+    if not with_states:
+        return Forwarded(run())
+    heard: list[torch.Tensor] = []
+    with head_heard(model, heard.append):
+        logits = run()
+    return Forwarded(logits, heard[-1][:, -logits.shape[1] :] if heard else None)
 
 
 def num_readable(model: Any) -> int:

@@ -112,10 +112,9 @@ class PromptReader:
         generation_config: Any,
         *,
         learns: bool,
-        num_states: int = 0,  # That are kept at least: other sources may want more of them.
     ) -> None:
         self._model = model
-        self._num_states = num_states
+        self._num_states = 0
         self._input_ids = input_ids
         self._kwargs = model_kwargs
         self._config = generation_config
@@ -129,11 +128,18 @@ class PromptReader:
         known = self._num_read or columns_of(kv_of(self._kwargs)) or 0
         return max(int(self._input_ids.shape[1]) - known, 0)
 
-    def read(self, num_tokens: int | None = None) -> Prefilled | None:
+    @property
+    def num_rows(self) -> int:
+        """How many rows the prompt has."""
+        return len(self._input_ids)
+
+    def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:
         """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
 
         Images and the like have their places in the whole prompt, which is then read in one part.
+        At least `num_states` of the last hidden states are kept, if any are.
         """
+        self._num_states = max(self._num_states, num_states)
         length = int(self._input_ids.shape[1])
         is_whole = num_tokens is None or self._has_one_part
         end = length if is_whole else min(self._num_read + (num_tokens or 0), length)

@@ -16,15 +16,18 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from selfspec.compat.modules import embeddings_of, is_compiled
-from selfspec.records import Likely
+from selfspec.cost import SourceWorth
+from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.draft.sources.source import RowStart, Source, TimeBudget
+from selfspec.records import MAP, Likely
 from selfspec.weights.copies import gives_rows
 
-__all__ = ["MOST_MAPS", "NUM_STATES", "HiddenMap", "MapWeights"]
+__all__ = ["HiddenMap", "HiddenStateSource", "MapWeights"]
 
 # In a batch of more rows, maps would take more time than they save. With 2,048 dimensions each one
 # takes up to 60 MB.
-MOST_MAPS = 4
-NUM_STATES = 641  # The map learns from this many of a prompt's last states.
+_MOST_MAPS = 4
+_NUM_STATES = 641  # The map learns from this many of a prompt's last states.
 _MAX_PAIRS = 1024  # Of more, the older half is forgotten.
 _RIDGE = 0.1
 _TRUST = 3.0  # An accepted token weighs as much as this many of the prompt, or rejected ones.
@@ -56,6 +59,41 @@ class MapWeights(NamedTuple):
         if not all(each.is_floating_point() and each.device.type == "cpu" for each in weights):
             return None
         return cls(*weights, head.bias)
+
+
+class HiddenStateSource(Source):
+    """Opens a map for each row of one engine; `worth` says whether maps pay with its model."""
+
+    name = MAP
+
+    def __init__(self, model: Any, top_k: int, worth: SourceWorth) -> None:
+        self.is_wanted = True
+        self.observe = worth.observe
+        self._model = model
+        self._top_k = top_k
+        self._worth = worth
+
+    def num_states(self, num_rows: int) -> int:
+        """How many of a prompt's last hidden states a map learns from; 0 where there is no map."""
+        is_possible = num_rows <= _MOST_MAPS and MapWeights.of(self._model) is not None
+        return _NUM_STATES if is_possible else 0
+
+    def open(self, row: RowStart) -> MapCursor | None:
+        """A map of the row's text; None where there can be none, or it may not learn."""
+        weights = MapWeights.of(self._model)
+        if weights is None or not row.learns or row.num_rows > _MOST_MAPS:
+            return None
+        states = (
+            torch.empty(0, weights.head.shape[1], device="cpu")
+            if row.states is None
+            else row.states
+        )
+        state_map = HiddenMap(weights, row.prompt_ids, states)
+        return MapCursor(state_map, self._top_k, self, row.budget)
+
+    def before_step(self, num_rows: int, budget: TimeBudget) -> None:
+        """Decides for all rows whether their maps are asked."""
+        self.is_wanted = num_rows <= _MOST_MAPS and self._worth.pays(budget.worth)
 
 
 class _Pairs(NamedTuple):
@@ -129,7 +167,7 @@ class HiddenMap:
 
     def __init__(self, weights: MapWeights, ids: Sequence[int], states: torch.Tensor) -> None:
         """The prompt's tokens (P,), and the states (N, D) after the last of them."""
-        num_known = min(len(ids), len(states), NUM_STATES)
+        num_known = min(len(ids), len(states), _NUM_STATES)
         states, ids_known = states[len(states) - num_known :].float(), ids[len(ids) - num_known :]
         self._weights = weights
         self._scales = _scale(states), 1.0

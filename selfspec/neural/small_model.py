@@ -13,9 +13,11 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
+from selfspec.draft.sources.draft_chain import DraftModelCursor
+from selfspec.draft.sources.source import RowStart, Source
 from selfspec.forward.model import device_of, takes
 from selfspec.machine.device import upload
-from selfspec.records import Likely
+from selfspec.records import DRAFT_MODEL, Likely
 from selfspec.weights import Packing
 
 __all__ = ["DraftModel", "DraftText"]
@@ -23,27 +25,38 @@ __all__ = ["DraftModel", "DraftText"]
 _CHUNK = 512  # At most this many tokens are read in one forward.
 
 
-class DraftModel:
+class DraftModel(Source):
     """A small model, and how to ask it; keeps nothing of any text.
 
     `num_ids` is how many ids the target knows: others are never named. `top_k` is how many tokens
     are named after a token. `packing` packs the model's weights when that pays.
     """
 
+    name = DRAFT_MODEL
+
     def __init__(
         self, model: Any, *, num_ids: int, top_k: int, packing: Packing | None = None
     ) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
-        self.num_forwards = 0
+        self._num_forwards = 0
         self._packing = packing
         self._num_named = min(num_ids, self.config.vocab_size)
         self._top_k = min(top_k, self._num_named)
         self._options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
+    @property
+    def num_forwards(self) -> int:
+        """How many forwards drafts have taken so far."""
+        return self._num_forwards
+
+    def open(self, row: RowStart) -> DraftModelCursor:
+        """A cursor that reads the prompt before the first step, if that pays."""
+        return DraftModelCursor(DraftText(self), row.prompt_ids, row.budget, row.max_new_tokens)
+
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The logits (V,) after further tokens (1, N) of a text."""
-        self.num_forwards += 1
+        self._num_forwards += 1
         with self._packed(ids.shape[1]):
             output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
         return output.logits[0, -1]  # type: ignore[no-any-return]

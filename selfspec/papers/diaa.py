@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Place, Shape
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
@@ -97,8 +97,8 @@ class Tables(Source):
         self._k, self._merges = k, merges
         self._rows: dict[int, dict[int, float]] = {}
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> TablesCursor:
-        return TablesCursor(self, prompt_ids[-1] if prompt_ids else -1, learns=learns)
+    def open(self, row: RowStart) -> TablesCursor:
+        return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1, learns=row.learns)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Takes in what the model predicted after each last token."""

@@ -34,7 +34,7 @@ from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.neural.small_model import DraftModel, DraftText
@@ -139,8 +139,8 @@ class DraftLLM(Source):
         """How many forwards drafts have taken so far."""
         return self._model.num_forwards
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> DraftCursor:
-        return DraftCursor(DraftText(self._model), prompt_ids)
+    def open(self, row: RowStart) -> DraftCursor:
+        return DraftCursor(DraftText(self._model), row.prompt_ids)
 
 
 class DraftCursor(Cursor):

@@ -39,7 +39,7 @@ from typing import Any
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord
@@ -140,8 +140,8 @@ class ContextCache(Source):
 
     name = "grams"
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> ContextCacheCursor:
-        return ContextCacheCursor(prompt_ids[-1] if prompt_ids else -1)
+    def open(self, row: RowStart) -> ContextCacheCursor:
+        return ContextCacheCursor(row.prompt_ids[-1] if row.prompt_ids else -1)
 
 
 class ContextCacheCursor(Cursor):

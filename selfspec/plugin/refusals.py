@@ -138,11 +138,11 @@ def _columns_it_keeps(call: Any) -> int | None:
     """How many columns attention keeps of a longer text, the strongest ones, as in Doge."""
     config = call.model.config.get_text_config(decoder=True)
     kept = getattr(config, "keep_window_size", None)
-    return kept if kept and call.input_ids.shape[1] + call.reach > kept else None
+    return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
 
 
 def _needed_inputs(call: Any) -> str | None:
-    return call.run.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
+    return call.runner.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
 
 
 def _verifies(mode: str) -> Callable[[Any], str | None]:
@@ -217,7 +217,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             "around it: prompt tuning and prefix tuning",
         ),
         Rule(
-            lambda call: rope_limit(call.model.config, call.reach, call.model_kwargs),
+            lambda call: rope_limit(call.model.config, call.max_new_columns, call.model_kwargs),
             "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
             "inputs: texts that cross the length at which a rotary embedding changes",
         ),

@@ -35,7 +35,9 @@ from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
+from selfspec.plugin.outcome import decoded_plainly, result_of
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
+from selfspec.plugin.request import request_of
 from selfspec.records import StepRecord
 from selfspec.runner import KnownModels, Run
 from selfspec.stats import GenerationStats
@@ -205,17 +207,20 @@ class SelfSpec:
             )
         own = {"prediction": prediction, "draft_model": draft_model}
         told = {"streamer": streamer, "synced_gpus": synced_gpus, "inputs_tensor": inputs_tensor}
-        return self.decode(self.open_call(model, input_ids, **own, **told, **arguments))
+        call = self.open_call(model, input_ids, **own, **told, **arguments)
+        return self.decode(call, GenerationStats(num_calls=1))
 
-    def decode(self, call: Call) -> Any:
+    def decode(self, call: Call, stats: GenerationStats) -> Any:
         """Decodes a call that was opened, with drafts or plainly; returns what stock would."""
+        start = perf_counter()
         try:
-            reason = call.plain_reason
-            result = self._drafted(call) if reason is None else call.decode_plainly(reason)
+            is_plain = call.route.mode == "plain"
+            stats.spend("prepare", perf_counter() - start)
+            result = decoded_plainly(call, stats) if is_plain else self._drafted(call, stats)
         except BaseException:
-            self.count(call)  # It counts as far as it came, and its error says the rest.
+            self.count(stats)  # It counts as far as it came, and its error says the rest.
             raise
-        self.finish(call, drafted=reason is None)
+        self.finish(call, stats)
         return result
 
     def open_call(
@@ -257,26 +262,24 @@ class SelfSpec:
             synced_gpus=synced_gpus,
             inputs_tensor=inputs_tensor,
             model_kwargs=model_kwargs,
-            config=self.config,
-            run=self.models.run(model),
-            stats=GenerationStats(num_calls=1),
+            runner=self.models.run(model),
             predictions=predictions,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
         )
 
-    def count(self, call: Call) -> None:
+    def count(self, stats: GenerationStats) -> None:
         """Takes in what a call did, whether it ended or broke off."""
         with self._lock:
-            self.stats = call.stats
-            self.total_stats = self.total_stats + call.stats
+            self.stats = stats
+            self.total_stats = self.total_stats + stats
 
-    def finish(self, call: Call, *, drafted: bool) -> None:
+    def finish(self, call: Call, stats: GenerationStats) -> None:
         """Takes in a call that has ended, warns of what was not done as asked, and saves."""
-        self.count(call)
-        self.warn(call.model, call.stats)
+        self.count(stats)
+        self.warn(call.model, stats)
         if call.streamer is not None:  # Its reader finds the statistics of this call.
             call.streamer.end()
-        if drafted:
+        if call.route.mode != "plain":
             self.models.costs.keep()
         if self._remembered is not None:
             self._remembered.save_if_due()
@@ -369,33 +372,32 @@ class SelfSpec:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
-    def engine(self, run: Run, backend: Backend) -> Engine:
+    def engine(self, runner: Run, backend: Backend) -> Engine:
         """What decodes the rows of one call, or of many that come and go."""
         return Engine(
+            runner,
             backend,
-            self.config,
-            run=run,
             learned=self.learned,
             budget=None if self._budget is None else self._budget.open(),
             listeners=self._listeners,
         )
 
-    def _drafted(self, call: Call) -> Any:
+    def _drafted(self, call: Call, stats: GenerationStats) -> Any:
         """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
-        run, start = call.run, perf_counter()
-        run.renew()
-        with run.backend(call.ability) as backend:
-            call.stats.seconds["prepare"] += perf_counter() - start  # type: ignore[assignment]
-            call.stats.disable(call.ability.reason)
-            engine = self.engine(run, backend)
+        runner, start, request = call.runner, perf_counter(), request_of(call, stats)
+        runner.renew()
+        with runner.backend(call.ability) as backend:
+            stats.spend("prepare", perf_counter() - start)
+            stats.disable(call.route.reason)
+            engine = self.engine(runner, backend)
             try:
-                cache = engine.admit(call)
+                cache = engine.admit(request)
                 rows = engine.rows
                 engine.run()
             finally:
-                engine.note(call)
+                engine.record_outcome(request)
                 backend.release(fills=call.gives_cache_back)
-        return call.result(rows, cache)
+        return result_of(call, rows, cache, stats)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

@@ -15,13 +15,11 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
 from selfspec.compat.generation import using_candidates
-from selfspec.cost import FixedBudget
 from selfspec.draft.learned import Learned
-from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
-from selfspec.neural.small_model import DraftModel, DraftText
+from selfspec.neural.small_model import DraftModel
 from selfspec.plugin.row_rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
@@ -113,14 +111,10 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             self._observe(row, input_ids[0, row.length :].tolist())
 
     def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
-        ids, cursor = input_ids[0].tolist(), None
-        if self._draft_model is not None:
-            # Nobody measures what a step costs here.
-            text = DraftText(self._draft_model)
-            cursor = DraftModelCursor(text, ids, FixedBudget())
+        ids, config = input_ids[0].tolist(), self._spec.config
         row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
-        config, num_ids = self._spec.config, self._num_readable
-        row.begin(learned, config, draft_model=cursor, num_readable=num_ids)
+        own = [] if self._draft_model is None else [self._draft_model]
+        row.begin(learned, config, own, num_readable=self._num_readable)
         return row
 
     def _observe(self, row: Row, committed: list[int]) -> None:

@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
+from selfspec.batch.prompt_call import PromptCall
 from selfspec.batch.text_stream import TextStream
 from selfspec.errors import SelfSpecError, UnsupportedError
-from selfspec.plugin.call import Call
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder, num_tokens
 from selfspec.serving.replies import Piece
@@ -61,7 +61,7 @@ class Exchange:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self._model = model
         self._prompts = request.prompts
-        self._calls: list[Call] = []
+        self._calls: list[PromptCall] = []
 
     async def prepare(self, encoder: Encoder, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.

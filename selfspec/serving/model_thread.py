@@ -18,10 +18,9 @@ from typing import Any
 
 from selfspec.batch import Answer
 from selfspec.batch.pace import ReadingPace
-from selfspec.batch.prompt_call import PromptInputs
+from selfspec.batch.prompt_call import PromptCall, PromptInputs
 from selfspec.batch.session import Session
 from selfspec.errors import SelfSpecError
-from selfspec.plugin.call import Call
 from selfspec.plugin.spec import SelfSpec
 from selfspec.serving.schema import RequestError
 
@@ -91,11 +90,11 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> Call:
+    def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> PromptCall:
         """The call of a prompt; may be called in any thread that ends soon."""
         return self.session.call(next(self._indices), prompt, seed, arguments)
 
-    async def events(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, Event]]:
+    async def events(self, calls: Sequence[PromptCall]) -> AsyncIterator[tuple[int, Event]]:
         """The events of each call, with its number here, until all have their answers.
 
         An error that has ended a text is in its answer. Raises where the server is being stopped.
@@ -174,7 +173,7 @@ class ModelThread:
         if tell is not None:
             tell(event)
 
-    def _add(self, call: Call) -> None:
+    def _add(self, call: PromptCall) -> None:
         self.session.add(call)
 
     def _hear(self, index: int, ids: Sequence[int]) -> bool:

@@ -192,7 +192,7 @@ class Line(NamedTuple):
     """A call as those that wait see it."""
 
     index: int
-    need: int
+    max_columns: int
     alone_reason: str | None = None
 
 
@@ -211,7 +211,7 @@ def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
             continue
         first = waiting.sharing()[0]
         waiting.start(first)
-        started += first.need
+        started += first.max_columns
         own = came.pop(first.index)
         overtaken = [index for index in came if index < first.index]
         assert all(own - came[index] < needs[index] for index in overtaken)

@@ -7,6 +7,7 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfspec.draft.sources import RowStart
 from selfspec.papers.self_draft import ContextCache
 from selfspec.records import DraftTree, StepRecord
 
@@ -21,7 +22,7 @@ def committed(token: int) -> StepRecord:
 @mock.patch("selfspec.papers.self_draft._MAX_DRAFTS", MAX_DRAFTS)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=4), max_size=40))
 def test_it_holds_the_freshest(grams: list[list[int]]) -> None:
-    cursor = ContextCache().open([1], learns=True)
+    cursor = ContextCache().open(RowStart(prompt_ids=[1]))
     plain: dict[int, list[tuple[int, ...]]] = {}
     for gram in grams:
         key, draft = gram[0], tuple(gram[1:])
@@ -35,7 +36,7 @@ def test_it_holds_the_freshest(grams: list[list[int]]) -> None:
 
 
 def test_a_draft_is_followed_to_its_end():
-    cursor = ContextCache().open([1], learns=True)
+    cursor = ContextCache().open(RowStart(prompt_ids=[1]))
     cursor.keep((5, 6, 7))
     cursor.keep((5, 8, 9))
     cursor.observe(committed(5))

@@ -9,7 +9,7 @@ from selfspec.draft.sources.context import ContextSource
 from selfspec.draft.sources.corpus import CorpusSource, CorpusTables
 from selfspec.draft.sources.lut import LutSource
 from selfspec.draft.sources.runners import RunnersSource
-from selfspec.draft.sources.source import Cursor, Source
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 
 __all__ = [
     "REGISTRY",
@@ -18,6 +18,7 @@ __all__ = [
     "CorpusTables",
     "Cursor",
     "LutSource",
+    "RowStart",
     "RunnersSource",
     "Source",
 ]

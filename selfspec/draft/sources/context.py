@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 
-from selfspec.draft.sources.source import Cursor, Source
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["ContextCursor", "ContextSource", "TextEnd"]
@@ -34,9 +34,9 @@ class ContextSource(Source):
     def __init__(self, top_k: int) -> None:
         self._top_k = top_k
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> ContextCursor:
+    def open(self, row: RowStart) -> ContextCursor:
         """A cursor after the prompt, which is read once."""
-        return ContextCursor(prompt_ids, self._top_k)
+        return ContextCursor(row.prompt_ids, self._top_k)
 
 
 class TextEnd:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.source import Cursor, Source
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
@@ -162,9 +162,9 @@ class CorpusSource(Source):
         self._vocab_size = vocab_size
         self._top_k = top_k
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> CorpusCursor:
+    def open(self, row: RowStart) -> CorpusCursor:
         """A cursor after the prompt, of which the last few tokens matter."""
-        return CorpusCursor(self, prompt_ids)
+        return CorpusCursor(self, row.prompt_ids)
 
     def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:
         """The candidates after all prefixes that end here: longest first, then frequency."""

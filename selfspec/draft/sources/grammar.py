@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.json_text import JsonText, Spacing
-from selfspec.draft.sources.source import Cursor
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["Grammar", "GrammarCursor", "Words"]
+__all__ = ["Grammar", "GrammarCursor", "GrammarSource", "Words"]
 
 _AHEAD = 24  # Characters of a text that are looked for, so that its first token is known.
 _FEW = 8  # A text is free where more characters are allowed.
@@ -97,6 +97,19 @@ class _Place(NamedTuple):
     path: tuple[int, ...]  # The tokens from there.
     text: JsonText
     length: int  # Tokens since the last value began.
+
+
+class GrammarSource(Source):
+    """The grammar that the processors of one row follow."""
+
+    name = "grammar"
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+
+    def open(self, row: RowStart) -> GrammarCursor:
+        """A cursor in front of the answer's first token."""
+        return GrammarCursor(self._grammar)
 
 
 class GrammarCursor(Cursor):

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.source import Cursor, Source
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
 __all__ = ["MANTISSA_BITS", "LutCursor", "LutSource", "evidence_table"]
@@ -89,10 +89,10 @@ class LutSource(Source):
         """The bytes of keys and rows."""
         return self._keys.nbytes + self.token_ids.nbytes + self.probabilities.nbytes
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> LutCursor:
+    def open(self, row: RowStart) -> LutCursor:
         """A cursor after the last tokens of the prompt."""
-        before, last = (-1, -1, *prompt_ids[-2:])[-2:]
-        return LutCursor(self, (before, last), learns=learns)
+        before, last = (-1, -1, *row.prompt_ids[-2:])[-2:]
+        return LutCursor(self, (before, last), learns=row.learns)
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""

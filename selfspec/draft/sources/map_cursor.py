@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from selfspec.draft.sources.source import Cursor, TimeBudget
 from selfspec.records import MAP, Candidate, Evidence, Likely, StepRecord, sources_of
 
-__all__ = ["MapCursor", "StateMap", "Worth"]
+__all__ = ["Asked", "MapCursor", "StateMap"]
 
 _MAX_BIN = 6
 
@@ -46,8 +46,10 @@ class StateMap(Protocol):
         ...
 
 
-class Worth(Protocol):
-    """What a source brings for its seconds."""
+class Asked(Protocol):
+    """Whether the maps of all rows are asked, and what comes of it."""
+
+    is_wanted: bool  # In the next step?
 
     def observe(self, *, seconds: float, tokens: float) -> None:
         """Takes in a step in which it was asked."""
@@ -57,24 +59,26 @@ class Worth(Protocol):
 class MapCursor(Cursor):
     """The end of one row's text, as its map sees it.
 
-    `states` are to be set before `observe`: those of the nodes of the step's tree, if they are
-    `wanted`. Whether they are is decided for all rows alike, before each step.
+    Whether it is asked is decided for all rows alike, before each step.
     """
 
-    def __init__(self, state_map: StateMap, top_k: int, worth: Worth, budget: TimeBudget) -> None:
-        self.states: Any = None
-        self.wanted = True
+    def __init__(self, state_map: StateMap, top_k: int, asked: Asked, budget: TimeBudget) -> None:
         self._map = state_map
         self._top_k = top_k
-        self._worth = worth
+        self._asked = asked
         self._budget = budget
         self._has_begun = False
         self._token: int | None = None
         self._seconds: float | None = None  # Those of this step; None if it was not asked.
 
+    @property
+    def wants_states(self) -> bool:
+        """Only while it is asked, since the hook at the output head takes time."""
+        return self._asked.is_wanted
+
     def prepare(self) -> None:
         """Learns the prompt; how long that takes is not known before."""
-        if self.wanted and not self._has_begun and self._budget.affords(0.0):
+        if self._asked.is_wanted and not self._has_begun and self._budget.affords(0.0):
             start = perf_counter()
             self._map.begin()
             self._has_begun = True
@@ -82,7 +86,7 @@ class MapCursor(Cursor):
 
     def root(self) -> int | None:
         """The last committed token."""
-        return self._token if self.wanted and self._has_begun else None
+        return self._token if self._asked.is_wanted and self._has_begun else None
 
     def expand(self, state: int | None) -> list[Candidate]:
         """What the map names after it."""
@@ -95,15 +99,15 @@ class MapCursor(Cursor):
 
     def observe(self, record: StepRecord) -> None:
         """Learns from all nodes, also from rejected ones."""
-        tree, states, self.states = record.tree, self.states, None
-        if states is not None:
-            self._map.learn(tree.tokens, tree.parents, record.path, states)
+        tree = record.tree
+        if record.states is not None:
+            self._map.learn(tree.tokens, tree.parents, record.path, record.states)
         elif self._token is not None:  # The first step is the prompt's.
             self._map.skip()
-        if self.wanted and record.top is not None:
+        if self._asked.is_wanted and record.top is not None:
             self._map.name(record.top.ids.ravel().tolist())
         if self._seconds is not None:
-            self._worth.observe(seconds=self._seconds, tokens=_brought(record))
+            self._asked.observe(seconds=self._seconds, tokens=_brought(record))
             self._seconds = None
         if record.committed_ids:
             self._token = record.committed_ids[-1]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from selfspec.draft.sources.source import Cursor
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
@@ -47,14 +47,20 @@ class Whereabouts(NamedTuple):
     astray: tuple[int, ...]
 
 
-class Prediction:
+class Prediction(Source):
     """The tokens of a prediction and where each of them occurs; rows may share one."""
+
+    name = "prediction"
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = list(token_ids)
         self._after: dict[int, list[int]] = {}  # The positions right after each token, in order.
         for position, token in enumerate(self.token_ids, start=1):
             self._after.setdefault(token, []).append(position)
+
+    def open(self, row: RowStart) -> PredictionCursor:
+        """A cursor in front of the answer's first token, wherever the prompt ends."""
+        return PredictionCursor(self)
 
     def step(self, place: Whereabouts, token: int) -> Whereabouts:
         """The place one token later; O(log n) in the length of the prediction."""

@@ -6,12 +6,10 @@ tree whose root the LUTs have never seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from selfspec.draft.sources.lut import MANTISSA_BITS, evidence_table
-from selfspec.draft.sources.source import Cursor, Source
+from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, StepRecord
 
 __all__ = ["RunnersCursor", "RunnersSource"]
@@ -26,7 +24,7 @@ class RunnersSource(Source):
 
     name = "runners"
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> RunnersCursor:
+    def open(self, row: RowStart) -> RunnersCursor:
         """A cursor with no runners-up until the model has spoken."""
         return RunnersCursor()
 

@@ -7,6 +7,8 @@ Both handle ints, lists and numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from sys import maxsize
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["Cursor", "Source", "TimeBudget"]
+__all__ = ["Cursor", "RowStart", "Source", "TimeBudget"]
 
 
 class TimeBudget(Protocol):
@@ -33,6 +35,43 @@ class TimeBudget(Protocol):
         ...
 
 
+class _AnyTime:
+    """The budget of a row whose seconds nobody counts."""
+
+    def worth(self, seconds: float) -> float:
+        return 0.0
+
+    def affords(self, seconds: float) -> bool:
+        return True
+
+    def charge(self, seconds: float) -> None:
+        pass
+
+
+ANY_TIME = _AnyTime()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowStart:
+    """A row at the end of its prompt, as a source finds it when it opens a cursor.
+
+    Attributes:
+        prompt_ids: The text so far, without padding. What an encoder has read comes first.
+        learns: Whether sources may learn from this row.
+        max_new_tokens: The most tokens that may follow.
+        budget: What a cursor asks before it takes time of its own.
+        num_rows: How many rows share its forwards.
+        states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
+    """
+
+    prompt_ids: Sequence[int]
+    learns: bool = True
+    max_new_tokens: int = maxsize
+    budget: TimeBudget = ANY_TIME
+    num_rows: int = 1
+    states: Any = None
+
+
 class Cursor:
     """One source as one row of a call asks it."""
 
@@ -42,6 +81,11 @@ class Cursor:
     reads_ahead = False
     # Whether it knows of tokens that can't come. Then `possible` is asked about all that are named.
     is_guard = False
+
+    @property
+    def wants_states(self) -> bool:
+        """Is it to see the hidden states of the next step's nodes, in its `StepRecord`?"""
+        return False
 
     def prepare(self) -> None:
         """Called before each step. A cursor that takes time to begin does so here."""
@@ -75,13 +119,25 @@ class Source:
     name: str
 
     @property
+    def num_forwards(self) -> int:
+        """How many forwards of a model of its own drafts have taken so far."""
+        return 0
+
+    @property
     def nbytes(self) -> int:
         """The bytes of what a cache can keep of it, however much of them is in use."""
         return 0
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Cursor:
-        """A cursor at the end of the prompt."""
+    def open(self, row: RowStart) -> Cursor | None:
+        """A cursor at the end of the prompt; None if it has nothing to say of this row."""
         raise NotImplementedError
+
+    def num_states(self, num_rows: int) -> int:
+        """How many of a prompt's last hidden states it learns from in a batch of `num_rows`."""
+        return 0
+
+    def before_step(self, num_rows: int, budget: TimeBudget) -> None:
+        """Called once before each step that rows share."""
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Learns what the model predicted after each pair (N, 2) of the prompt's tokens."""

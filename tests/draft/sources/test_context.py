@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from selfspec.draft.sources import ContextSource
+from selfspec.draft.sources import ContextSource, RowStart
 from selfspec.draft.sources.context import ContextCursor, TextEnd
 from selfspec.records import Candidate, DraftTree, StepRecord
 from tests.oracles import continuations, suffix_matches
@@ -21,7 +21,7 @@ def committed(tokens: list[int]) -> StepRecord:
 
 
 def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
-    return ContextSource(top_k).open(text, learns=True)
+    return ContextSource(top_k).open(RowStart(prompt_ids=text))
 
 
 def matches_at(cursor: ContextCursor, place: TextEnd | None = None) -> list[tuple[int, int]]:

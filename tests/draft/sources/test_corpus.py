@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.draft.sources import CorpusSource, CorpusTables
+from selfspec.draft.sources import CorpusSource, CorpusTables, RowStart
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import corpus_arrays, corpus_candidates, following, kept
 from tests.strategies import candidates_of, texts
@@ -29,7 +29,7 @@ def tables_of(texts, max_prefix=3, token_dtype="uint16", **pruning):
 
 
 def cursor_behind(tables, text, *, vocab_size=VOCAB_SIZE, top_k=8):
-    return CorpusSource(tables, vocab_size, top_k).open(text, learns=True)
+    return CorpusSource(tables, vocab_size, top_k).open(RowStart(prompt_ids=text))
 
 
 def committed(tokens):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.draft.sources import REGISTRY, LutSource
+from selfspec.draft.sources import REGISTRY, LutSource, RowStart
 from selfspec.records import DraftTree, StepRecord, TopK
 from tests.strategies import candidates_of
 
@@ -58,7 +58,7 @@ def test_learning_replaces_a_row_whole_and_the_last_of_several_wins(order: int) 
 def test_candidates_come_with_rank_and_bin_and_lead_to_their_own_row(order: int) -> None:
     source = LutSource(10, 3, order=order)
     source.observe_pairs(np.array([[3, 4]]), top([(5, 0.6), (6, 0.3), (7, 0.01)]))
-    cursor = source.open([3, 4], learns=True)
+    cursor = source.open(RowStart(prompt_ids=[3, 4]))
     candidates = candidates_of(cursor, cursor.root())
     assert [c.token for c in candidates] == [5, 6, 7]
     assert [c.state for c in candidates] == [(4, 5), (4, 6), (4, 7)]
@@ -107,15 +107,15 @@ def step(path: list[int], *, learned: bool = True) -> StepRecord:
 def test_every_node_is_learned_from_and_accepted_ones_win() -> None:
     """Node 1 and node 4 both carry token 2: of the rejected ones the last, else the accepted."""
     source = LutSource(V, 1)
-    source.open([1], learns=True).observe(step([0]))
+    source.open(RowStart(prompt_ids=[1])).observe(step([0]))
     assert [held(source, (0, t)) for t in (1, 2, 3, 4)] == [[10], [14], [12], [13]]
-    source.open([1], learns=True).observe(step([0, 1]))
+    source.open(RowStart(prompt_ids=[1])).observe(step([0, 1]))
     assert [held(source, (0, t)) for t in (1, 2, 3, 4)] == [[10], [11], [12], [13]]
 
 
 def test_every_node_teaches_its_pair_and_the_root_that_of_the_text() -> None:
     source = LutSource(V, 1, order=2)
-    source.open([8, 1], learns=True).observe(step([0, 1]))
+    source.open(RowStart(prompt_ids=[8, 1])).observe(step([0, 1]))
     for pair, token in {(8, 1): 10, (1, 2): 11, (2, 3): 12, (1, 4): 13, (4, 2): 14}.items():
         assert held(source, pair) == [token]
 
@@ -123,14 +123,14 @@ def test_every_node_teaches_its_pair_and_the_root_that_of_the_text() -> None:
 @orders
 def test_a_cursor_stands_behind_what_was_committed(order: int) -> None:
     source = LutSource(V, 1, order=order)
-    cursor = source.open([5, 1], learns=True)
+    cursor = source.open(RowStart(prompt_ids=[5, 1]))
     assert cursor.root() == (5, 1)
     cursor.observe(step([0, 1]))
     assert cursor.root() == (2, 9)
     cursor.observe(step([0]))
     assert cursor.root() == (9, 9)
     for prompt, root in (([], (-1, -1)), ([7], (-1, 7))):
-        short = source.open(prompt, learns=True)
+        short = source.open(RowStart(prompt_ids=prompt))
         assert (short.root(), short.expand(root)) == (root, [])
 
 
@@ -140,7 +140,7 @@ def test_a_frozen_cursor_and_a_step_without_logits_teach_nothing(
     learns: bool, learned: bool, order: int
 ) -> None:
     source = LutSource(V, 1, order=order)
-    cursor = source.open([1], learns=learns)
+    cursor = source.open(RowStart(prompt_ids=[1], learns=learns))
     cursor.observe(step([0, 1], learned=learned))
     assert source.arrays()["ids"].size == 0
     assert cursor.root() == (2, 9)

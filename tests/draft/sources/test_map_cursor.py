@@ -37,9 +37,15 @@ class ScriptedMap:
         return self._likely[:num]
 
 
-def cursor_of(likely: Likely) -> tuple[MapCursor, ScriptedMap]:
+class Asked(SourceWorth):
+    """Says whether maps are asked."""
+
+    is_wanted = True
+
+
+def cursor_of(likely: Likely, asked: Asked | None = None) -> tuple[MapCursor, ScriptedMap]:
     state_map = ScriptedMap(likely)
-    cursor = MapCursor(state_map, 3, SourceWorth(), FixedBudget())
+    cursor = MapCursor(state_map, 3, asked or Asked(), FixedBudget())
     cursor.prepare()
     return cursor, state_map
 
@@ -68,27 +74,29 @@ def test_it_learns_trees_whose_states_are_known():
     assert state_map.shown == []
     tree = DraftTree.of_root(4)
     tree.add(0, 5, 0.5)
-    cursor.states = "states"
-    record = StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[5, 6])
+    record = StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[5, 6], states="states")
     cursor.observe(record)
+    record.states = None
     cursor.observe(record)
     assert state_map.shown == [([4, 5], [-1, 0], [0, 1], "states"), "skip"]
 
 
 def test_it_is_not_asked_while_it_is_paused():
-    cursor, _ = cursor_of([(5, 0.6)])
+    asked = Asked()
+    cursor, _ = cursor_of([(5, 0.6)], asked)
     first(cursor)
-    cursor.wanted = False
+    asked.is_wanted = False
     assert cursor.root() is None
-    cursor.wanted = True
+    assert not cursor.wants_states
+    asked.is_wanted = True
     assert cursor.expand(cursor.root())
 
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
-    state_map = ScriptedMap([])
-    cursor = MapCursor(state_map, 3, SourceWorth(), FixedBudget())
+    state_map, asked = ScriptedMap([]), Asked()
+    cursor = MapCursor(state_map, 3, asked, FixedBudget())
     for wanted in (False, True):
-        cursor.wanted = wanted
+        asked.is_wanted = wanted
         cursor.prepare()
         assert state_map.has_begun == wanted
 
@@ -97,7 +105,7 @@ def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPat
     """Once plain steps were timed, while drafts may lose anything, and once."""
     budget, state_map, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedMap([]), range(99)
     monkeypatch.setattr(map_cursor, "perf_counter", map(float, ticks).__next__)
-    cursor = MapCursor(state_map, 3, SourceWorth(), budget)
+    cursor = MapCursor(state_map, 3, Asked(), budget)
     first(cursor)
     cursor.prepare()
     assert not state_map.has_begun

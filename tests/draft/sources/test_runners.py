@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from selfspec.draft.sources import RunnersSource
+from selfspec.draft.sources import RowStart, RunnersSource
 from selfspec.draft.sources.runners import RunnersCursor
 from selfspec.records import DraftTree, StepRecord, TopK
 from tests.strategies import candidates_of
@@ -17,13 +17,13 @@ def told(ids: list[list[int]], path: list[int], committed: list[int]) -> Runners
         tree.add(node - 1, 10 + node, 0.5**node)
     probabilities = np.array([[0.6, 0.2, 0.1, 0.05, 0.02, 0.01]] * len(ids), np.float16)
     top = TopK(np.array(ids, np.int32), probabilities[:, : len(ids[0])])
-    cursor = RunnersSource().open([1], learns=True)
+    cursor = RunnersSource().open(RowStart(prompt_ids=[1]))
     cursor.observe(StepRecord(row=0, tree=tree, path=path, committed_ids=committed, top=top))
     return cursor
 
 
 def test_before_the_model_has_spoken_there_are_none():
-    cursor = RunnersSource().open([1, 2], learns=True)
+    cursor = RunnersSource().open(RowStart(prompt_ids=[1, 2]))
     assert candidates_of(cursor, cursor.root()) == []
 
 

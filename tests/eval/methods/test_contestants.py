@@ -14,6 +14,7 @@ from eval.methods.switch import SwitchSource
 from eval.methods.timing import timed
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.config import SOURCE_NAMES
+from selfspec.draft.sources import RowStart
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.records import TopK
 from tests.fakes import new_model, prompt, tiny_model
@@ -156,9 +157,9 @@ def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
     source = SwitchSource(2)
     top = TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
     source.observe_pairs(np.array([[-1, 5]]), top)
-    long = source.open([*span, 0, *span[:5]], learns=True)
+    long = source.open(RowStart(prompt_ids=[*span, 0, *span[:5]]))
     assert [(token, kind.source) for token, kind in long.expand(long.root())] == [(6, "match")]
-    short = source.open([*span, 0, 5], learns=True)
+    short = source.open(RowStart(prompt_ids=[*span, 0, 5]))
     assert [(token, kind.rank) for token, kind in short.expand(short.root())] == [(9, 1), (8, 2)]
 
 

@@ -1,0 +1,106 @@
+"""From a `generate()` call to the `Request` that the engine decodes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from selfspec.compat.grammars import grammars_of
+from selfspec.draft.sources import Source
+from selfspec.draft.sources.grammar import GrammarSource, Words
+from selfspec.forward.model import pad_id, takes
+from selfspec.forward.prompt import Prefilled, PromptReader
+from selfspec.plugin.call import Call
+from selfspec.plugin.row_rules import choosers_of, end_ids
+from selfspec.request import Request
+from selfspec.row import Row, stream_to
+from selfspec.stats import GenerationStats
+
+__all__ = ["request_of"]
+
+
+def request_of(
+    call: Call,
+    stats: GenerationStats,
+    *,
+    index: int = 0,  # Names its first row in records.
+    generator: torch.Generator | None = None,  # Draws the tokens; None: the one that stock uses.
+    fails_alone: bool = False,
+) -> Request:
+    """What the engine is asked for, once it is known that the call can be drafted for."""
+    learns = call.config.learning != "frozen"
+    arguments = (call.model, call.input_ids, call.model_kwargs, call.generation_config)
+    return Request(
+        route=call.route,
+        reader=PromptReader(*arguments, learns=learns),
+        new_rows=partial(_rows, call, stats, index, generator, fails_alone),
+        sources=_sources(call),
+        max_new_columns=call.max_new_columns,
+        max_tree=call.config.max_nodes,
+        fails_alone=fails_alone,
+        stats=stats,
+    )
+
+
+def _sources(call: Call) -> list[list[Source]]:
+    """For each row: its prediction, the grammar that its processors follow, and a draft model."""
+    grammars = grammars_of(call.logits_processor, len(call.input_ids), Words)
+    found: list[list[Source]] = []
+    for prediction, grammar in zip(call.predictions, grammars, strict=True):
+        own = (prediction, None if grammar is None else GrammarSource(grammar), call.draft_model)
+        found.append([each for each in own if each is not None])
+    return found
+
+
+def _rows(
+    call: Call,
+    stats: GenerationStats,
+    index: int,
+    generator: torch.Generator | None,
+    fails_alone: bool,
+    prompt: Prefilled,
+) -> list[Row]:
+    """The rows of a prompt that was read, each with what decides on its tokens."""
+    ends, pad = end_ids(call.generation_config), call.generation_config.pad_token_id
+    if pad is None:
+        pad = ends[0] if ends else 0  # As transformers chooses it.
+    choosers, stops = choosers_of(call, generator)
+    # A model that is given no positions may count them itself, without pads.
+    unplaced = None if takes(call.model, "position_ids") else pad_id(call.model)
+    rows = [
+        Row(
+            index=index + number,
+            prompt=call.input_ids[number : number + 1],
+            prompt_ids=ids,
+            encoder_ids=read,
+            unplaced_id=unplaced,
+            chooser=chooser,
+            max_length=call.max_length,
+            stops=stops,
+            pad_token_id=pad,
+            # Stock's own test for filling up rows that stopped.
+            gets_pads=any(hasattr(each, "eos_token_id") for each in call.stopping_criteria),
+            fails_alone=fails_alone,
+            stats=stats,
+        )
+        for number, (ids, read, chooser) in enumerate(
+            zip(prompt.texts, _encoder_texts(call), choosers, strict=True)
+        )
+    ]
+    if call.streamer is not None:
+        stream_to(call.streamer, rows)
+    return rows
+
+
+def _encoder_texts(call: Call) -> list[list[int]]:
+    """The text that an encoder has read for each row, which an answer may repeat."""
+    ids, num_rows = call.inputs_tensor, len(call.input_ids)
+    is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
+    if ids is None or not (is_text and call.model.config.is_encoder_decoder):
+        return [[]] * num_rows
+    ids = ids.repeat_interleave(num_rows // len(ids), dim=0)
+    mask = call.model_kwargs.get("attention_mask")
+    seen = torch.ones_like(ids) if mask is None else mask
+    seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
+    return [row[each].tolist() for row, each in zip(ids, seen, strict=True)]

@@ -1,0 +1,51 @@
+"""`Request`: one prompt as the engine is asked to decode it.
+
+Whoever asks has made it of a `generate()` call, of which nothing below knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from selfspec.draft.sources import Source
+from selfspec.forward.prompt import Prefilled, PromptReader
+from selfspec.row import Row
+from selfspec.stats import GenerationStats
+
+__all__ = ["Request", "Route"]
+
+
+class Route(NamedTuple):
+    """How a request is decoded, found out once, before its prompt is read."""
+
+    mode: str  # "tree", "chain" or "plain"
+    reason: str | None = None  # Why it is not drafted for with trees.
+    together: str | None = None  # What makes each of its rows depend on the others.
+    alone: str | None = None  # Why it can share forwards with no other request.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """A prompt of one or more rows, and what decides on their texts.
+
+    Attributes:
+        route: How it is decoded.
+        reader: Reads the prompt, whole or in parts.
+        new_rows: Makes its rows once the prompt was read, each with what chooses its tokens.
+        sources: For each row, what it alone drafts from.
+        max_new_columns: How far after the prompt the last token may be, drafted or not.
+        max_tree: The most nodes of a row in one forward.
+        fails_alone: Whether an error of one row ends this row, and no row of another request.
+        stats: What is counted for it.
+    """
+
+    route: Route
+    reader: PromptReader
+    new_rows: Callable[[Prefilled], list[Row]]
+    sources: Sequence[Sequence[Source]]
+    max_new_columns: int
+    max_tree: int
+    fails_alone: bool
+    stats: GenerationStats
