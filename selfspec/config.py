@@ -45,8 +45,6 @@ class SpecConfig:
             captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
             quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
             from the start, and go on eagerly if that can't be.
-        overlap: On CUDA, update tables and move keys and values while the CPU works. False does one
-            after the other.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
@@ -66,7 +64,6 @@ class SpecConfig:
     sources: tuple[str, ...] = SOURCE_NAMES
     learning: str = "session"
     forward: str = "auto"
-    overlap: bool = True
     strict: bool = False
     trust_hooks: bool = False
 
@@ -80,7 +77,7 @@ class SpecConfig:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if self.forward not in FORWARDS:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
-        for name in ("overlap", "strict", "trust_hooks"):
+        for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 

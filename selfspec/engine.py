@@ -110,7 +110,7 @@ class Engine:
         # What was learned on another vocabulary is refused before anybody gets a token.
         learned = self._learned(prompt.logits.shape[-1])
         rows = call.rows(prompt)
-        self._device = device_for(prompt.logits.device, overlap=self.config.overlap)
+        self._device = device_for(prompt.logits.device)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
         learned = learned.for_request(self.config.learning)
@@ -171,7 +171,6 @@ class Engine:
         laps = Laps(self._clock)
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].learned)
-        self._device.join()
         self._learn(rows, first.records, tops)
         laps.end("learn")
         for row in rows:
@@ -216,7 +215,7 @@ class Engine:
         laps.end("learn")
         records = _verified(rows, trees)
         laps.end("verify")
-        self._commit(records)
+        backend.commit([record.path for record in records])
         laps.end("commit")
         self._learn(rows, records, tops)
         done = laps.end("learn")
@@ -295,14 +294,7 @@ class Engine:
         """The tables to learn from; all rows learn alike, so any row's will do."""
         if not learned.learns:
             return None
-        with self._device.side(logits):
-            return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
-
-    def _commit(self, records: list[StepRecord]) -> None:
-        """Moves the KV while the CPU works until the next forward, which waits for it."""
-        with self._device.side():
-            self.backend.commit([record.path for record in records])
-        self._device.join()
+        return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
 
     def _learn(self, rows: list[Row], records: list[StepRecord], fetched: Fetched | None) -> None:
         if fetched is not None:

@@ -142,7 +142,7 @@ class Run:
     @property
     def _captures(self) -> bool:
         """Are the forwards of a call captured, if nothing prevents it?"""
-        device = device_for(device_of(self.model), overlap=False)
+        device = device_for(device_of(self.model))
         forward = self.config.forward
         return forward == "graph" or (forward == "auto" and device.can_capture)
 
@@ -208,7 +208,7 @@ class Run:
             yield ChainBackend(model, kind=self.kind, reason=reason)
         elif not captures:
             yield TreeBackend(model, attention, kind=self.kind)
-        elif not (device := device_for(device_of(model), overlap=False)).can_capture:
+        elif not (device := device_for(device_of(model))).can_capture:
             reason = self._checked(f"a {device.name} captures no graphs")
             yield TreeBackend(model, attention, kind=self.kind, reason=reason)
         else:

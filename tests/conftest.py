@@ -170,10 +170,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_long(item.path):
             item.add_marker("long")
     if not config.getoption("markexpr"):
-        slow = [item for item in items if "slow" in item.keywords]
+        slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if "slow" not in item.keywords]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     if not torch.cuda.is_available():
         for item in items:
-            if "gpu" in item.keywords:
+            if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -2,14 +2,12 @@
 
 What is captured is a list of operations with the very tensors they worked on. A replay runs those
 operations again and no Python, so whatever Python took from one step is wrong in the next.
-Work beside the main stream is put off until somebody waits for it; until then its results are
-garbage.
+What is fetched can be had only from the call that waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,27 +89,6 @@ class Tape(TorchDispatchMode):
                 operation.again()
 
 
-class Delay(TorchDispatchMode):
-    """Puts off what is asked for inside; results are garbage until it is run."""
-
-    def __init__(self, waiting: list[Operation]) -> None:
-        super().__init__()
-        self._waiting = waiting
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operation = Operation(func, args, kwargs or {})
-        if operation.writes:
-            self._waiting.append(operation)
-            return args[0]
-        out = operation.run()
-        if not operation.is_view and func.overloadpacket is not aten.lift_fresh:
-            for result in operation.results:
-                # whole numbers stay small, since they may be taken for indices meanwhile
-                result.fill_(float("nan") if result.dtype.is_floating_point else 0)
-            self._waiting.append(operation)
-        return out
-
-
 class NoNumbers(TorchFunctionMode):
     """Refuses the calls that read a value without any operation that a dispatcher sees."""
 
@@ -124,55 +101,27 @@ class NoNumbers(TorchFunctionMode):
 class Arriving:
     """Copies that are there once they have been waited for."""
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...], wait: Callable[[], None]) -> None:
-        self._tensors, self._wait = tensors, wait
+    def __init__(self, tensors: tuple[torch.Tensor, ...], log: list[str]) -> None:
+        self._tensors, self._log = tensors, log
 
     def get(self) -> tuple[torch.Tensor, ...]:
-        self._wait()
+        self._log.append("get")
         return self._tensors
 
 
 class RecordingDevice:
-    """Takes its calls down in `log`; captures are replayed, side work is late."""
+    """Takes its calls down in `log`; what is captured is replayed."""
 
     name = "recorder"
     can_capture = True
 
-    def __init__(
-        self,
-        log: list[str],
-        *,
-        overlap: bool = True,
-        fails_at: int | None = None,
-    ) -> None:
+    def __init__(self, log: list[str], *, fails_at: int | None = None) -> None:
         self.log = log
-        self._overlap = overlap
         self._fails_at = fails_at  # the capture, counted over the log, that fails
-        self._waiting: list[Operation] = []
-        self._is_beside = False
-
-    @contextmanager
-    def side(self, *tensors: torch.Tensor) -> Iterator[None]:
-        if not self._overlap:
-            yield
-            return
-        self.log.append("side")
-        self._is_beside = True
-        try:
-            with Delay(self._waiting):
-                yield
-        finally:
-            self._is_beside = False
-
-    def join(self) -> None:
-        self.log.append("join")
-        self._run_late(list(self._waiting))
 
     def fetch(self, *tensors: torch.Tensor) -> Arriving:
-        self.log.append("fetch beside" if self._is_beside else "fetch")
-        copies = tuple(tensor.clone() for tensor in tensors)  # late inside `side`, like the rest
-        upto = list(self._waiting) if self._is_beside else []
-        return Arriving(copies, lambda: self._catch_up(upto))
+        self.log.append("fetch")
+        return Arriving(tuple(tensor.clone() for tensor in tensors), self.log)
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         self.log.append("send")
@@ -198,24 +147,13 @@ class RecordingDevice:
         if self._fails_at is not None and self.log.count("capture") >= self._fails_at:
             raise RuntimeError(NOT_PERMITTED)
 
-    def _catch_up(self, upto: list[Operation]) -> None:
-        """Waits for what was queued before a fetch, and for nothing behind it."""
-        self.log.append("get")
-        self._run_late(upto)
-
-    def _run_late(self, operations: list[Operation]) -> None:
-        for operation in operations:
-            if operation in self._waiting:
-                self._waiting.remove(operation)
-                operation.again()
-
 
 def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
     """Makes every device a recording one; returns what they are asked, in order."""
     log: list[str] = []
 
-    def new_device(_device: torch.device, *, overlap: bool) -> RecordingDevice:
-        return RecordingDevice(log, overlap=overlap, **options)
+    def new_device(_device: torch.device) -> RecordingDevice:
+        return RecordingDevice(log, **options)
 
     for name in ("engine", "run.run", "run.graphs.kept"):
         monkeypatch.setattr(f"selfspec.{name}.device_for", new_device)

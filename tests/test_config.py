@@ -26,7 +26,6 @@ def refusal(**knobs) -> str:
         {"sources": ["context"]},
         *({"learning": scope} for scope in LEARNING_SCOPES),
         *({"forward": name} for name in FORWARDS),
-        {"overlap": False},
     ],
 )
 def test_accepted_values(knobs):
@@ -41,7 +40,7 @@ def test_accepted_values(knobs):
     [
         (COUNTS, ">= 1", (0, -3)),
         (COUNTS, "a whole number", (1.0, "4", None, True)),
-        (("overlap", "strict"), "True or False", (1, "yes", None)),
+        (("strict", "trust_hooks"), "True or False", (1, "yes", None)),
     ],
 )
 def test_numbers_and_switches_are_checked(names, rule, values):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,7 +33,7 @@ pytestmark = [
 GREEDY: dict[str, Any] = {"do_sample": False}
 SAMPLE: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
 ASKED = {"greedy": GREEDY, "penalty": {**GREEDY, "repetition_penalty": 1.2}, "sample": SAMPLE}
-FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # hangs on no clock
+FIXED: dict[str, Any] = {"budget": "fixed", "max_nodes": 16}  # depends on no clock
 FORWARDS = ("eager", "graph")
 
 
@@ -68,13 +69,10 @@ def own_costs(measuring: None) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "in-turn"])
 @pytest.mark.parametrize("forward", FORWARDS)
-def test_same_text_and_generator_state(
-    forward: str, overlap: bool, asked: dict[str, Any], num_rows: int
-) -> None:
+def test_same_text_and_generator_state(forward: str, asked: dict[str, Any], num_rows: int) -> None:
     model = on_gpu()
-    spec = selfspec.SelfSpec(forward=forward, overlap=overlap, budget="fixed", max_nodes=8)
+    spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
     for _ in range(2):
         check_same(model, spec, prompts(num_rows), **asked)
         assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
@@ -161,40 +159,60 @@ def test_a_capture_beside_a_thread_that_samples() -> None:
     assert (spec.stats.forward, spec.stats.eager_reason) == ("graph", None)
 
 
-def test_memory_after_a_failed_capture() -> None:
-    """A model that breaks its capture off, dropped with all that belongs to it."""
+def memory_in_use() -> int:
+    """On the card; an attached model refers to itself, so only the garbage collector frees it."""
+    gc.collect()
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def break_captures(patch: pytest.MonkeyPatch, fails_at: int) -> None:
+    """Captures from this one on break off, with the model's own work under way."""
+    number, capture = count(1), CudaDevice.capture
+
+    def failing(self: CudaDevice, work: Any) -> Any:
+        if next(number) < fails_at:
+            return capture(self, work)
+
+        def broken() -> None:
+            work()
+            if torch.cuda.is_current_stream_capturing():
+                torch.zeros(1, device="cuda").item()
+
+        return capture(self, broken)
+
+    patch.setattr(CudaDevice, "capture", failing)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_memory_after_a_failed_capture(fails_at: int) -> None:
+    """A model whose capture broke off, dropped with all that belongs to it; then another one."""
 
     def run_it() -> None:
         model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
-        mlp = model.model.layers[1].mlp
-        forward = mlp.forward
-
-        @selfspec.per_token
-        def broken(hidden: torch.Tensor) -> torch.Tensor:
-            if torch.cuda.is_current_stream_capturing():
-                raise KeyError("on purpose")
-            return forward(hidden)
-
-        mlp.forward = broken
-        check_same(model, spec, prompts(1), **GREEDY)
-        assert "capturing it fails (KeyError" in str(spec.stats.eager_reason)
-        mlp.forward = forward
+        with pytest.MonkeyPatch.context() as patch:
+            break_captures(patch, fails_at)
+            check_same(model, spec, prompts(1), **GREEDY)
+        assert "capturing it fails" in str(spec.stats.eager_reason)
 
     run_it()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before = memory_in_use()
     for _ in range(3):
         run_it()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before + 2**20
-    check_same(on_gpu(), selfspec.SelfSpec(forward="graph", **FIXED), prompts(1), **SAMPLE)
+    assert memory_in_use() <= before + 2**20
+    spec = selfspec.SelfSpec(forward="graph", **FIXED)
+    check_same(on_gpu(), spec, prompts(1), **SAMPLE)
+    assert (spec.stats.forward, spec.stats.eager_reason) == ("graph", None)
 
 
 def test_a_step_waits_once() -> None:
-    """For its tokens, behind an event. Torch counts all other waits, which do not grow."""
+    """For its tokens, by an event. Torch counts all other waits, and longer texts have no more.
+
+    The first text makes the slots and all captures, which wait too.
+    """
     model, counts = on_gpu(), []
     spec = selfspec.SelfSpec(learning="frozen", forward="graph", **FIXED)
-    for length in (24, 24, 96):
+    for length in (96, 24, 96):
         torch.cuda.set_sync_debug_mode("warn")
         try:
             with warnings.catch_warnings(record=True) as waits:
@@ -245,40 +263,10 @@ def test_the_second_device(forward: str) -> None:
     assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
 
 
-@pytest.mark.parametrize("forward", ["eager", "graph"])
-def test_overlap_learns_the_same(forward: str) -> None:
-    tables = []
-    for overlap in (True, False):
-        spec = selfspec.SelfSpec(forward=forward, overlap=overlap, **FIXED)
-        model = on_gpu()
-        for asked in (GREEDY, SAMPLE):
-            check_same(model, spec, prompts(3), **asked)
-        tables.append((spec.total_stats.num_steps, spec.learned(VOCAB).tables()))
-    (steps, ours), (other_steps, theirs) = tables
-    assert steps == other_steps
-    for source, arrays in theirs.items():
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(ours[source][name], array)
-
-
 @pytest.mark.parametrize("fails_at", [1, 2])
 def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the model's own work under way, as a capture would really break off."""
     model, spec = on_gpu(name="gemma3"), selfspec.SelfSpec(**FIXED)
-    count, capture = iter(range(1, 1000)), CudaDevice.capture
-
-    def failing(self: CudaDevice, work: Any) -> Any:
-        if next(count) < fails_at:
-            return capture(self, work)
-
-        def broken() -> None:
-            work()
-            if torch.cuda.is_current_stream_capturing():
-                torch.zeros(1, device="cuda").item()
-
-        return capture(self, broken)
-
-    monkeypatch.setattr(CudaDevice, "capture", failing)
+    break_captures(monkeypatch, fails_at)
     caches = []
     for extra in ({}, {"custom_generate": spec}):
         kv = DynamicCache(config=model.config)
@@ -291,14 +279,12 @@ def test_a_capture_that_fails_in_the_midst(fails_at: int, monkeypatch: pytest.Mo
 
 
 def test_a_dropped_model_leaves_no_memory_behind() -> None:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before = memory_in_use()
     model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
     check_same(model, spec, prompts(2), **GREEDY)
     del model
-    torch.cuda.synchronize()
+    assert memory_in_use() <= before + 2**20
     assert len(spec.models._runs) == 0
-    assert torch.cuda.memory_allocated() <= before + 2**20
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
@@ -324,8 +310,8 @@ def test_ids_on_the_cpu_are_served() -> None:
 
 
 def test_what_is_sent_may_be_overwritten_at_once() -> None:
-    """The copy waits behind other work, and a draft model's text is sent in many parts."""
-    device = CudaDevice(torch.device("cuda"), overlap=False)
+    """The copy waits for earlier work, and a draft model's text is sent in many parts."""
+    device = CudaDevice(torch.device("cuda"))
     busy = torch.randn(4096, 4096, device="cuda")
     hosts = [torch.empty(512, dtype=torch.long), torch.empty(512, dtype=torch.long).pin_memory()]
     arrived = []

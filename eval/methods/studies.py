@@ -99,7 +99,6 @@ STUDIES: dict[str, Study] = {
             "stock": _STOCK,
             "all": _fixed(),
             "no LUTs": _fixed(sources=_NO_LUTS),
-            "no overlap": _fixed(overlap=False),
             "DIAA": Variant("diaa", {"max_nodes": _STATIC_NODES}),
             "DIAA, read otherwise": Variant("diaa-merging", {"max_nodes": _STATIC_NODES}),
             "DIAA, no threshold": Variant("lut-tree", {"max_nodes": _STATIC_NODES}),

@@ -66,7 +66,7 @@ class KeptRunner:
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     """A new runner; its `reason` is set if its forwards don't give right results."""
-    runner = StaticRunner(attention, device_for(model.device, overlap=False), model.device)
+    runner = StaticRunner(attention, device_for(model.device), model.device)
 
     try:
         with decoding_switches(model):

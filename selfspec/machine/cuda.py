@@ -1,14 +1,13 @@
-"""A CUDA device: a side stream, copies to and from pinned memory, captured graphs.
+"""A CUDA device: copies to and from pinned memory, and captured graphs.
 
-All calls share one side stream and one capture stream for each device, because a capture stream
-keeps the memory that it has used.
+All calls share one capture stream for each device, because a stream keeps the memory that it has
+used.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import ref
@@ -37,38 +36,19 @@ class Fetched(NamedTuple):
 
 
 class CudaDevice:
-    """Streams and graphs of one CUDA device; all graphs of an instance share a pool of memory.
+    """Copies and graphs of one CUDA device; all graphs of an instance share a pool of memory.
 
     Serves one call, and so one thread, at a time.
     """
 
     name = "CUDA device"
 
-    def __init__(self, device: torch.device, *, overlap: bool) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._side = _stream_of(index_of(device), "side") if overlap else None
         self._last_graph: Callable[[], Any] = lambda: None
         self.can_capture = tuple(map(int, torch.__version__.split(".")[:2])) >= _FIRST_TORCH
         if not self.can_capture:
             self.name = f"CUDA device under torch {torch.__version__}, which is older than 2.12,"
-
-    @contextmanager
-    def side(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Inside, work goes to the side stream, or to the main stream if there is no overlap."""
-        if self._side is None:
-            yield
-            return
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
-            for tensor in tensors:
-                # The allocator must not reuse this memory while the side stream reads it.
-                tensor.record_stream(self._side)
-            yield
-
-    def join(self) -> None:
-        """Makes the main stream wait for the side stream; the CPU does not wait."""
-        if self._side is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._side)
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
         """Starts copies to pinned memory, which torch reuses when they are no longer needed."""
@@ -94,7 +74,7 @@ class CudaDevice:
 
         The graph is replayed once, which loads it onto the device.
         """
-        graph, stream = torch.cuda.CUDAGraph(), _stream_of(index_of(self._device), "capture")
+        graph, stream = torch.cuda.CUDAGraph(), _capture_stream(index_of(self._device))
         try:
             with _capturing:
                 self._warm_up(work, stream)
@@ -134,6 +114,6 @@ def index_of(device: torch.device) -> int:
 
 
 @cache
-def _stream_of(index: int, _use: str) -> Any:
-    """The stream of a device for one use, which all calls share."""
+def _capture_stream(index: int) -> Any:
+    """The stream that all calls capture on."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]

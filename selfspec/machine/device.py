@@ -6,7 +6,7 @@ Knows tensors and callables; nothing of models, trees or KV.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -28,22 +28,10 @@ Replay = Callable[[], None]
 
 
 class Device(Protocol):
-    """One device, as one call uses it.
-
-    Work is queued in order on a main stream. `fetch` and `send` use the current stream, which is
-    the side stream inside `side`.
-    """
+    """One device, as one call uses it. What it is asked to do is done in order."""
 
     name: str
     can_capture: bool
-
-    def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        """Work queued inside, which reads `tensors`, runs in parallel with the main stream."""
-        ...
-
-    def join(self) -> None:
-        """Makes later work on the main stream wait for the side stream."""
-        ...
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
         """Starts to copy `tensors` to the CPU."""
@@ -62,18 +50,12 @@ class Device(Protocol):
 
 
 class PlainDevice:
-    """A device without streams: all work is done when the call returns."""
+    """A device that queues nothing: all work is done when the call returns."""
 
     can_capture = False
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
-
-    def side(self, *tensors: torch.Tensor) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def join(self) -> None:
-        pass
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
         return Fetched(tuple(tensor.cpu() for tensor in tensors))
@@ -85,10 +67,10 @@ class PlainDevice:
         return f"a {self.name} captures no graphs"
 
 
-def device_for(device: torch.device, *, overlap: bool) -> Device:
-    """The `Device` for a device of torch; with `overlap`, one of CUDA gets a side stream."""
+def device_for(device: torch.device) -> Device:
+    """The `Device` for a device of torch."""
     if device.type == "cuda":
-        return CudaDevice(device, overlap=overlap)
+        return CudaDevice(device)
     return PlainDevice("CPU" if device.type == "cpu" else f"{device.type} device")
 
 

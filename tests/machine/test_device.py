@@ -13,16 +13,13 @@ from selfspec.machine.device import PlainDevice, device_for, own_seed
 from tests.recorder import NOT_PERMITTED, RecordingDevice
 
 
-def test_a_cpu_has_no_side():
-    device = device_for(torch.device("cpu"), overlap=True)
+def test_a_cpu_does_all_at_once():
+    device = device_for(torch.device("cpu"))
     assert isinstance(device, PlainDevice)
     assert device.capture(lambda: None) == "a CPU captures no graphs"
-    tensor = torch.zeros(3)
-    with device.side(tensor):
-        tensor += 1
+    tensor = torch.ones(3)
     fetched = device.fetch(tensor, tensor[:1])
     device.send(torch.tensor([2.0]), into=tensor[:1])
-    device.join()
     assert [x.tolist() for x in fetched.get()] == [[2.0, 1.0, 1.0], [2.0]]
 
 
@@ -51,8 +48,7 @@ class Stub:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that a `CudaDevice` makes, in order."""
     log: list[str] = []
-    names = {"side": "side", "capture": "capturing"}
-    monkeypatch.setattr("selfspec.machine.cuda._stream_of", lambda _i, use: Stub(log, names[use]))
+    monkeypatch.setattr("selfspec.machine.cuda._capture_stream", lambda _: Stub(log, "capturing"))
     stubs = {
         "current_device": lambda: 0,
         "current_stream": lambda *_: Stub(log, "main"),
@@ -66,20 +62,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return log
 
 
-WAITING = ["side.wait_stream main", "into side", "work", "out of side", "main.wait_stream side"]
-
-
-@pytest.mark.parametrize(("overlap", "calls"), [(True, WAITING), (False, ["work"])])
-def test_a_side_stream_waits_and_is_waited_for(overlap: bool, calls: list[str], cuda: list[str]):
-    device = CudaDevice(torch.device("cuda"), overlap=overlap)
-    with device.side():
-        cuda.append("work")
-    device.join()
-    assert cuda == calls
-
-
 def test_a_capture_comes_after_a_run_on_a_stream_of_its_own(cuda: list[str]):
-    device = CudaDevice(torch.device("cuda"), overlap=True)
+    device = CudaDevice(torch.device("cuda"))
     assert not isinstance(device.capture(lambda: cuda.append("work")), str)
     runs = ["into capturing", "work", "out of capturing", "main.wait_stream capturing"]
     assert cuda[1:5] == runs
@@ -88,7 +72,7 @@ def test_a_capture_comes_after_a_run_on_a_stream_of_its_own(cuda: list[str]):
 
 @pytest.mark.parametrize("at", ["into capturing", "into capture thread_local"])
 def test_no_memory_for_a_capture_is_a_reason(at: str, cuda: list[str]):
-    device = CudaDevice(torch.device("cuda"), overlap=True)
+    device = CudaDevice(torch.device("cuda"))
 
     def work() -> None:
         if at in cuda:
@@ -103,7 +87,7 @@ def test_no_memory_for_a_capture_is_a_reason(at: str, cuda: list[str]):
 @pytest.mark.parametrize(("version", "captures"), [("2.11.1", False), ("2.12.0+cu130", True)])
 def test_an_old_torch_captures_no_graphs(version: str, captures: bool, monkeypatch: Any):
     monkeypatch.setattr(torch, "__version__", version)
-    assert CudaDevice(torch.device("cuda:0"), overlap=False).can_capture == captures
+    assert CudaDevice(torch.device("cuda:0")).can_capture == captures
 
 
 def test_a_seed_stays_on_its_devices(monkeypatch: pytest.MonkeyPatch):
