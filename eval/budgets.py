@@ -54,7 +54,7 @@ def _timed(milliseconds: dict[int, float]) -> CostCurve:
 
 CASES = {
     "flat, a CPU's prior": Case(_FLAT, lambda: CostCurve.unknown(0.2)),
-    "flat, CUDA's prior": Case(_FLAT, lambda: CostCurve.unknown(0.01)),
+    "flat, CUDA's prior": Case(_FLAT, lambda: CostCurve.unknown(0.004)),
     "1B, float16 copies": Case(_HALF_COPIES, lambda: CostCurve.unknown(0.2)),
     "135M, float32, packed": Case(_PACKED, lambda: CostCurve.unknown(0.2)),
     "1B, bfloat16, row by row": Case(_ROW_BY_ROW, lambda: CostCurve.unknown(0.2)),
