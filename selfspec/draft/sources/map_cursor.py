@@ -73,8 +73,8 @@ class MapCursor(Cursor):
         self._seconds: float | None = None  # Those of this step; None if it was not asked.
 
     def prepare(self) -> None:
-        """Learns the prompt; how long that takes is not known before."""
-        if self.wanted and not self._has_begun and self._budget.affords(0.0):
+        """Learns the prompt."""
+        if self.wanted and not self._has_begun and self._budget.affords(None):
             start = perf_counter()
             self._map.begin()
             self._has_begun = True
