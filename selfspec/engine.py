@@ -25,9 +25,9 @@ from selfspec.forward.model import head_heard, num_readable
 from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
-from selfspec.neural.hidden_map import HiddenMap, MapWeights
+from selfspec.neural.hidden_map import MOST_MAPS, HiddenMap
 from selfspec.neural.small_model import DraftText
-from selfspec.records import MAP, DraftTree, StepRecord
+from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.runner import Run
 from selfspec.verify.choosers import StepLogits
@@ -37,8 +37,6 @@ from selfspec.verify.walk import walk
 __all__ = ["Engine", "FirstTokens", "first_tokens"]
 
 Listener = Callable[[StepRecord], None]
-
-_MOST_MAPS = 4  # Rows with a map of hidden states; each takes up to 60 MB with 2,048 dimensions.
 
 
 class FirstTokens(NamedTuple):
@@ -79,14 +77,13 @@ class Engine:
         self._listeners = listeners
         self._num_readable = num_readable
         self._clock = clock
-        self._way = "", 0  # How the last step was run, and its rows.
         self._is_settled = run is None  # Will no more weights be packed?
 
-    def admit(self, call: Any, num_tokens: int | None = None) -> Prefilled | None:
+    def admit(self, call: Any, num_tokens: int | None = None) -> Any:
         """Reads the prompt of a `Call`, to its end or `num_tokens` more of it.
 
         At the end its rows get their first tokens, which a streamer hears before anything is
-        learned, and take part in the steps to come. Returns None before the end.
+        learned, and take part in the steps to come. Returns its KV then, and None before.
         """
         run, seconds = self._run, call.stats.seconds
         reader: PromptReader = call.reader
@@ -100,9 +97,10 @@ class Engine:
         with run.reading():
             prompt = reader.read(num_tokens)
             seconds["prefill"] += self._clock() - read_from
-            if prompt is not None:
-                self._join(call, prompt)
-        return prompt
+            if prompt is None:
+                return None
+            self._join(call, prompt)
+        return prompt.cache
 
     def _join(self, call: Any, prompt: Prefilled) -> None:
         """Lets the rows of a call in whose prompt was read."""
@@ -129,41 +127,32 @@ class Engine:
             cursor = None
             if call.draft_model is not None:
                 text = DraftText(call.draft_model)
-                cursor = DraftModelCursor(text, row.prompt_ids, budget.worth, call.reach)
+                cursor = DraftModelCursor(text, row.prompt_ids, budget, call.reach)
             others = (prediction, cursor, grammar, state_map)
             row.begin(learned, self.config, *others, self._num_readable)
         self.add(rows, first)
 
     def _maps(self, call: Any, prompt: Prefilled, budget: Budget) -> list[MapCursor | None]:
-        """A map of hidden states for each row; None for all where there can be none.
-
-        Maps of many rows would take more time than they save.
-        """
+        """A map of hidden states for each row; None for all where there can be none."""
         run, hidden, texts = self._run, prompt.hidden, prompt.texts
-        weights, num_rows = None, len(self.rows) + len(texts)
-        if MAP in self.config.sources and num_rows <= _MOST_MAPS:
-            weights = MapWeights.of(call.model)
+        weights = call.map_weights(len(self.rows) + len(texts))
         if run is None or weights is None or self.backend.kind == "graph":
             return [None] * len(texts)
         if hidden is None:
             hidden = torch.empty(len(texts), 0, weights.head.shape[1], device="cpu")
-
-        def price(seconds: float) -> float:
-            return budget.worth(seconds * num_rows)
-
         return [
-            MapCursor(HiddenMap(weights, ids, states), self.config.top_k, run.map_worth, price)
+            MapCursor(HiddenMap(weights, ids, states), self.config.top_k, run.map_worth, budget)
             for ids, states in zip(texts, hidden, strict=True)
         ]
 
     def _budget_for(self, num_rows: int) -> Budget:
-        """The budget, which is opened with the first rows."""
-        if self.budget is None and self._run is not None and self.config.budget == "measured":
-            curve = self._run.curve(self.backend, num_rows)
-            self.budget = MeasuredBudget(curve, self._run.ledger)
-            self._way = self.backend.kind, num_rows
+        """The budget, which is opened with the first rows and told how steps are run from now."""
+        run = self._run
+        if self.budget is None and run is not None and self.config.budget == "measured":
+            self.budget = MeasuredBudget(partial(run.curve, self.backend), run.ledger)
         if self.budget is None:
             self.budget = FixedBudget()
+        self.budget.run_as(self.backend.kind, num_rows)
         return self.budget
 
     def add(self, rows: list[Row], first: FirstTokens) -> None:
@@ -180,13 +169,10 @@ class Engine:
 
     def run(self) -> None:
         """Steps until every row has stopped."""
-        rows = self.rows
         with self._decoding():
             while not all(row.is_done for row in self.rows):
                 self.leave()
                 self._step()
-        for row in rows:
-            row.stats.paused = self._budget_for(len(rows)).paused
 
     def step(self) -> None:
         """One forward and all that belongs to it."""
@@ -199,8 +185,11 @@ class Engine:
     def _step(self) -> None:
         laps = Laps(self._clock)
         rows, backend = self.rows, self.backend
-        budget = self._kept_up()
-        start = laps.start if self._is_settled else laps.end("prepare")
+        self._pack()
+        start = laps.end("prepare")
+        budget = self._budget_for(len(rows))
+        self._prepare(budget)
+        prepared = laps.end("draft")
         pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
         step = budget.step(allowed, pending)
         trees = self._draft(step)
@@ -221,7 +210,7 @@ class Engine:
         self._learn(rows, records, tops)
         done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
-        took = StepTime(width, drafted - start, done - drafted - backend.setting_up)
+        took = StepTime(width, drafted - prepared, done - drafted - backend.setting_up)
         step.observe(took, records)
         done = laps.end("learn")
         for row, record in zip(rows, records, strict=True):
@@ -244,24 +233,21 @@ class Engine:
         self.backend.keep_rows(live)
         return left
 
-    def _kept_up(self) -> Budget:
-        """Packs weights if that pays by now; returns the budget, with the times of such steps.
+    def _pack(self) -> None:
+        """Packs weights if that pays by now."""
+        if self._run is not None and not self._is_settled:
+            self._run.before_step(len(self.rows))
+            self._is_settled = self._run.is_settled
 
-        Steps take another time once weights are packed, and once rows have come or left.
-        """
-        budget, run = self._budget_for(len(self.rows)), self._run
-        if run is None or not isinstance(budget, MeasuredBudget):
-            return budget
-        kind = known = self._way[0]
-        if not self._is_settled:
-            run.before_step(len(self.rows))
-            self._is_settled, kind = run.is_settled, self.backend.kind
-        if kind != known:
-            run.ledger.forgive()
-        if (kind, len(self.rows)) != self._way:
-            self._way = kind, len(self.rows)
-            budget.curve = run.curve(self.backend, len(self.rows))
-        return budget
+    def _prepare(self, budget: Budget) -> None:
+        """Decides for all rows whether maps are asked, and lets sources begin that take time."""
+        maps = [row.state_map for row in self.rows if row.state_map is not None]
+        if self._run is not None and maps:
+            pays = len(self.rows) <= MOST_MAPS and self._run.map_worth.pays(budget.worth)
+            for each in maps:
+                each.wanted = pays
+        for row in self.rows:
+            row.prepare()
 
     def _forward(self, layout: Any) -> torch.Tensor:
         """The logits of every node; shows maps what has entered the output head."""
@@ -330,6 +316,8 @@ class Engine:
         stats.forward = self.backend.kind
         stats.packed_bytes = run.packed_bytes
         stats.eager_reason = self.backend.reason or run.reason
+        if self.budget is not None:
+            stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
         if call.draft_model is not None:
             stats.num_draft_forwards = call.draft_model.num_forwards
 

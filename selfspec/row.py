@@ -174,6 +174,12 @@ class Row:
             self.cursors, config, calibration.probability, self.shape, num_readable
         )
 
+    def prepare(self) -> None:
+        """Lets cursors begin that take time of their own, while there is text to come."""
+        if not self.is_done:
+            for cursor in self.cursors:
+                cursor.prepare()
+
     def observe(self, record: StepRecord) -> None:
         """Moves every cursor past the committed tokens; they and the calibration learn."""
         if self.learned.learns:

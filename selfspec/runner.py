@@ -68,6 +68,7 @@ class Run:
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._runner = KeptRunner()
+        self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
     def model(self) -> Any:
@@ -129,7 +130,10 @@ class Run:
     def renew(self) -> None:
         """Looks at the model's weights as they are now; to be called before a call runs it."""
         forward, reason, packing = self.config.forward, None, None
+        is_packed = any(map(is_packed_in_place, self.model.modules()))
+        self._loaded_kind = "packed" if is_packed else "eager"
         if is_streamed(self.model):
+            self._loaded_kind = "streamed"
             if forward not in ("auto", "eager"):
                 reason = "its weights are streamed, and only plain operations wait for them"
             packing = Packing.of(self.model) if self.may_pack else None
@@ -156,12 +160,13 @@ class Run:
         return self.config.forward == "auto" and self.config.budget == "measured"
 
     def kind(self) -> str:
-        """How forwards are run that are not captured, as `GenerationStats.forward` names it."""
-        if is_streamed(self.model):
-            return "streamed"
-        if self.packing is not None:
-            return "packed" if self.packing.is_packed else "eager"
-        return "packed" if any(map(is_packed_in_place, self.model.modules())) else "eager"
+        """How forwards are run that are not captured, as `GenerationStats.forward` names it.
+
+        Is asked in each step, and so looks at no layer.
+        """
+        if self.packing is None or self._loaded_kind == "streamed":
+            return self._loaded_kind
+        return "packed" if self.packing.is_packed else "eager"
 
     @property
     def packed_bytes(self) -> int:

@@ -60,6 +60,7 @@ class ScriptedBackend:
     setting_up = 0.0
     num_pending = None
     chains_only = False
+    kind = "eager"
 
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model

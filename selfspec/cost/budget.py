@@ -5,7 +5,7 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
@@ -72,14 +72,23 @@ class Budget:
         """The next step, of at most `allowed` nodes; `Backend.num_pending` is read in front."""
         return Step(allowed)
 
-    @property
-    def paused(self) -> str | None:
-        """Why drafting was paused, if it was for a good part of the call."""
+    def run_as(self, kind: str, num_rows: int) -> None:
+        """Told before each step how forwards are run, and how many rows share them."""
+
+    def paused(self, num_plain: int, num_steps: int) -> str | None:
+        """Why drafting was paused, if `num_plain` of a call's steps are a good part of them."""
         return None
 
     def worth(self, seconds: float) -> float:
-        """How many tokens a draft model or a map must bring for some seconds of its own to pay."""
+        """How many tokens of one row a source must bring for some seconds of its own to pay."""
         return 0.0
+
+    def affords(self, seconds: float | None) -> bool:
+        """May a source take some seconds to begin? None: nobody knows how many it takes."""
+        return True
+
+    def charge(self, seconds: float) -> None:
+        """Takes in what a source took to begin."""
 
 
 class FixedBudget(Budget):
@@ -89,17 +98,31 @@ class FixedBudget(Budget):
 class MeasuredBudget(Budget):
     """The width that brings the most tokens a second, by what steps of each width took.
 
-    Serves one call, or rows that come and go. `ledger` outlives calls, so that many short ones lose
-    no more than a long one; None: a new one.
+    Serves one call, or rows that come and go. `curve` gives the curve for a number of rows as
+    forwards are run at that time, or is the only one. `ledger` outlives calls, so that many short
+    ones lose no more than a long one; None: a new one.
     """
 
-    def __init__(self, curve: CostCurve, ledger: Ledger | None = None) -> None:
-        self.curve = curve  # Another one is set when rows have come or gone.
+    def __init__(
+        self, curve: CostCurve | Callable[[int], CostCurve], ledger: Ledger | None = None
+    ) -> None:
+        self._curve_for = curve if callable(curve) else lambda _num_rows: curve
+        self._kind, self._num_rows = "", 0
+        # Nothing is known before the first rows are there.
+        self.curve = CostCurve.unknown(1.0) if callable(curve) else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
         self.is_surprised = False  # Was the last step with drafts far slower than believed?
-        self.num_steps = self.num_plain = 0
+
+    def run_as(self, kind: str, num_rows: int) -> None:
+        """Sets the curve of such steps; a loss is forgiven once steps cost something else."""
+        if (kind, num_rows) == (self._kind, self._num_rows):
+            return
+        if self._kind not in ("", kind):
+            self.ledger.forgive()
+        self._kind, self._num_rows = kind, num_rows
+        self.curve = self._curve_for(num_rows)
 
     def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
@@ -112,17 +135,30 @@ class MeasuredBudget(Budget):
         widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
         return MeasuredStep(self, max(widest, 1), num_pending)
 
-    @property
-    def paused(self) -> str | None:
+    def paused(self, num_plain: int, num_steps: int) -> str | None:
         """What a step with drafts costs, if half of the steps were plain, and 16 at least."""
-        if self.num_plain < max(_MANY, self.num_steps / 2):
+        if num_plain < max(_MANY, num_steps / 2):
             return None
         cost = f"a step of 4 tokens takes {self.curve.relative(4):.1f} plain steps"
-        return f"no drafts in {self.num_plain} of {self.num_steps} steps: {cost}"
+        return f"no drafts in {num_plain} of {num_steps} steps: {cost}"
 
     def worth(self, seconds: float) -> float:
-        """As many as would take so long without it."""
-        return seconds / (_SAVED * self.curve.seconds(1))
+        """As many as would take so long without it: all rows wait, and one gets the tokens."""
+        return max(self._num_rows, 1) * seconds / (_SAVED * self.curve.seconds(1))
+
+    def affords(self, seconds: float | None) -> bool:
+        """Only what drafts may lose; nothing before plain steps were timed.
+
+        What nobody knows counts as a plain step, and leaves one for drafts that are there already.
+        """
+        plain = self.curve.seconds(1)
+        needed = 2 * plain if seconds is None else seconds
+        return self.curve.knows_plain and needed < self.ledger.room() * plain
+
+    def charge(self, seconds: float) -> None:
+        """Drafts have lost that."""
+        steps = seconds / (self.curve.slowness * self.curve.seconds(1))
+        self.ledger.observe(steps, -steps)
 
 
 class MeasuredStep(Step):
@@ -186,8 +222,6 @@ class MeasuredStep(Step):
             budget.is_surprised = False
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
         budget.ledger.observe((rest + took.drafting) / plain, saved / plain)
-        budget.num_steps += 1
-        budget.num_plain += took.width == 1
         for record in records:
             promised = sum(record.tree.scores) - 1
             budget.ledger.kept.observe(record.num_accepted, promised)

@@ -21,9 +21,8 @@ class SourceWorth:
 
     >>> worth = SourceWorth()
     >>> for _ in range(12):
+    ...     assert worth.pays(lambda seconds: seconds / 0.1)
     ...     worth.observe(seconds=0.001, tokens=0.1)
-    >>> worth.pays(lambda seconds: seconds / 0.1)
-    True
     >>> sum(worth.pays(lambda seconds: seconds / 0.001) for _ in range(64))
     0
     """
@@ -32,19 +31,23 @@ class SourceWorth:
         self._seconds = MeanRatio(0.0, weight=1e-9, fade=_FADE)
         self._tokens = MeanRatio(_GAIN, weight=_WEIGHT, fade=_FADE)
         self._num_tried = self._num_paused = 0
+        self._was_asked = False  # By any row, since the last step began.
         self._pause = _PAUSE
 
     def observe(self, *, seconds: float, tokens: float) -> None:
-        """Takes in a step in which it was asked."""
+        """Takes in what it took and brought in a step in which a row asked it."""
         self._seconds.observe(seconds, 1)
         self._tokens.observe(tokens, 1)
-        self._num_tried += 1
+        self._was_asked = True
 
     def pays(self, price: Callable[[float], float]) -> bool:
-        """Is it to be asked in the next step? `price` are the tokens that some seconds cost.
+        """Are rows to ask it in the next step? `price` are the tokens that some seconds cost.
 
-        To be called once for each step. If it does not pay, it is tried again some steps later.
+        To be called once for each step, whatever the number of rows. If it does not pay, it is
+        tried again some steps later.
         """
+        self._num_tried += self._was_asked
+        self._was_asked = False
         if self._num_paused:
             self._num_paused -= 1
         elif self._num_tried >= _TRIED and self._tokens.value < price(self._seconds.value):

@@ -150,7 +150,8 @@ class PromptReader:
         if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
             kwargs = only_followed(kwargs)
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
-        return Prefilled(self._input_ids, kwargs, logits, self.hidden)
+        hidden, self.hidden = self.hidden, None  # They go once the prompt is learned.
+        return Prefilled(self._input_ids, kwargs, logits, hidden)
 
     @property
     def _has_one_part(self) -> bool:

@@ -20,8 +20,11 @@ from selfspec.forward.model import embeddings_of
 from selfspec.records import Likely
 from selfspec.weights.copies import gives_rows
 
-__all__ = ["NUM_STATES", "HiddenMap", "MapWeights"]
+__all__ = ["MOST_MAPS", "NUM_STATES", "HiddenMap", "MapWeights"]
 
+# In a batch of more rows, maps would take more time than they save. With 2,048 dimensions each one
+# takes up to 60 MB.
+MOST_MAPS = 4
 NUM_STATES = 641  # The map learns from this many of a prompt's last states.
 _MAX_PAIRS = 1024  # Of more, the older half is forgotten.
 _RIDGE = 0.1
@@ -132,7 +135,8 @@ class HiddenMap:
         self._weights = weights
         self._scales = _scale(states), 1.0
         self._scales = _scale(states), _scale(self._embedded(ids_known))
-        self._last = states[-1:]  # (1, D): the state before the next token; none if unknown
+        # (1, D): the state before the next token; none if unknown. A view would keep all of them.
+        self._last = states[-1:].clone()
         self._waiting = [self._pairs(states[:-1], ids_known[1:], states[1:])]
         self._ridge = _Ridge(weights.head.shape[1], weights.embeddings.shape[1])
         self._names: list[int] = []
@@ -167,7 +171,9 @@ class HiddenMap:
         before = torch.cat([self._last, states[list(parents[1:])]])
         pairs = self._pairs(before, ids[1 - is_known :], states[1 - is_known :])
         pairs.trust[[node + is_known - 1 for node in path[1 - is_known :]]] = _TRUST
-        self._waiting = [*self._waiting, pairs][-_MOST_WAITING:]
+        self._waiting.append(pairs)
+        if len(self._waiting) > _MOST_WAITING:
+            del self._waiting[0 if self._ridge.num else 1]  # The prompt's pairs are first.
         self._last = states[path[-1] :][:1]
 
     def skip(self) -> None:

@@ -20,7 +20,7 @@ from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import pad_id, takes
 from selfspec.forward.prompt import Prefilled, PromptReader, next_positions
-from selfspec.neural.hidden_map import NUM_STATES
+from selfspec.neural.hidden_map import MOST_MAPS, NUM_STATES, MapWeights
 from selfspec.neural.small_model import DraftModel
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
@@ -114,8 +114,13 @@ class Call:
         """Reads its prompt."""
         learns = self.config.learning != "frozen"
         arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
-        num_states = NUM_STATES if MAP in self.config.sources else 0
+        num_states = 0 if self.map_weights(len(self.input_ids)) is None else NUM_STATES
         return PromptReader(*arguments, learns=learns, num_states=num_states)
+
+    def map_weights(self, num_rows: int) -> MapWeights | None:
+        """What maps read in a batch of `num_rows` rows; None where there are no maps."""
+        is_asked_for = MAP in self.config.sources and num_rows <= MOST_MAPS
+        return MapWeights.of(self.model) if is_asked_for else None
 
     @property
     def plain_reason(self) -> str | None:

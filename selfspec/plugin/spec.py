@@ -389,14 +389,13 @@ class SelfSpec:
             call.stats.disable(call.ability.reason)
             engine = self.engine(run, backend)
             try:
-                prompt = engine.admit(call)
-                assert prompt is not None
+                cache = engine.admit(call)
                 rows = engine.rows
                 engine.run()
             finally:
                 engine.note(call)
                 backend.release(fills=call.gives_cache_back)
-        return call.result(rows, prompt.cache)
+        return call.result(rows, cache)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

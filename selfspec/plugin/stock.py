@@ -88,6 +88,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if row is None:
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
+        row.prepare()
         self._tree = row.grower.grow(row.last_token, max_nodes, row.max_depth)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
@@ -116,7 +117,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if self._draft_model is not None:
             # Nobody measures what a step costs here.
             text = DraftText(self._draft_model)
-            cursor = DraftModelCursor(text, ids, FixedBudget().worth)
+            cursor = DraftModelCursor(text, ids, FixedBudget())
         row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
         config, num_ids = self._spec.config, self._num_readable
         row.begin(learned, config, draft_model=cursor, num_readable=num_ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
+from selfspec.cost import Budget, SourceWorth
 from selfspec.engine import Engine
 from selfspec.forward.backends import kv_bytes_per_token
 from selfspec.plugin.call import Call
+from selfspec.row import Row
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
 from tests.streamed import load_tightly, saved_model
@@ -77,6 +79,68 @@ def test_a_draft_model_beside_many_prompts() -> None:
     spec = wild(draft_model=tiny_model("gpt2"))
     assert_as_alone(tiny_model(), prompts(LENGTHS[:4]), spec, do_sample=True, max_new_tokens=6)
     assert spec.total_stats.num_draft_forwards > 4
+
+
+def test_each_answer_says_why_drafts_were_paused() -> None:
+    class Counting(Budget):
+        def paused(self, num_plain: int, num_steps: int) -> str | None:
+            return f"{num_plain} of {num_steps} steps"
+
+    spec = SelfSpec(extra_sources=[WildSource()], budget=Counting())
+    many = generate_many(
+        tiny_model(), tiny_tokenizer(), prompts(), assistant=spec, max_rows=3, max_new_tokens=12
+    )
+    for answer in many:
+        stats = answer.stats
+        assert stats.paused == f"{stats.num_plain_steps} of {stats.num_steps} steps"
+
+
+def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
+    """Once for each step, and never in a batch of more than four, whoever came first."""
+    model, spec = tiny_model(), SelfSpec(sources=("map",))
+    session = Session(model, tiny_tokenizer(), spec, max_rows=6)
+    plain, steps, prices = spec.models.costs.curve().seconds(1), [], []  # type: ignore[call-arg]
+
+    class Asked(SourceWorth):
+        def pays(self, price: Callable[[float], float]) -> bool:
+            prices.append(price(plain) / 2)
+            return super().pays(price)
+
+    spec.models.run(model).map_worth = Asked()
+    lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
+    for index, length in lengths.items():
+        session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
+        num_maps = sum(row.state_map is not None for row in rows_of(session))
+        assert num_maps <= 4
+        steps.append(step_of(session))
+    while not session.is_empty:
+        steps.append(step_of(session))
+    expected = [num_rows for num_rows, _ in steps if num_rows <= 4]
+    assert prices == pytest.approx(expected)
+    assert {1, 2, 3, 4} <= set(expected)
+    assert all(any_wanted == (num_rows <= 4) for num_rows, any_wanted in steps)
+
+
+def rows_of(session: Session) -> list[Row]:
+    return [] if session._engine is None else session._engine.rows
+
+
+def step_of(session: Session) -> tuple[int, bool]:
+    """How many rows made a step, and whether any map was asked in it."""
+    seen = []
+    step = Engine.step
+
+    def noted(engine: Engine) -> None:
+        rows = engine.rows
+        step(engine)
+        maps = [row.state_map for row in rows if row.state_map]
+        seen.append((len(rows), any(each.wanted for each in maps)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "step", noted)
+        session.step()
+    (only,) = seen
+    return only
 
 
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")

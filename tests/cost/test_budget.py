@@ -96,8 +96,25 @@ def test_what_was_decided_is_said_in_a_line():
             budget.step(8).observe(StepTime(width, 0.0, 1.9 if width == 2 else 1.0), [alone])
 
     see(*[1] * 11, *[2] * 11)
-    assert budget.paused is None
-    see(*[1] * 5)
-    assert str(budget.paused).startswith("no drafts in 16 of 27 steps: a step of 4 tokens takes 1.")
-    see(*[2] * 10)
-    assert budget.paused is None
+    assert budget.paused(11, 22) is None
+    assert budget.paused(16, 33) is None
+    said = budget.paused(16, 27)
+    assert str(said).startswith("no drafts in 16 of 27 steps: a step of 4 tokens takes 1.")
+    assert FixedBudget().paused(27, 27) is None
+
+
+def test_all_rows_wait_for_what_one_of_them_looks_for():
+    budget = MeasuredBudget(lambda num_rows: CostCurve({1: 1.0 + num_rows, 8: 9.0}))
+    budget.run_as("eager", 1)
+    assert (budget.curve.seconds(1), budget.worth(0.5)) == (2.0, 0.5)
+    budget.run_as("eager", 4)
+    assert (budget.curve.seconds(1), budget.worth(0.5)) == (5.0, 0.8)
+
+
+def test_a_loss_is_forgiven_once_steps_cost_something_else():
+    budget = MeasuredBudget(lambda _num_rows: CostCurve({1: 1.0, 8: 2.0}))
+    budget.run_as("eager", 1)
+    budget.charge(4.0)
+    for kind, num_rows, may_try in (("eager", 2, False), ("packed", 2, True)):
+        budget.run_as(kind, num_rows)
+        assert budget.affords(0.5) == (budget.step(8).max_nodes > 1) == may_try

@@ -522,3 +522,15 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring
     run_graphs(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
     keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]
     assert keys == ["graph"]
+
+
+def test_after_a_failed_capture_steps_teach_another_curve(
+    measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_recorders(monkeypatch, fails_at=2)
+    model, inputs = tiny_model(), prompt()
+    spec = knowing(run(model, inputs, **GREEDY).ids, inputs, budget="measured", max_nodes=8)
+    both = run_both(model, inputs, spec, drafts=False, **GREEDY)
+    assert both.stats.forward == "eager"
+    keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]
+    assert keys == ["graph", "eager"]

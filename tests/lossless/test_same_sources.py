@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 from functools import partial
@@ -14,9 +15,12 @@ from selfspec import SelfSpec
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
+from selfspec.engine import Engine
+from selfspec.forward import prompt as prompt_module
+from selfspec.forward.prompt import Prefilled
 from selfspec.neural.hidden_map import HiddenMap
 from selfspec.papers.self_draft import Branches, ContextCache
-from selfspec.records import Candidate
+from selfspec.records import Candidate, StepRecord
 from tests.caches import count_grams
 from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model
 from tests.lossless.same import (
@@ -154,6 +158,42 @@ def test_a_map_of_states_that_mean_nothing(
     monkeypatch.setattr(HiddenMap, "learn", shown)
     spec = SelfSpec(sources=("map", "lut"), **FIXED)
     run_both(tiny_model(), call.inputs, spec, **call.options)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "sources", "num_kept"),
+    [
+        (1, ("map",), 200),
+        (4, ("map",), 200),
+        (5, ("map",), 16),
+        (1, ("lut",), 16),
+    ],
+)
+def test_a_prompts_states_are_kept_where_a_map_learns_them_and_then_go(
+    num_rows: int, sources: Any, num_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, join, kept = tiny_model(), Engine._join, []
+    monkeypatch.setattr(prompt_module, "_NUM_TEACHING", {"cpu": 16, "other": 16})
+
+    def note(self: Engine, call: Any, read: Prefilled) -> None:
+        assert read.hidden is not None
+        kept.append((read.hidden.shape[1], read.hidden.untyped_storage().nbytes()))
+        join(self, call, read)
+
+    def count(record: StepRecord) -> None:
+        if record.tree.looked_at[0] is None:  # The prompt's own token.
+            return
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        held = [each for each in tensors if each.shape[-1:] == (model.config.hidden_size,)]
+        assert kept[0][1] not in [each.untyped_storage().nbytes() for each in held]
+
+    monkeypatch.setattr(Engine, "_join", note)
+    spec = SelfSpec(sources=sources, forward="eager", **FIXED)
+    with spec.listening(count):
+        inputs = prompt(num_rows, length=200)
+        run(model, inputs, custom_generate=spec, **(GREEDY | {"max_new_tokens": 4}))
+    assert [number for number, _ in kept] == [num_kept]
+    assert spec.stats.num_steps
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from selfspec.forward import hidden_map as module
 from selfspec.forward.model import head_heard
+from selfspec.neural import hidden_map as module
 from selfspec.neural.hidden_map import HiddenMap, MapWeights
 from tests.fakes import new_model, prompt, tiny_model
 
@@ -85,6 +85,16 @@ def test_steps_without_drafts_are_learned_later(weights):
     for _ in range(5):
         text.step()
     text.check(text.pairs)
+
+
+def test_a_prompt_is_learned_however_late_the_map_is_asked(weights, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_WAITING", 4)
+    text = Text(weights)
+    num_prompt = len(text.pairs)
+    for _ in range(9):
+        text.step()
+    num_step = (len(text.pairs) - num_prompt) // 9
+    text.check(text.pairs[:num_prompt] + text.pairs[-3 * num_step :])
 
 
 def test_of_too_many_pairs_the_newest_are_kept(weights, monkeypatch):

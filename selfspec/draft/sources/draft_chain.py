@@ -8,14 +8,14 @@ probabilities; the model itself is hidden by `ModelText`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from math import log2
 from statistics import median
 from time import perf_counter
 from typing import Protocol
 
-from selfspec.draft.sources.source import Cursor
+from selfspec.draft.sources.source import Cursor, TimeBudget
 from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecord
 
 __all__ = ["DraftModelCursor", "ModelText"]
@@ -24,8 +24,9 @@ __all__ = ["DraftModelCursor", "ModelText"]
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
-# A prompt is read in parts of this many tokens. The first ones show how long the rest takes.
-_PART = 256
+# More unread tokens than these are read before a step, in parts: the first one has 32 tokens, and
+# each other one up to twice as many as the last, whose time shows what it will take.
+_FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
 # A forward takes the median of the last few; the very first ones may be slow.
 _NUM_TIMED, _NUM_FIRST = 5, 3
 
@@ -53,9 +54,9 @@ class ModelText(Protocol):
 class DraftModelCursor(Cursor):
     """The chain of one row.
 
-    `worth` is asked how many tokens are worth some seconds: so likely a token must be for reading
-    it to pay. A prompt is not read on if that takes longer than the `num_left` tokens to come are
-    worth.
+    `budget` is asked how many tokens are worth some seconds: so likely a token must be for reading
+    it to pay. A prompt is read on while drafts may lose that time, and if it takes no longer than
+    the `num_left` tokens to come are worth.
     """
 
     # What the model does not name after a token that it has read is unlikely.
@@ -66,23 +67,36 @@ class DraftModelCursor(Cursor):
         self,
         text: ModelText,
         prompt_ids: Sequence[int],
-        worth: Callable[[float], float],
+        budget: TimeBudget,
         num_left: float = float("inf"),
     ) -> None:
         self._text = text
-        self._worth = worth
+        self._budget = budget
+        self._num_left = num_left
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)  # of forwards over one token
-        self._unread: list[int] = []  # Committed tokens.
+        self._part, self._per_token = _FIRST_PART, 0.0  # Tokens of the next; seconds in the last.
+        self._unread = list(prompt_ids)  # Committed tokens.
         self._chain: list[int] = []
         # What the model named after the text, and after each token of the chain.
         self._named: list[list[Candidate]] = []
-        self._has_prompt = self._read_prompt(prompt_ids, num_left)
+
+    def prepare(self) -> None:
+        """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
+        while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
+            num_tokens = min(self._part, len(self._unread))
+            is_worth_it = self._budget.worth(self._per_token * len(self._unread)) <= self._num_left
+            if not is_worth_it or not self._budget.affords(self._per_token * num_tokens):
+                return
+            start = perf_counter()
+            self._read_unread(num_tokens)
+            seconds = perf_counter() - start
+            self._part, self._per_token = min(2 * self._part, _LONGEST_PART), seconds / num_tokens
+            self._budget.charge(seconds)
 
     def root(self) -> Drafts:
         """The end of the text, which the model reads now."""
-        if self._unread and self._pays(1.0, len(self._unread)):
-            self._named = [_candidates(self._text.read(self._unread))]
-            self._unread = []
+        if 0 < len(self._unread) <= _FEW and self._pays(1.0, len(self._unread)):
+            self._read_unread(len(self._unread))
         return ()
 
     def follow(self, state: Drafts, token: int) -> Drafts | None:
@@ -106,6 +120,7 @@ class DraftModelCursor(Cursor):
     def observe(self, record: StepRecord) -> None:
         """Keeps the part of the chain that became text, and its rest if all new text is in it."""
         committed, num_kept = record.committed_ids, 0
+        self._num_left -= len(committed)
         for ours, theirs in zip(self._chain, committed, strict=False):
             if ours != theirs:
                 break
@@ -121,23 +136,16 @@ class DraftModelCursor(Cursor):
         return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
-        if not self._has_prompt or num_tokens > self._text.room:
+        if num_tokens > self._text.room:
             return False
         is_known = len(self._seconds) >= _NUM_FIRST
-        return chance >= self._worth(median(self._seconds) if is_known else 0.0)
+        return chance >= self._budget.worth(median(self._seconds) if is_known else 0.0)
 
-    def _read_prompt(self, token_ids: Sequence[int], num_left: float) -> bool:
-        if len(token_ids) > self._text.room:
-            return False
-        start, likely = perf_counter(), []
-        for first in range(0, len(token_ids), _PART):
-            if first:
-                seconds = (perf_counter() - start) / first * len(token_ids)
-                if self._worth(seconds) > num_left:
-                    return False
-            likely = self._text.read(token_ids[first : first + _PART])
-        self._named = [_candidates(likely)]
-        return True
+    def _read_unread(self, num_tokens: int) -> None:
+        """Reads committed tokens; at their end it is known what may come next."""
+        likely = self._text.read(self._unread[:num_tokens])
+        self._unread = self._unread[num_tokens:]
+        self._named = [] if self._unread else [_candidates(likely)]
 
 
 def _candidates(likely: Likely) -> list[Candidate]:

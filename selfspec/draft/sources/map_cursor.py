@@ -6,13 +6,13 @@ chances; the states are hidden by `StateMap`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import log2
 from time import perf_counter
 from typing import Any, Protocol
 
-from selfspec.draft.sources.source import Cursor
+from selfspec.draft.sources.source import Cursor, TimeBudget
 from selfspec.records import MAP, Candidate, Evidence, Likely, StepRecord, sources_of
 
 __all__ = ["MapCursor", "StateMap", "Worth"]
@@ -53,35 +53,36 @@ class Worth(Protocol):
         """Takes in a step in which it was asked."""
         ...
 
-    def pays(self, price: Callable[[float], float]) -> bool:
-        """Is it to be asked in the next step?"""
-        ...
-
 
 class MapCursor(Cursor):
     """The end of one row's text, as its map sees it.
 
     `states` are to be set before `observe`: those of the nodes of the step's tree, if they are
-    `wanted`. `price` says how many tokens some seconds cost.
+    `wanted`. Whether they are is decided for all rows alike, before each step.
     """
 
-    def __init__(
-        self, state_map: StateMap, top_k: int, worth: Worth, price: Callable[[float], float]
-    ) -> None:
+    def __init__(self, state_map: StateMap, top_k: int, worth: Worth, budget: TimeBudget) -> None:
         self.states: Any = None
-        self.wanted = worth.pays(price)
-        if self.wanted:
-            state_map.begin()
+        self.wanted = True
         self._map = state_map
         self._top_k = top_k
         self._worth = worth
-        self._price = price
+        self._budget = budget
+        self._has_begun = False
         self._token: int | None = None
         self._seconds: float | None = None  # Those of this step; None if it was not asked.
 
+    def prepare(self) -> None:
+        """Learns the prompt."""
+        if self.wanted and not self._has_begun and self._budget.affords(None):
+            start = perf_counter()
+            self._map.begin()
+            self._has_begun = True
+            self._budget.charge(perf_counter() - start)
+
     def root(self) -> int | None:
         """The last committed token."""
-        return self._token if self.wanted else None
+        return self._token if self.wanted and self._has_begun else None
 
     def expand(self, state: int | None) -> list[Candidate]:
         """What the map names after it."""
@@ -104,7 +105,6 @@ class MapCursor(Cursor):
         if self._seconds is not None:
             self._worth.observe(seconds=self._seconds, tokens=_brought(record))
             self._seconds = None
-        self.wanted = self._worth.pays(self._price)
         if record.committed_ids:
             self._token = record.committed_ids[-1]
 

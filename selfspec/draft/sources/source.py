@@ -7,14 +7,30 @@ Both handle ints, lists and numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["Cursor", "Source"]
+__all__ = ["Cursor", "Source", "TimeBudget"]
+
+
+class TimeBudget(Protocol):
+    """What a cursor may spend that takes time of its own."""
+
+    def worth(self, seconds: float) -> float:
+        """How many tokens it must bring for some seconds to pay."""
+        ...
+
+    def affords(self, seconds: float | None) -> bool:
+        """May it take some seconds to begin? None: nobody knows how many it takes."""
+        ...
+
+    def charge(self, seconds: float) -> None:
+        """Takes in what it took to begin."""
+        ...
 
 
 class Cursor:
@@ -26,6 +42,9 @@ class Cursor:
     reads_ahead = False
     # Whether it knows of tokens that can't come. Then `possible` is asked about all that are named.
     is_guard = False
+
+    def prepare(self) -> None:
+        """Called before each step. A cursor that takes time to begin does so here."""
 
     def root(self) -> Any:
         """The state at the end of the committed text."""

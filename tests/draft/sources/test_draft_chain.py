@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from selfspec.config import SpecConfig
+from selfspec.cost import Budget, CostCurve, MeasuredBudget
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.sources import draft_chain
 from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, Likely, StepRecord
@@ -29,6 +33,16 @@ class CountingText:
         del self.ids[len(self.ids) - num_tokens :]
 
 
+class Price(Budget):
+    """Whatever takes time must bring this many tokens."""
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+
+    def worth(self, seconds: float) -> float:
+        return self.least
+
+
 def grown(
     cursor: DraftModelCursor, token: int, max_nodes: int, *others: ScriptedCursor
 ) -> DraftTree:
@@ -41,15 +55,15 @@ def grown(
 def cursor_over(
     text: CountingText, prompt: list[int], least: float = 0.0, **limits: float
 ) -> DraftModelCursor:
-    return DraftModelCursor(text, prompt, lambda _seconds: least, **limits)
+    cursor = DraftModelCursor(text, prompt, Price(least), **limits)
+    cursor.prepare()
+    return cursor
 
 
 def test_a_chain_with_runners_up() -> None:
     text = CountingText()
-    cursor = cursor_over(text, [7, 8, 10])
-    assert text.log == [[7, 8, 10]]
-    tree = grown(cursor, 10, 5)
-    assert text.log[1:] == [[11], [12]]  # One token a forward.
+    tree = grown(cursor_over(text, [7, 8, 10]), 10, 5)
+    assert text.log == [[7, 8, 10], [11], [12]]  # One token a forward.
     assert {10, 11, 12} <= set(tree.tokens)
     assert {tree.tokens[node] for node in tree.children[0].values()} == {11, 12}
     assert {kind.source for kinds in tree.evidence[1:] for kind in kinds} == {"draft model"}
@@ -95,26 +109,85 @@ def test_a_chain_that_goes_on_behind_the_text_stays() -> None:
 
 
 def test_while_it_does_not_pay_the_text_piles_up() -> None:
-    text, least = CountingText(), [2.0]
-    cursor = DraftModelCursor(text, [10], lambda _seconds: least[0])
-    for token, num_nodes in ((20, 3), (30, 1)):
+    text, price = CountingText(), Price(2.0)
+    cursor = DraftModelCursor(text, [10], price)
+    for token in (20, 30):
         tree = grown(cursor, 10, 4)
-        assert len(tree) == num_nodes
+        assert len(tree) == 1
         cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[token]))
-    assert text.log == [[10]]
-    least[0] = 1.0
+    assert text.log == []
+    price.least = 1.0
     assert grown(cursor, 30, 4).tokens == [30, 31, 32]
-    assert text.log == [[10], [20, 30]]
+    assert text.log == [[10, 20, 30]]
 
 
-def test_a_prompt_is_read_on_only_if_what_is_left_to_write_is_worth_it() -> None:
-    prompt = [1] * 511 + [10]
-    for num_left, num_parts in ((4, 2), (3, 1)):
-        text = CountingText(room=1000)
-        cursor = DraftModelCursor(text, prompt, lambda seconds: 4.0 * (seconds > 0), num_left)
-        assert [len(part) for part in text.log] == [256] * num_parts
-        cursor._worth = lambda _seconds: 0.0
-        assert (len(grown(cursor, 10, 4)) > 1) == (num_parts == 2)
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The clock of cursors, which moves for nothing but what a test says."""
+    now = [0.0]
+    monkeypatch.setattr(draft_chain, "perf_counter", lambda: now[0])
+    return now
+
+
+class SlowText(CountingText):
+    """Takes a tenth of a second for each token."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__(room=1000)
+        self._now = now
+
+    def read(self, token_ids: Sequence[int]) -> Likely:
+        self._now[0] += 0.1 * len(token_ids)
+        return super().read(token_ids)
+
+    @property
+    def parts(self) -> list[int]:
+        return [len(part) for part in self.log]  # type: ignore[arg-type]
+
+
+PROMPT = [1] * 255 + [10]
+
+
+def test_a_prompt_is_read_on_only_if_what_is_left_to_write_is_worth_it(now: list[float]) -> None:
+    class OneASecond(Budget):
+        def worth(self, seconds: float) -> float:
+            return seconds
+
+    for num_left, parts in ((23, [32, 64, 128, 32]), (22, [32])):
+        text = SlowText(now)
+        cursor = DraftModelCursor(text, PROMPT, OneASecond(), num_left)
+        cursor.prepare()
+        assert text.parts == parts
+        assert len(grown(cursor, 10, 2)) == 1 + (len(parts) == 4)
+
+
+def test_a_prompt_waits_for_plain_steps_and_for_what_drafts_may_lose(now: list[float]) -> None:
+    """A plain step takes four seconds, and the prompt takes 25.6."""
+    text, budget = SlowText(now), MeasuredBudget(CostCurve.unknown(0.2))
+    cursor = DraftModelCursor(text, PROMPT, budget)
+    cursor.prepare()
+    assert text.parts == []  # Whatever it takes: nobody knows what a plain step does.
+    budget.curve.refine(1, 4.0)
+    budget.curve.refine(1, 4.0)
+    cursor.prepare()
+    assert text.parts == [32]  # The next part would take 6.4 s, and 0.8 s are left.
+    assert budget.ledger.room() * 4 == pytest.approx(0.8, rel=0.1)
+    budget.ledger.observe(0.0, 1.6)
+    cursor.prepare()
+    assert text.parts == [32, 64]
+    budget.ledger.observe(0.0, 5.0)
+    cursor.prepare()
+    assert text.parts == [32, 64, 128, 32]
+    assert len(grown(cursor, 10, 2)) == 2
+    budget.charge(99.0)
+    cursor.prepare()
+    assert sum(text.parts) == 256
+
+
+def test_what_does_not_pay_is_not_read_however_much_it_is() -> None:
+    text = CountingText()
+    cursor_over(text, [1] * 20, least=1.1)
+    assert text.log == []
 
 
 def test_it_ends_where_the_model_has_no_positions() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from selfspec.cost import SourceWorth
+import pytest
+
+from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget, SourceWorth
+from selfspec.draft.sources import map_cursor
 from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import candidates_of
@@ -34,9 +37,11 @@ class ScriptedMap:
         return self._likely[:num]
 
 
-def cursor_of(likely: Likely, price: float = 0.0) -> tuple[MapCursor, ScriptedMap]:
+def cursor_of(likely: Likely) -> tuple[MapCursor, ScriptedMap]:
     state_map = ScriptedMap(likely)
-    return MapCursor(state_map, 3, SourceWorth(), lambda seconds: price), state_map
+    cursor = MapCursor(state_map, 3, SourceWorth(), FixedBudget())
+    cursor.prepare()
+    return cursor, state_map
 
 
 def first(cursor: MapCursor, token: int = 4) -> None:
@@ -70,33 +75,41 @@ def test_it_learns_trees_whose_states_are_known():
     assert state_map.shown == [([4, 5], [-1, 0], [0, 1], "states"), "skip"]
 
 
-def test_what_costs_more_than_it_brings_is_paused_and_tried_again():
-    cursor, _ = cursor_of([(5, 0.6)], price=9.0)
+def test_it_is_not_asked_while_it_is_paused():
+    cursor, _ = cursor_of([(5, 0.6)])
     first(cursor)
-    asked = []
-    for _ in range(120):
-        asked.append(bool(cursor.expand(cursor.root())))
-        first(cursor)
-    assert asked[:12] == [True] * 12
-    assert asked[12:76] == [False] * 64
-    assert all(asked[76:88])
-    assert not any(asked[88:])
+    cursor.wanted = False
+    assert cursor.root() is None
+    cursor.wanted = True
+    assert cursor.expand(cursor.root())
 
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
-    worth = SourceWorth()
-    for _ in range(12):
-        worth.observe(seconds=1.0, tokens=0.0)
     state_map = ScriptedMap([])
-    MapCursor(state_map, 3, worth, lambda seconds: seconds)
-    assert not state_map.has_begun
-    MapCursor(state_map, 3, SourceWorth(), lambda seconds: seconds)
-    assert state_map.has_begun
+    cursor = MapCursor(state_map, 3, SourceWorth(), FixedBudget())
+    for wanted in (False, True):
+        cursor.wanted = wanted
+        cursor.prepare()
+        assert state_map.has_begun == wanted
 
 
-def test_what_costs_nothing_is_never_paused():
-    cursor, _ = cursor_of([(5, 0.6)])
+def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, after plain steps were timed and drafts have saved a plain step."""
+    budget, state_map, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedMap([]), range(99)
+    monkeypatch.setattr(map_cursor, "perf_counter", map(float, ticks).__next__)
+    cursor = MapCursor(state_map, 3, SourceWorth(), budget)
     first(cursor)
-    for _ in range(120):
-        assert cursor.expand(cursor.root())
-        first(cursor)
+    cursor.prepare()
+    assert not state_map.has_begun
+    assert cursor.root() is None
+    budget.curve.refine(1, 2.0)
+    budget.curve.refine(1, 2.0)
+    budget.ledger.observe(0.0, 0.9)
+    cursor.prepare()
+    assert not state_map.has_begun
+    budget.ledger.observe(0.0, 0.2)
+    for _ in range(2):
+        cursor.prepare()
+        assert state_map.has_begun
+        assert cursor.root() is not None
+        assert budget.ledger.room() == pytest.approx(1.6, abs=0.05)  # It took half a plain step.
