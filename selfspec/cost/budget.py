@@ -83,8 +83,8 @@ class Budget:
         """How many tokens of one row a source must bring for some seconds of its own to pay."""
         return 0.0
 
-    def affords(self, seconds: float) -> bool:
-        """May a source take some seconds to begin, before anybody knows what it brings?"""
+    def affords(self, seconds: float | None) -> bool:
+        """May a source take some seconds to begin? None: nobody knows how many it takes."""
         return True
 
     def charge(self, seconds: float) -> None:
@@ -146,9 +146,14 @@ class MeasuredBudget(Budget):
         """As many as would take so long without it: all rows wait, and one gets the tokens."""
         return max(self._num_rows, 1) * seconds / (_SAVED * self.curve.seconds(1))
 
-    def affords(self, seconds: float) -> bool:
-        """As long as drafts may lose; nothing before plain steps were timed."""
-        return self.curve.knows_plain and seconds < self.ledger.room() * self.curve.seconds(1)
+    def affords(self, seconds: float | None) -> bool:
+        """Only what drafts may lose; nothing before plain steps were timed.
+
+        What nobody knows counts as a plain step, and leaves one for drafts that are there already.
+        """
+        plain = self.curve.seconds(1)
+        needed = 2 * plain if seconds is None else seconds
+        return self.curve.knows_plain and needed < self.ledger.room() * plain
 
     def charge(self, seconds: float) -> None:
         """Drafts have lost that."""

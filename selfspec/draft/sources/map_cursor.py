@@ -77,8 +77,8 @@ class MapCursor(Cursor):
         return self._asked.is_wanted
 
     def prepare(self) -> None:
-        """Learns the prompt; how long that takes is not known before."""
-        if self._asked.is_wanted and not self._has_begun and self._budget.affords(0.0):
+        """Learns the prompt."""
+        if self._asked.is_wanted and not self._has_begun and self._budget.affords(None):
             start = perf_counter()
             self._map.begin()
             self._has_begun = True

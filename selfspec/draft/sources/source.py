@@ -26,8 +26,8 @@ class TimeBudget(Protocol):
         """How many tokens it must bring for some seconds to pay."""
         ...
 
-    def affords(self, seconds: float) -> bool:
-        """May it take some seconds to begin?"""
+    def affords(self, seconds: float | None) -> bool:
+        """May it take some seconds to begin? None: nobody knows how many it takes."""
         ...
 
     def charge(self, seconds: float) -> None:
@@ -41,7 +41,7 @@ class _AnyTime:
     def worth(self, seconds: float) -> float:
         return 0.0
 
-    def affords(self, seconds: float) -> bool:
+    def affords(self, seconds: float | None) -> bool:
         return True
 
     def charge(self, seconds: float) -> None:

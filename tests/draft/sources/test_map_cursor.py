@@ -102,7 +102,7 @@ def test_a_prompt_is_not_learned_while_it_is_paused():
 
 
 def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once plain steps were timed, while drafts may lose anything, and once."""
+    """Once, after plain steps were timed and drafts have saved a plain step."""
     budget, state_map, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedMap([]), range(99)
     monkeypatch.setattr(map_cursor, "perf_counter", map(float, ticks).__next__)
     cursor = MapCursor(state_map, 3, Asked(), budget)
@@ -112,12 +112,12 @@ def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPat
     assert cursor.root() is None
     budget.curve.refine(1, 2.0)
     budget.curve.refine(1, 2.0)
-    budget.charge(2.1)
+    budget.ledger.observe(0.0, 0.9)
     cursor.prepare()
     assert not state_map.has_begun
-    budget.ledger.forgive()
+    budget.ledger.observe(0.0, 0.2)
     for _ in range(2):
         cursor.prepare()
         assert state_map.has_begun
         assert cursor.root() is not None
-        assert budget.ledger.room() == pytest.approx(0.5, abs=0.05)  # It took half a plain step.
+        assert budget.ledger.room() == pytest.approx(1.6, abs=0.05)  # It took half a plain step.
