@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from selfspec.compat.generation import decode_plainly, with_kv
@@ -27,6 +29,22 @@ class _Unended:
         """Does nothing: `SelfSpec.finish` ends the streamer itself."""
 
 
+class _Counting(StoppingCriteriaList):  # type: ignore[misc]
+    """The criteria of a call for stock's loop, which also count the tokens; pads are none."""
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        super().__init__(criteria)
+        self.num_tokens: Any = 0  # On the model's device, so that no step waits for it.
+        self._goes_on: Any = True  # (B,): which rows get a token of their own.
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        goes_on = self._goes_on & torch.ones_like(is_done)
+        self.num_tokens = self.num_tokens + goes_on.sum()
+        self._goes_on = goes_on & ~is_done
+        return is_done
+
+
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """Stock's output, with the statistics of the call as the attribute `stats`."""
 
@@ -40,21 +58,20 @@ def decoded_plainly(call: Call, stats: GenerationStats) -> Any:
     stats.mode, stats.forward = "plain", "eager"
     if call.config.strict:
         raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
-    start = perf_counter()
+    start, criteria = perf_counter(), _Counting(call.stopping_criteria)
     result = decode_plainly(
         call.model,
         call.input_ids,
         logits_processor=call.logits_processor,
-        stopping_criteria=call.stopping_criteria,
+        stopping_criteria=criteria,
         generation_config=call.generation_config,
         streamer=None if call.streamer is None else _Unended(call.streamer),
         synced_gpus=call.synced_gpus,
         **call.model_kwargs,
     )
     stats.spend("plain", perf_counter() - start)
-    sequences = result if isinstance(result, torch.Tensor) else result.sequences
-    num_rows, length = sequences.shape
-    num_steps = num_rows * (length - call.input_ids.shape[1] - 1)
+    num_rows = len(call.input_ids)
+    num_steps = int(criteria.num_tokens) - num_rows
     stats.num_new_tokens += num_steps + num_rows
     stats.num_prompt_tokens_out += num_rows
     stats.num_steps += num_steps
