@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from selfspec.compat.kernels import (
     reordered,
     reordered_product,
 )
-from selfspec.compat.modules import encoder_of, is_compiled, num_writes
+from selfspec.compat.modules import encoder_of, is_compiled, is_for_a_parameter, num_writes
 from selfspec.errors import UnsupportedError
 from selfspec.run.weights import HeldWeight, read, refuse_write, set_data, weights_in
 
@@ -334,7 +333,7 @@ class PackedWeight(HeldWeight):
             else:
                 why = weight.kept
                 refuse_write(PackedWeight, func, args, kwargs, why)
-        if func == torch.Tensor.detach and sys._getframe(1).f_code is _NEW_PARAMETER:
+        if func == torch.Tensor.detach and is_for_a_parameter():
             return _new_parameter(args[0], why)
         args, kwargs = _with_values(args), _with_values(kwargs)
         if why is None:
@@ -380,7 +379,6 @@ _SET_DATA = vars(torch.Tensor.__base__)["data"].__set__
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
 _METHODS = "__len__ dim element_size is_complex is_floating_point nelement numel size"
 _CONVERSIONS = "to cpu float double half bfloat16"
-_NEW_PARAMETER = _PARAMETER.__new__.__code__
 _MOVES = frozenset(getattr(torch.Tensor, name) for name in _CONVERSIONS.split())
 _OF_NO_VALUES = frozenset(
     (
