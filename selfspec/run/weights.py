@@ -33,7 +33,7 @@ _DATA = vars(torch.Tensor.__base__)["data"]
 _HARMLESS = frozenset(("requires_grad_", "__index__", "__invert__"))
 _WRITERS = frozenset((_TENSOR.__setitem__, _DATA.__set__))
 _GIVE_MEMORY = frozenset((_TENSOR.storage, _TENSOR.untyped_storage, _DATA.__get__))
-_Weight = TypeVar("_Weight", bound=nn.Parameter)
+Weight = TypeVar("Weight", bound=nn.Parameter)
 
 
 class HeldWeight(nn.Parameter):
@@ -84,7 +84,7 @@ def read(func: Callable[..., Any], types: Any, args: Any, kwargs: Any, why: str)
     return found
 
 
-def weights_in(kind: type[_Weight], *values: Any) -> Iterator[_Weight]:
+def weights_in(kind: type[Weight], *values: Any) -> Iterator[Weight]:
     """The weights of this kind among the arguments of a function."""
     for value in values:
         if isinstance(value, kind):
