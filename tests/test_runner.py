@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec import state
+from selfspec import runner as run
+from selfspec.ability import state
 from selfspec.ability.probe import Ability
 from selfspec.compat.generation import decoding_switches
 from selfspec.config import SpecConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "inside_compiled",
     "inside_wrappers",
     "is_compiled",
+    "is_for_a_parameter",
     "is_of_one_call",
     "is_parallel",
     "num_writes",
@@ -151,6 +153,16 @@ def num_writes(tensor: torch.Tensor) -> int:
     count, only the next call would notice that a weight was written while a call ran.
     """
     return 0 if tensor.is_inference() else tensor._version
+
+
+def is_for_a_parameter() -> bool:
+    """Does a `__torch_function__` that calls this answer the `detach()` of `nn.Parameter(weight)`?
+
+    Without this, `nn.Parameter` of a weight of ours fails with torch's own message.
+    """
+    parameter: Any = nn.Parameter
+    asking = sys._getframe(1).f_back
+    return asking is not None and asking.f_code is parameter.__new__.__code__
 
 
 def has_moving_hook(module: nn.Module) -> bool:

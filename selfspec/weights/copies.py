@@ -5,6 +5,7 @@ Knows tensors, layers and torch's CPU libraries; not when packing pays.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +25,9 @@ from selfspec.compat.kernels import (
     reordered,
     reordered_product,
 )
-from selfspec.compat.modules import encoder_of, is_compiled, num_writes
-from selfspec.weights.held_weight import refuse_write, set_data
+from selfspec.compat.modules import encoder_of, is_compiled, is_for_a_parameter, num_writes
+from selfspec.errors import UnsupportedError
+from selfspec.weights.held_weight import HeldWeight, read, refuse_write, set_data, weights_in
 
 __all__ = [
     "Copy",
@@ -41,6 +43,8 @@ __all__ = [
     "packed_linear",
     "ways_for",
 ]
+
+_log = logging.getLogger("selfspec")
 
 _HALVES = (torch.bfloat16, torch.float16)
 _TRIED = 8  # The rows and columns of a small product that is tried.
@@ -284,7 +288,7 @@ class CopyOf:
         return held.copy if num_tokens >= held.least_tokens else None
 
 
-class PackedWeight(nn.Parameter):
+class PackedWeight(HeldWeight):
     """The weight of a layer that is held in its packed form alone.
 
     It has the shape, dtype and device of the weight, and layers compute from the packed form. Code
@@ -312,23 +316,29 @@ class PackedWeight(nn.Parameter):
         if func in (linear, embedding) and len(args) > 1 and type(args[1]) is cls:
             x, weight, bias = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("bias")
             copy = weight.packed
-            if func is embedding and isinstance(copy, ByRows):
+            if func is embedding and isinstance(copy, ByRows) and kwargs.get("max_norm") is None:
                 return copy.rows(x).to(weight.dtype)
             if func is linear and copy is not None and _is_plain_call(x, weight, bias):
-                return copy(x, bias) if x.dim() > 1 else copy(x[None], bias)[0]
+                return _packed_product(x, weight, bias, copy)
         if func in _OF_NO_VALUES or (func == _SET_DATA and args[0] is args[1]):
             return _PARAMETER.__torch_function__(func, types, args, kwargs)
         if func in _MOVES:  # To where it is, and as it is, they give the weight itself.
             found = _PARAMETER.__torch_function__(func, types, args, kwargs)
             if found is args[0]:
                 return found
-        for weight in _packed_in(args, kwargs):
+        why = None
+        for weight in weights_in(PackedWeight, args, kwargs):
             if weight.kept is None:
                 weight.give_back()
             else:
-                refuse_write(func, weight.kept)
+                why = weight.kept
+                refuse_write(PackedWeight, func, args, kwargs, why)
+        if func == torch.Tensor.detach and is_for_a_parameter():
+            return _new_parameter(args[0], why)
         args, kwargs = _with_values(args), _with_values(kwargs)
-        return _PARAMETER.__torch_function__(func, types, args, kwargs)
+        if why is None:
+            return _PARAMETER.__torch_function__(func, types, args, kwargs)
+        return read(func, types, args, kwargs, why)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.kept is not None and self.packed is not None:
@@ -345,6 +355,8 @@ class PackedWeight(nn.Parameter):
     def values(self) -> torch.Tensor:
         """The weight's values, made anew."""
         assert self.packed is not None
+        if self.kept is not None:
+            _say_that_it_is_a_copy()
         with torch.inference_mode(False), torch.no_grad():
             return self.packed.unpacked().to(self.dtype)
 
@@ -361,7 +373,8 @@ class PackedWeight(nn.Parameter):
 
 _giving_back = threading.Lock()
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
-_SET_DATA: Any = torch.Tensor.data.__set__
+_TENSOR: Any = torch.Tensor
+_SET_DATA = _TENSOR.data.__set__
 
 # What tells nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
@@ -381,18 +394,33 @@ def _is_plain_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
     if has_gradient and torch.is_grad_enabled():
         return False
-    return x.dtype is weight.dtype and not torch.is_autocast_enabled("cpu")
+    fits = x.dtype is weight.dtype and x.shape[-1:] == weight.shape[1:]
+    return fits and not torch.is_autocast_enabled("cpu")
 
 
-def _packed_in(*values: Any) -> Iterator[PackedWeight]:
-    """The packed weights among the arguments of a function."""
-    for value in values:
-        if isinstance(value, PackedWeight):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _packed_in(*value)
-        elif isinstance(value, dict):
-            yield from _packed_in(*value.values())
+def _packed_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, copy: Copy
+) -> torch.Tensor:
+    """`linear(x, weight, bias)` for any shape of input, also one without tokens."""
+    if not x.numel():
+        return x.new_empty(*x.shape[:-1], len(weight))
+    return copy(x, bias) if x.dim() > 1 else copy(x[None], bias)[0]
+
+
+def _new_parameter(weight: nn.Parameter, why: str | None) -> nn.Parameter:
+    """What `nn.Parameter(weight)` begins with: it is for a weight that can be written."""
+    if why is not None:
+        raise UnsupportedError(why)
+    return nn.Parameter(weight)
+
+
+@cache
+def _say_that_it_is_a_copy() -> None:
+    """Once in a process, since code such as `save_pretrained()` reads all weights one by one."""
+    _log.warning(
+        "code reads weights that are held in packed form: it gets, and saves, copies, with the "
+        "rounded values of weights in 8 bits; what it writes to a copy is lost"
+    )
 
 
 def _with_values(value: Any) -> Any:

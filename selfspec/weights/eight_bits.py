@@ -7,13 +7,11 @@ are whole numbers. So a token gets the same bits, whether it is alone in a forwa
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import nn
@@ -21,14 +19,12 @@ from torch.nn.functional import linear
 from transformers.utils import logging as hf_logging
 
 from selfspec.compat.kernels import int8_packed, int8_product
-from selfspec.compat.modules import embeddings_of, num_writes
+from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.weights.copies import PackedWeight, linears_of
 from selfspec.weights.packing import InPlace, pack_loaded
 
 __all__ = ["is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
-
-_log = logging.getLogger("selfspec")
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -93,7 +89,7 @@ class _Matrix:
 
     def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Few and simple operations: a step makes four of these for each decoder layer."""
-        x = x.float()
+        x = x.float().contiguous()
         scale = x.abs().amax(-1, keepdim=True).mul_(1 / _STEPS).add_(_LEAST)
         whole = x.div(scale).add_(_ROUNDER).view(torch.int32)
         both = (whole >> _PLACES).to(torch.uint8).view(-1, self.num_in)
@@ -114,22 +110,22 @@ class _Matrix:
         return torch.cat(columns).T.contiguous()
 
 
-@cache
-def _say_that_it_is_rounded() -> None:
-    """Once in a process, since code such as `save_pretrained()` reads all weights one by one."""
-    _log.warning(
-        "code reads weights that are held in 8 bits; what it gets, and saves, are the rounded ones"
-    )
-
-
 class _Last(threading.local):
-    """The outcome that this thread computed last, as far as layers have not taken their part."""
+    """What this thread computed last, until all of its layers have taken their part of it."""
 
-    x: ref[torch.Tensor] | None = None
     matrix: _Matrix | None = None
-    num_writes = 0
-    waiting: frozenset[int] = frozenset()
+    x: torch.Tensor | None = None  # a copy of the input
     outcome: torch.Tensor | None = None
+    waiting: frozenset[int] = frozenset()
+
+    def is_of(self, matrix: _Matrix, which: int, x: torch.Tensor) -> bool:
+        """Is there a part for this layer? An input that was written by any means is another one."""
+        if self.matrix is not matrix or which not in self.waiting:
+            return False
+        assert self.x is not None
+        assert self.outcome is not None
+        mode = torch.is_inference_mode_enabled()
+        return self.outcome.is_inference() is mode and torch.equal(self.x, x)
 
 
 _last = _Last()
@@ -143,33 +139,28 @@ class EightBits:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`linear(x, weight, bias)` for an input (..., I)."""
-        outcome = self._part_for(x).view(*x.shape[:-1], -1)
+        outcome = self._part_for(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
         if bias is not None:
             outcome.add_(bias)
         return outcome.to(x.dtype)
 
     def _part_for(self, x: torch.Tensor) -> torch.Tensor:
         """This layer's part of the product with an input, which other layers may have had too."""
-        matrix, here = self._matrix, _last
+        matrix, which, last = self._matrix, self._which, _last
         if len(matrix.spans) == 1:
-            return matrix.product(x.reshape(-1, matrix.num_in))
-        if x.is_inference():  # Torch counts no writes to it.
-            return matrix.product(x.reshape(-1, matrix.num_in))[:, matrix.spans[self._which]]
-        is_known = here.matrix is matrix and here.x is not None and here.x() is x
-        if not is_known or here.num_writes != num_writes(x) or self._which not in here.waiting:
-            here.matrix, here.x, here.num_writes = matrix, ref(x), num_writes(x)
-            here.waiting = frozenset(range(len(matrix.spans)))
-            here.outcome = matrix.product(x.reshape(-1, matrix.num_in))
-        assert here.outcome is not None
-        part = here.outcome[:, matrix.spans[self._which]]
-        here.waiting -= {self._which}
-        if not here.waiting:
-            here.outcome = None
+            return matrix.product(x)
+        if not last.is_of(matrix, which, x):
+            last.matrix, last.x, last.outcome = matrix, x.clone(), matrix.product(x)
+            last.waiting = frozenset(range(len(matrix.spans)))
+        assert last.outcome is not None
+        part = last.outcome[:, matrix.spans[which]]
+        last.waiting -= {which}
+        if not last.waiting:
+            last.x = last.outcome = None
         return part
 
     def unpacked(self) -> torch.Tensor:
         """The weight in float32."""
-        _say_that_it_is_rounded()
         return self._matrix.unpacked()[self._matrix.spans[self._which]]
 
 

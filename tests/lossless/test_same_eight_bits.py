@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from selfspec import ConfigError, UnsupportedError, generate_many, load
 from selfspec.plugin import loading
-from selfspec.weights import eight_bits, is_in_eight_bits, missing_for_eight_bits
+from selfspec.weights import copies, is_in_eight_bits, missing_for_eight_bits
 from tests.fakes import prompt, tiny_tokenizer
 from tests.lossless.same import GREEDY, Call, assert_same_ids, doubting, run, run_both
 from tests.streamed import saved_model
@@ -58,14 +58,23 @@ def test_what_is_saved_are_the_rounded_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = loaded(tmp_path / "first", "llama, tied")
-    eight_bits._say_that_it_is_rounded.cache_clear()
+    copies._say_that_it_is_a_copy.cache_clear()
     with caplog.at_level(logging.WARNING, "selfspec"):
         model.save_pretrained(tmp_path / "second")
-    assert "what it gets, and saves, are the rounded ones" in caplog.text
+    assert "it gets, and saves, copies, with the rounded values" in caplog.text
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "second")
     for name, weight in again.named_parameters():
         assert torch.equal(weight, model.get_parameter(name))
     assert again.lm_head.weight is again.model.embed_tokens.weight
+
+
+@needs_int8
+def test_a_model_that_is_moved_to_meta_stays_where_it_is(tmp_path: Path) -> None:
+    model = loaded(tmp_path)
+    before = run(model, prompt(), **GREEDY).ids
+    with pytest.raises(UnsupportedError, match="can't be written, moved or converted"):
+        model.to("meta")
+    assert_same_ids(run(model, prompt(), **GREEDY).ids, before)
 
 
 @needs_int8

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
-from selfspec.weights import eight_bits
+from selfspec.weights import copies, eight_bits
 from selfspec.weights.copies import PackedWeight
 from selfspec.weights.eight_bits import EightBits, Numbers, _Matrix
 
@@ -64,20 +66,65 @@ def test_layers_that_are_computed_at_once_get_what_they_get_alone():
     assert eight_bits._last.outcome is None
 
 
-def test_an_input_that_was_written_is_another_one():
-    """Also where a caller wrote into what it got, and where torch counts no writes."""
-    (first, second, _), _ = layers()
-    x = torch.randn(3, 50)
-    before = first(x, None).clone()
-    x.mul_(2)
-    assert torch.equal(first(x, None), 2 * before)
-    second(x, None).zero_()
-    assert second(x, None).any()
-    with torch.inference_mode():
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each product has that is computed from now on."""
+    found, product = [], _Matrix.product
+    monkeypatch.setattr(
+        _Matrix, "product", lambda self, x: found.append(len(x)) or product(self, x)
+    )
+    return found
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_layers_with_the_same_input_share_one_product(is_inference, monkeypatch):
+    copies, _ = layers()
+    products = counted(monkeypatch)
+    with torch.inference_mode(is_inference):
+        x = torch.randn(2, 3, 50)
+        for _ in range(2):
+            for each in copies:
+                each(x, None)
+    assert products == [6, 6]
+
+
+def double_data(x: torch.Tensor) -> None:
+    x.data.mul_(2)
+
+
+def double_array(x: torch.Tensor) -> None:
+    array = x.numpy()
+    array *= 2
+
+
+def other_data(x: torch.Tensor) -> None:
+    x.data = 2 * x
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+@pytest.mark.parametrize("double", [lambda x: x.mul_(2), double_data, double_array, other_data])
+def test_an_input_that_was_written_is_another_one(double, is_inference):
+    """Also where torch counts no writes, and where a caller wrote into what it got."""
+    (first, second, third), _ = layers()
+    with torch.inference_mode(is_inference):
         x = torch.randn(3, 50)
-        before = first(x, None).clone()
-        x.mul_(2)
+        expected, before = second(2 * x, None).clone(), first(x, None)
+        double(x)
+        assert torch.equal(second(x, None), expected)
         assert torch.equal(first(x, None), 2 * before)
+        third(x, None).zero_()
+        assert third(x, None).any()
+
+
+def test_what_was_computed_in_inference_mode_stays_there():
+    (first, second, third), _ = layers()
+    x = torch.randn(3, 50)
+    with torch.inference_mode():
+        first(x, None)
+    outside = second(x, None)
+    assert not outside.is_inference()
+    outside.add_(1)
+    with torch.inference_mode():
+        assert third(x, None).is_inference()
 
 
 def test_numbers_that_are_none_stay_so():
@@ -91,9 +138,9 @@ def test_numbers_that_are_none_stay_so():
 
 def module(kept: str | None = "it can't be written") -> tuple[nn.Linear, Numbers]:
     (each,), (weight,) = layers(sizes=(24,))
-    made = nn.Linear(50, 24)
+    made = nn.Linear(50, 24).requires_grad_(False)
     made.weight = PackedWeight.of(made.weight, each, kept)
-    return made.requires_grad_(False), weight
+    return made, weight
 
 
 def test_all_forms_of_the_call_compute_from_it():
@@ -105,15 +152,89 @@ def test_all_forms_of_the_call_compute_from_it():
     assert torch.equal(linear(x[0], weight, bias), expected[0])
 
 
+def set_one(made: nn.Linear) -> None:
+    made.weight[0] = 0.0
+
+
+def set_out(made: nn.Linear) -> None:
+    torch.mul(torch.zeros(24, 50), 2, out=made.weight)
+
+
+def set_two_out(made: nn.Linear) -> None:
+    out = (made.weight, torch.empty(0, dtype=torch.long))
+    torch.max(torch.zeros(3, 24, 50), 0, out=out)
+
+
+def set_other(made: nn.Linear) -> None:
+    made.weight.set_(torch.zeros(24, 50))
+
+
+WRITES: list[Callable[[Any], object]] = [
+    *(set_one, set_out, set_two_out, set_other),
+    nn.Linear.half,
+    lambda made: made.to("meta"),
+    lambda made: made.weight.zero_(),
+    lambda made: nn.init.zeros_(made.weight),
+    lambda made: torch._foreach_zero_([made.weight]),
+    lambda made: nn.functional.relu(made.weight, inplace=True),
+    lambda made: made.weight.data,
+    lambda made: made.weight.untyped_storage().fill_(0),
+    nn.utils.parametrizations.weight_norm,
+    lambda made: nn.Parameter(made.weight),
+]
+
+
 def test_its_values_can_be_read_and_not_written():
     made, weight = module()
     assert torch.equal(made.weight.detach(), rounded(weight))
     assert torch.equal(made.state_dict()["weight"], rounded(weight))
     assert made.to("cpu").float() is made
-    for write in (made.half, made.weight.zero_, lambda: made.weight.data):
+    assert torch.zeros(24, 50).copy_(made.weight).equal(rounded(weight))
+    with pytest.raises(ValueError, match="read-only"):
+        made.weight.numpy().fill(0)
+    before = made(torch.ones(1, 50))
+    for write in WRITES:
         with pytest.raises(UnsupportedError, match="it can't be written"):
-            write()
+            write(made)
     assert type(made.weight) is PackedWeight
+    assert torch.equal(made(torch.ones(1, 50)), before)
+
+
+def test_weights_that_can_be_given_back_are_given_back_by_all_that_writes():
+    for write in (set_one, set_out, set_other):
+        made, _ = module(None)
+        write(made)
+        assert type(made.weight) is nn.Parameter
+        assert not made.weight[0].any()
+    made, weight = module(None)
+    nn.utils.parametrizations.weight_norm(made)
+    torch.testing.assert_close(made.weight, rounded(weight))
+
+
+def test_that_code_reads_copies_is_said_once(caplog):
+    made, _ = module()
+    copies._say_that_it_is_a_copy.cache_clear()
+    with caplog.at_level(logging.WARNING, "selfspec"):
+        made.weight[0].zero_()
+        made.weight.T.zero_()
+    (record,) = caplog.records
+    assert "what it writes to a copy is lost" in record.message
+
+
+def test_inputs_of_all_forms_are_taken_as_a_linear_layer_takes_them():
+    made, weight = module()
+    plain, whole = nn.Linear(50, 24), torch.randn(50, 100)
+    plain.weight, plain.bias = nn.Parameter(rounded(weight)), made.bias
+    for x in (whole.t(), whole.t()[::2], whole[:, ::2], whole[:3, 50:], torch.randn(2, 50, 3).mT):
+        assert torch.equal(made(x), made(x.contiguous()))
+    for shape in ((0, 50), (2, 0, 50)):
+        assert made(torch.randn(shape)).shape == plain(torch.randn(shape)).shape
+    for x in (torch.randn(2, 25), torch.randn(4, 100), torch.randn(()), torch.ones(2, 50).double()):
+        with pytest.raises(RuntimeError) as expected:
+            plain(x)
+        with pytest.raises(RuntimeError) as found:
+            made(x)
+        assert str(found.value) == str(expected.value)
 
 
 def test_copies_and_pickles():

@@ -7,10 +7,10 @@ import runpy
 import pytest
 import torch
 
-from selfspec.weights import copies
+from selfspec.weights import copies, held_weight
 
 
-@pytest.mark.parametrize("module", [weights, copies])
+@pytest.mark.parametrize("module", [held_weight, copies])
 def test_which_class_of_torch_has_the_data_does_not_matter(
     module: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
