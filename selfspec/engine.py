@@ -24,7 +24,7 @@ from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
 from selfspec.records import DraftTree, StepRecord
 from selfspec.request import Request
 from selfspec.row import Row
-from selfspec.runner import Run
+from selfspec.runner import ModelRunner
 from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Run,
+        runner: ModelRunner,
         backend: Backend,
         *,
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
@@ -123,7 +123,9 @@ class Engine:
             teach(learned, prompt, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        self.backend.admit(prompt, reach=request.max_new_columns, width=request.max_tree)
+        self.backend.admit(
+            prompt, max_new_columns=request.max_new_columns, max_tree=request.max_tree
+        )
         budget = self._budget_for(len(self.rows) + len(rows))
         start = self._clock()
         states = [None] * len(rows) if prompt.hidden is None else prompt.hidden

@@ -47,7 +47,7 @@ class Stops(NamedTuple):
     criteria: tuple[Callable[[torch.Tensor, Any], torch.Tensor], ...] = ()
 
 
-def _tell_nobody() -> None:
+def _nobody_hears() -> None:
     pass
 
 
@@ -71,7 +71,7 @@ class Row:
     gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
     fails_alone: bool = False  # Does an error of its own end this row and no other?
     stats: GenerationStats = field(default_factory=GenerationStats)
-    tell: Callable[[], None] = _tell_nobody  # called once a token was committed
+    on_token: Callable[[], None] = _nobody_hears  # called once a token was committed
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
@@ -138,7 +138,7 @@ class Row:
             or self.length >= self.max_length
             or any(bool(criterion(self.prefix(), None).any()) for criterion in self.stops.criteria)
         )
-        self.tell()
+        self.on_token()
         return self.is_done
 
     def fail(self, error: Exception) -> None:
@@ -225,4 +225,4 @@ def stream_to(streamer: Streamer, rows: list[Row]) -> None:
             num_streamed += 1
 
     for row in rows:
-        row.tell = put_columns
+        row.on_token = put_columns

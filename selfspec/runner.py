@@ -1,7 +1,7 @@
 """How a model is run: what it can verify, what runs its forwards, and the weights that it packs.
 
-A `Run` is what one `SelfSpec` knows of one model, from call to call. It is the one place that knows
-of captured graphs, packed and streamed weights.
+A `ModelRunner` is what one `SelfSpec` knows of one model, from call to call. It is the one place
+that knows of captured graphs, packed and streamed weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
-from selfspec.ability.probe import Ability, BrokenTrial, probe
+from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
 from selfspec.ability.state import State, state_of
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
@@ -37,7 +37,7 @@ from selfspec.records import MAP
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["KnownModels", "Run"]
+__all__ = ["ModelRunner", "ModelRunners"]
 
 _log = logging.getLogger("selfspec")
 
@@ -52,7 +52,7 @@ _CHANGES = (
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
-class Run:
+class ModelRunner:
     """How one model is run for one `SelfSpec`.
 
     Several threads may use it. Each model is tried by one of them, and the others wait. Of what two
@@ -74,7 +74,7 @@ class Run:
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._costs = costs
         # By the state of the model, and by the width of the trial where that counts.
-        self._abilities: dict[tuple[State, int], Ability] = {}
+        self._abilities: dict[tuple[State, int], DraftSupport] = {}
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._captured = KeptRunner()
@@ -87,24 +87,24 @@ class Run:
         assert model is not None
         return model
 
-    def ability(self, *, trusts_hooks: bool = False) -> Ability:
+    def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
         model, width = self.model, self.config.max_nodes
         trusts_hooks = trusts_hooks or self.config.trust_hooks
         if not trusts_hooks and (reason := distrusted(model)) is not None:
-            return Ability("plain", reason, None)
+            return DraftSupport("plain", reason, None)
         state = state_of(model)
         key = state, width if state.theirs else 0
         with self._trying:  # A second thread waits for the first one's verdict.
             if key in self._abilities:
                 return self._abilities[key]
             if self._changes_always(state):
-                return Ability("plain", _CHANGES, None)
+                return DraftSupport("plain", _CHANGES, None)
             start = perf_counter()
             try:
                 found = probe(model, width)
             except BrokenTrial as broken:  # The next call tries again.
-                return Ability("plain", str(broken), None)
+                return DraftSupport("plain", str(broken), None)
             taken = (type(model).__name__, found.mode, perf_counter() - start)
             _log.info("%s can verify: %s (tried in %.2f s)", *taken)
             if len(self._abilities) == _MOST_STATES:
@@ -180,9 +180,9 @@ class Run:
         return 0 if self.packing is None else self.packing.num_bytes
 
     @property
-    def is_settled(self) -> bool:
+    def packing_is_over(self) -> bool:
         """Is nothing more going to be packed?"""
-        return self.packing is None or self.packing.is_settled
+        return self.packing is None or self.packing.packing_is_over
 
     def before_prompt(self, num_tokens: int) -> None:
         """Packs weights before a prompt is read, if that pays by now."""
@@ -214,7 +214,7 @@ class Run:
         return self._costs.curve(self.model, backend, num_rows)
 
     @contextmanager
-    def backend(self, ability: Ability) -> Iterator[Backend]:
+    def backend(self, ability: DraftSupport) -> Iterator[Backend]:
         """What runs the forwards of one call; it has no rows yet."""
         model, attention, is_streaming = self.model, ability.attention, is_streamed(self.model)
         captures = self._captures and not is_streaming
@@ -236,7 +236,7 @@ class Run:
         return EagerForwards(attention, kind=self.kind, reason=self._checked(found))
 
     def shared_backend(
-        self, ability: Ability, *, max_rows: int, max_bytes: int | None
+        self, ability: DraftSupport, *, max_rows: int, max_bytes: int | None
     ) -> TreeBackend:
         """What runs the forwards of rows that come and go, which are never captured."""
         why = "captured forwards have a fixed number of rows, and here rows come and go"
@@ -256,19 +256,19 @@ class Run:
         return reason
 
 
-class KnownModels:
-    """The `Run` of each model that a `SelfSpec` has met. Safe to use from several threads."""
+class ModelRunners:
+    """The `ModelRunner` of each model that a `SelfSpec` has met; any thread may ask."""
 
     def __init__(self, config: SpecConfig) -> None:
         self.costs = Costs()
         self._config = config
-        self._runs: WeakKeyDictionary[Any, Run] = WeakKeyDictionary()
+        self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def run(self, model: Any) -> Run:
+    def run(self, model: Any) -> ModelRunner:
         """How a model is run."""
         with self._lock:
             found = self._runs.get(model)
             if found is None:
-                found = self._runs[model] = Run(model, self._config, self.costs)
+                found = self._runs[model] = ModelRunner(model, self._config, self.costs)
             return found

@@ -108,7 +108,7 @@ def path_logits(
     assert isinstance(types, AttentionTypes)
     positions = torch.full((1, 1), ids.shape[1], device="cuda")
     backend = TreeBackend(model, types)
-    backend.add(cache, positions, room=64)
+    backend.add(cache, positions, columns_now=64)
     tree, nodes = DraftTree.of_root(path[0]), [0]
     for token in path[1:]:
         tree.add(nodes[-1], (token + 1) % VOCAB, 0.5)

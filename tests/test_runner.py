@@ -11,7 +11,7 @@ import torch
 
 from selfspec import runner as run
 from selfspec.ability import state
-from selfspec.ability.probe import Ability
+from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import decoding_switches
 from selfspec.config import SpecConfig
 from tests.fakes import new_model, tiny_model
@@ -20,14 +20,14 @@ from tests.lossless.same import in_threads
 
 def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that draws tokens during another one's trial would make the model seem to draw."""
-    models, model = run.KnownModels(SpecConfig()), tiny_model()
+    models, model = run.ModelRunners(SpecConfig()), tiny_model()
     tried: list[Any] = []
 
-    def slowly(asked: Any, _width: int) -> Ability:
+    def slowly(asked: Any, _width: int) -> DraftSupport:
         tried.append(asked)
         for _ in range(1000):
             time.sleep(0)  # Lets the other threads go on.
-        return Ability("plain", "it is only pretended to be tried", None)
+        return DraftSupport("plain", "it is only pretended to be tried", None)
 
     monkeypatch.setattr(run, "probe", slowly)
     interval = sys.getswitchinterval()
@@ -45,14 +45,14 @@ def test_a_model_is_not_tried_while_it_decodes(monkeypatch: pytest.MonkeyPatch) 
     model.set_experts_implementation("grouped_mm")
     tried = list[Any]()
 
-    def noted(asked: Any, _width: int) -> Ability:
+    def noted(asked: Any, _width: int) -> DraftSupport:
         tried.append(asked)
-        return Ability("plain", "it is only pretended to be tried", None)
+        return DraftSupport("plain", "it is only pretended to be tried", None)
 
     monkeypatch.setattr(run, "probe", noted)
     monkeypatch.setattr(state, "device_of", lambda _model: torch.device("cuda"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    known = run.KnownModels(SpecConfig()).run(model)
+    known = run.ModelRunners(SpecConfig()).run(model)
     known.ability()
     with decoding_switches(model):
         in_threads(lambda _index: known.ability(), 1, 1)

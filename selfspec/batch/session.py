@@ -251,7 +251,7 @@ class Session:
         if len(self._running) == self._max_rows or not sharing:
             return None
         assert self._backend is not None
-        needs, limit = self._backend.kv.needs, self._backend.kv.max_tokens
+        needs, limit = self._backend.kv.all_max_columns, self._backend.kv.max_tokens
         # All rows take the room of the longest one.
         taken = len(needs) * max(needs, default=0)
         room = sys.maxsize if limit is None else limit - taken

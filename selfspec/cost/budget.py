@@ -79,7 +79,7 @@ class Budget:
         """Why drafting was paused, if `num_plain` of a call's steps are a good part of them."""
         return None
 
-    def worth(self, seconds: float) -> float:
+    def break_even_tokens(self, seconds: float) -> float:
         """How many tokens of one row a source must bring for some seconds of its own to pay."""
         return 0.0
 
@@ -142,7 +142,7 @@ class MeasuredBudget(Budget):
         cost = f"a step of 4 tokens takes {self.curve.relative(4):.1f} plain steps"
         return f"no drafts in {num_plain} of {num_steps} steps: {cost}"
 
-    def worth(self, seconds: float) -> float:
+    def break_even_tokens(self, seconds: float) -> float:
         """As many as would take so long without it: all rows wait, and one gets the tokens."""
         return max(self._num_rows, 1) * seconds / (_SAVED * self.curve.seconds(1))
 

@@ -21,9 +21,9 @@ class SourceWorth:
 
     >>> worth = SourceWorth()
     >>> for _ in range(12):
-    ...     assert worth.pays(lambda seconds: seconds / 0.1)
+    ...     assert worth.should_ask(lambda seconds: seconds / 0.1)
     ...     worth.observe(seconds=0.001, tokens=0.1)
-    >>> sum(worth.pays(lambda seconds: seconds / 0.001) for _ in range(64))
+    >>> sum(worth.should_ask(lambda seconds: seconds / 0.001) for _ in range(64))
     0
     """
 
@@ -40,7 +40,7 @@ class SourceWorth:
         self._tokens.observe(tokens, 1)
         self._was_asked = True
 
-    def pays(self, price: Callable[[float], float]) -> bool:
+    def should_ask(self, price: Callable[[float], float]) -> bool:
         """Are rows to ask it in the next step? `price` are the tokens that some seconds cost.
 
         To be called once for each step, whatever the number of rows. If it does not pay, it is

@@ -57,11 +57,11 @@ class Backend(Protocol):
         """How many committed tokens the next forward reads again; None if none ever has to be."""
         ...
 
-    def admit(self, prompt: Prefilled, *, reach: int, width: int) -> None:
+    def admit(self, prompt: Prefilled, *, max_new_columns: int, max_tree: int) -> None:
         """Takes in the rows of a prompt that was read.
 
-        `reach` is how far after the prompt the last token may be, drafted or not, and `width` the
-        most queries of a row in one forward.
+        `max_new_columns` is how far after the prompt the last token may be, drafted or not, and
+        `max_tree` the most queries of a row in one forward.
         """
         ...
 
@@ -147,15 +147,19 @@ class TreeBackend:
         """How many columns are in front of the next tree."""
         return self.kv.front
 
-    def admit(self, prompt: Prefilled, *, reach: int, width: int) -> None:
+    def admit(self, prompt: Prefilled, *, max_new_columns: int, max_tree: int) -> None:
         """Takes in the rows of a prompt that was read. Only those that come first may be padded."""
         length, num_columns = prompt.input_ids.shape[1], int(prompt.cache.get_seq_length())
         if self.kv.comes_and_goes:
-            room = max(self.front, num_columns)
+            columns_now = max(self.front, num_columns)
         else:  # All that may come, or as much as the prompt has.
-            room = min(reach, max(length, self._forwards.least_room)) + width
+            columns_now = min(max_new_columns, max(length, self._forwards.least_room)) + max_tree
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
-        sizes: Any = {"need": num_columns + reach + width, "room": room, "widest": width}
+        sizes: Any = {
+            "max_columns": num_columns + max_new_columns + max_tree,
+            "columns_now": columns_now,
+            "max_tree": max_tree,
+        }
         try:
             self.add(prompt.cache, prompt.next_positions(self._model), visible, **sizes)
         except torch.OutOfMemoryError:
@@ -163,7 +167,7 @@ class TreeBackend:
                 raise
             reason = "there is no memory for fixed KV slots next to the prompt's"
             self._forwards = EagerForwards(self._attention, reason=self._checked(reason))
-            self.admit(prompt, reach=reach, width=width)
+            self.admit(prompt, max_new_columns=max_new_columns, max_tree=max_tree)
 
     def add(
         self,
@@ -171,9 +175,9 @@ class TreeBackend:
         next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
-        need: int = ENDLESS,
-        room: int,
-        widest: int = 1,
+        max_columns: int = ENDLESS,
+        columns_now: int,
+        max_tree: int = 1,
     ) -> None:
         """Takes in the KV of a prompt; `TreeKV.add` says what the numbers are."""
         positions = next_positions[..., 0].cpu().numpy()
@@ -181,9 +185,15 @@ class TreeBackend:
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
         self._forwards.show(visible, num_rows, int(cache.get_seq_length()))
-        widest = self._forwards.fitting(InputShape(num_rows, widest, (), 0)).width
+        max_tree = self._forwards.fitting(InputShape(num_rows, max_tree, (), 0)).width
         # If this breaks off, the cache is whole, and nothing else has changed.
-        self.kv.add(cache, num_rows, need=need, room=max(room, widest), widest=widest)
+        self.kv.add(
+            cache,
+            num_rows,
+            max_columns=max_columns,
+            columns_now=max(columns_now, max_tree),
+            max_tree=max_tree,
+        )
         for number, row in enumerate(self.kv.rows[-num_rows:]):
             row.start, row.position = starts[number], positions[..., number]
 

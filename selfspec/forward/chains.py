@@ -56,7 +56,7 @@ class ChainBackend:
         self._cache: Any = None
         self._states: KeptStates | None = None
 
-    def admit(self, prompt: Prefilled, *, reach: int = 0, width: int = 0) -> None:
+    def admit(self, prompt: Prefilled, *, max_new_columns: int = 0, max_tree: int = 0) -> None:
         """Takes in a prompt that was read, with the arguments of the step that reads the roots."""
         self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.

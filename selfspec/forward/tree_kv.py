@@ -51,7 +51,7 @@ class KVRow:
     """What is known of one row: its committed columns, and where its next token is."""
 
     length: int
-    need: int  # How many columns it may come to need.
+    max_columns: int  # How many columns it may come to need.
     start: int = 0  # Its first column that counts.
     position: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
 
@@ -138,9 +138,9 @@ class TreeKV:
         return [row.length for row in self.rows]
 
     @property
-    def needs(self) -> list[int]:
+    def all_max_columns(self) -> list[int]:
         """How many columns each row may come to need."""
-        return [row.need for row in self.rows]
+        return [row.max_columns for row in self.rows]
 
     @property
     def comes_and_goes(self) -> bool:
@@ -179,11 +179,14 @@ class TreeKV:
         each = sum(len(part.members) * part.kind.num_bytes for part in self._parts)
         return each * sum(self.lengths)
 
-    def fits(self, needs: Sequence[int]) -> bool:
+    def fits(self, all_max_columns: Sequence[int]) -> bool:
         """Can rows be here together that may come to need this many columns each?"""
-        if self._max_rows is not None and len(needs) > self._max_rows:
+        if self._max_rows is not None and len(all_max_columns) > self._max_rows:
             return False
-        return self.max_tokens is None or len(needs) * max(needs) <= self.max_tokens
+        return (
+            self.max_tokens is None
+            or len(all_max_columns) * max(all_max_columns) <= self.max_tokens
+        )
 
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each attention type a captured forward of `width` nodes sees."""
@@ -192,22 +195,30 @@ class TreeKV:
         return {name: min(bucket, self._capacities[name]) for name in firsts}
 
     def add(
-        self, cache: Cache, num_rows: int = 1, *, need: int = ENDLESS, room: int, widest: int = 1
+        self,
+        cache: Cache,
+        num_rows: int = 1,
+        *,
+        max_columns: int = ENDLESS,
+        columns_now: int,
+        max_tree: int = 1,
     ) -> None:
         """Moves what a prompt has put into a stock cache to after the last row, and empties it.
 
-        `need` is how many columns each of its rows may come to need, trees of `widest` nodes among
-        them, and `room` how many after the prompt get slots at once. On any exception, the cache
-        and the rows are unchanged.
+        `max_columns` is how many columns each of its rows may come to need, trees of `max_tree`
+        nodes among them, and `columns_now` how many after the prompt get slots at once. On any
+        exception, the cache and the rows are unchanged.
         """
         row, length = len(self.rows), int(cache.get_seq_length())
         if not row:
-            self._begin(cache, num_rows * (length + room))
+            self._begin(cache, num_rows * (length + columns_now))
         layers, end = list(cache.layers), max(self.front, length)
-        needs = [*self.needs, *[need] * num_rows]
+        all_max_columns = [*self.all_max_columns, *[max_columns] * num_rows]
         try:
             for part in self._parts:
-                if not self._make_room(part, needs, end, self._room(part, length, room, widest)):
+                if not self._make_room(
+                    part, all_max_columns, end, self._room(part, length, columns_now, max_tree)
+                ):
                     part.tensor[:, row : row + num_rows].zero_()  # An earlier row may leave a NaN.
                 part.fill(row, layers, length)
         except BaseException:  # No memory, or an interrupt.
@@ -215,7 +226,7 @@ class TreeKV:
                 rows = slice(row, row + num_rows)
                 part.give_back(layers, rows, length, copies=self._keeps_slots)
             raise
-        self.rows += [KVRow(length, need) for _ in range(num_rows)]
+        self.rows += [KVRow(length, max_columns) for _ in range(num_rows)]
         self.front = end
         self._stock = layers if self._max_rows is None else []
         for part in self._parts:
@@ -229,9 +240,9 @@ class TreeKV:
             return
         for part in self._parts:
             try:
-                self._make_room(part, self.needs, end, end - part.first)
+                self._make_room(part, self.all_max_columns, end, end - part.first)
             except RuntimeError:  # There may be memory for this tree, if not for later ones too.
-                self._make_room(part, self.needs, end, 0)
+                self._make_room(part, self.all_max_columns, end, 0)
             firsts[part.kind.attention_type] = part.first
         self._note_capacities()
 
@@ -329,20 +340,20 @@ class TreeKV:
             if isinstance(layer, DynamicSlidingWindowLayer):
                 self._window_sizes[name] = self._attention.windows[name].size
 
-    def _room(self, part: Slots, length: int, room: int, widest: int) -> int:
+    def _room(self, part: Slots, length: int, columns_now: int, max_tree: int) -> int:
         """Windowed slots need no more than two windows, since they drop columns."""
         size = self._window_sizes.get(part.kind.attention_type, 0)
         held = length - part.first
-        return min(room, max(2 * size - held, 0) + widest) if size else room
+        return min(columns_now, max(2 * size - held, 0) + max_tree) if size else columns_now
 
-    def _make_room(self, part: Slots, needs: Sequence[int], end: int, more: int) -> bool:
+    def _make_room(self, part: Slots, all_max_columns: Sequence[int], end: int, more: int) -> bool:
         """Makes room for these rows up to a column, and for `more` if they may come to need it.
 
         Returns whether it took another tensor.
         """
         if self.max_tokens is not None:
-            end = max(end, max(needs))
-        if len(needs) <= part.num_rows and end - part.first <= part.capacity:
+            end = max(end, max(all_max_columns))
+        if len(all_max_columns) <= part.num_rows and end - part.first <= part.capacity:
             return False
         first, size = part.first, self._window_sizes.get(part.kind.attention_type, 0)
         if size and self.rows:
@@ -350,8 +361,8 @@ class TreeKV:
             if end - first + size // 2 <= part.capacity:  # The next time is not near.
                 part.drop(first, self.front)
                 return False
-        columns = min(end - first + more, max(needs) - first)
-        sizes = self._sizes(part, len(needs), max(columns, end - first))
+        columns = min(end - first + more, max(all_max_columns) - first)
+        sizes = self._sizes(part, len(all_max_columns), max(columns, end - first))
         held = len(self.rows), self.front
         if self._is_part:  # What is hidden is held too.
             held = part.num_rows, part.first + part.capacity

@@ -93,7 +93,7 @@ class HiddenStateSource(Source):
 
     def before_step(self, num_rows: int, budget: TimeBudget) -> None:
         """Decides for all rows whether their maps are asked."""
-        self.is_wanted = num_rows <= _MOST_MAPS and self._worth.pays(budget.worth)
+        self.is_wanted = num_rows <= _MOST_MAPS and self._worth.should_ask(budget.break_even_tokens)
 
 
 class _Pairs(NamedTuple):

@@ -80,7 +80,7 @@ class Fallback(Budget):
     def step(self, allowed: int, num_pending: int | None = None) -> Step:
         return _FallbackStep(allowed, self)
 
-    def worth(self, seconds: float) -> float:
+    def break_even_tokens(self, seconds: float) -> float:
         """A draft model of `SelfSpec` reads what is above α, however long it takes."""
         return self.alpha
 

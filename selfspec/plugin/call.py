@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from selfspec.ability.probe import Ability
+from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import update_arguments
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.prediction import Prediction
@@ -18,7 +18,7 @@ from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import length_limit
 from selfspec.request import Route
 from selfspec.row import Streamer
-from selfspec.runner import Run
+from selfspec.runner import ModelRunner
 
 __all__ = ["Call"]
 
@@ -34,7 +34,7 @@ class Call:
     generation_config: Any
     streamer: Streamer | None
     model_kwargs: dict[str, Any]
-    runner: Run
+    runner: ModelRunner
     predictions: list[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
     has_callers_cache: bool = False  # Was the KV cache handed in?
@@ -77,14 +77,14 @@ class Call:
         return getattr(self.generation_config, name, None)
 
     @cached_property
-    def ability(self) -> Ability:
+    def ability(self) -> DraftSupport:
         """What the model can verify in this call, tried on first use."""
         ability = self.runner.ability()
         if ability.mode != "tree":
             return ability
         arguments = update_arguments(self.model, dict(self.model_kwargs))
         positions = next_positions(self.model, self.input_ids, arguments)
-        return Ability.of_chains(positions) if isinstance(positions, str) else ability
+        return DraftSupport.of_chains(positions) if isinstance(positions, str) else ability
 
     @cached_property
     def route(self) -> Route:

@@ -39,7 +39,7 @@ class Text(Protocol):
     pad_token_id: int
 
     @property
-    def tell(self) -> Callable[[], None]:
+    def on_token(self) -> Callable[[], None]:
         """To be called once a token was committed."""
         ...
 
@@ -248,5 +248,5 @@ class BatchChooser:
         for text, token, stops in zip(texts, committed, stopped, strict=True):
             text.new_ids.append(token)
             text.is_done = text.is_done or stops
-        texts[0].tell()
+        texts[0].on_token()
         return committed, all(text.is_done for text in texts)

@@ -102,9 +102,9 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     plain, steps, prices = spec.models.costs.curve().seconds(1), [], []  # type: ignore[call-arg]
 
     class Asked(SourceWorth):
-        def pays(self, price: Callable[[float], float]) -> bool:
+        def should_ask(self, price: Callable[[float], float]) -> bool:
             prices.append(price(plain) / 2)
-            return super().pays(price)
+            return super().should_ask(price)
 
     spec.models.run(model).map_worth = Asked()
     lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
@@ -173,7 +173,7 @@ def test_the_global_generator_is_left_alone() -> None:
 class Greedy:
     """Wants everything at once, in the wrong order, and twice."""
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], columns_now: int) -> list[int]:
         return [*range(len(waiting) - 1, -1, -1), 0]
 
 

@@ -67,6 +67,17 @@ def test_an_encoder_decoder_has_an_encoder_and_a_kv_of_two_parts():
     assert generation.mask_of_text({**masks, **generation.with_kv(kv)}) is other
 
 
+def test_a_model_may_have_no_embeddings_that_transformers_finds():
+    model = tiny_model()
+    assert modules.embeddings_of(model) is model.model.embed_tokens
+
+    class Without:
+        def get_input_embeddings(self):
+            raise NotImplementedError
+
+    assert modules.embeddings_of(Without()) is None
+
+
 # --- versions
 
 

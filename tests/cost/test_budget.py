@@ -106,9 +106,9 @@ def test_what_was_decided_is_said_in_a_line():
 def test_all_rows_wait_for_what_one_of_them_looks_for():
     budget = MeasuredBudget(lambda num_rows: CostCurve({1: 1.0 + num_rows, 8: 9.0}))
     budget.run_as("eager", 1)
-    assert (budget.curve.seconds(1), budget.worth(0.5)) == (2.0, 0.5)
+    assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (2.0, 0.5)
     budget.run_as("eager", 4)
-    assert (budget.curve.seconds(1), budget.worth(0.5)) == (5.0, 0.8)
+    assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (5.0, 0.8)
 
 
 def test_a_loss_is_forgiven_once_steps_cost_something_else():

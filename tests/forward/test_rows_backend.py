@@ -39,8 +39,8 @@ def rows_kv(max_rows: int, max_tokens: int | None) -> TreeKV:
     return TreeKV(attention, max_rows=max_rows, max_tokens=max_tokens)
 
 
-def add_row(kv: TreeKV, stamps: list[int], need: int) -> None:
-    kv.add(prompt_of(stamps), need=need, room=max(kv.front, len(stamps)))
+def add_row(kv: TreeKV, stamps: list[int], max_columns: int) -> None:
+    kv.add(prompt_of(stamps), max_columns=max_columns, columns_now=max(kv.front, len(stamps)))
 
 
 def assert_holds(kv: TreeKV, texts: list[list[int]]) -> None:
@@ -64,10 +64,10 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
     stamps = iter(range(1, 10**6))
     for _ in range(30):
         length = dice.randrange(1, 40)
-        need = length + dice.randrange(20, 60)
-        if dice.random() < 0.5 and kv.fits([*kv.needs, need]):
+        max_columns = length + dice.randrange(20, 60)
+        if dice.random() < 0.5 and kv.fits([*kv.all_max_columns, max_columns]):
             texts.append([next(stamps) for _ in range(length)])
-            add_row(kv, texts[-1], need)
+            add_row(kv, texts[-1], max_columns)
         elif texts and dice.random() < 0.4:
             left = dice.randrange(len(texts))
             order = [i for i in range(len(texts)) if i != left]
@@ -75,7 +75,7 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
                 order = order[:left] + order[-1:] + order[left:-1]
             kv.keep_rows(order)
             texts = [texts[i] for i in order]
-        elif texts and max(kv.lengths) + 3 <= min(kv.needs):
+        elif texts and max(kv.lengths) + 3 <= min(kv.all_max_columns):
             width = dice.randrange(1, 4)
             kv.reserve(width)
             trees = [[next(stamps) for _ in range(width)] for _ in texts]
@@ -95,7 +95,7 @@ def test_what_an_earlier_row_left_is_wiped_out() -> None:
     ill = prompt_of([1, 2, 3, 4])
     for layer in ill.layers:
         layer.keys.fill_(float("nan"))
-    kv.add(ill, need=20, room=4)
+    kv.add(ill, max_columns=20, columns_now=4)
     kv.keep_rows([])
     add_row(kv, [5], 20)
     add_row(kv, [6, 7, 8, 9], 20)
@@ -106,8 +106,8 @@ def test_without_a_limit_it_takes_what_the_texts_need() -> None:
     """And not what they may come to need, times the rows that may come."""
     each = bytes_per_token(prompt_of([1]))[0]
     kv = rows_kv(64, None)
-    need, texts = 100_000, [[1, 2, 3]]
-    add_row(kv, texts[0], need)
+    max_columns, texts = 100_000, [[1, 2, 3]]
+    add_row(kv, texts[0], max_columns)
     assert kv.nbytes <= 64 * each
     for stamp in range(4, 1000):
         kv.reserve(1)
@@ -116,7 +116,7 @@ def test_without_a_limit_it_takes_what_the_texts_need() -> None:
         texts[0].append(stamp)
         assert kv.nbytes <= 2 * (stamp + 64) * each
     texts.append([5])
-    add_row(kv, texts[1], need)
+    add_row(kv, texts[1], max_columns)
     assert kv.nbytes <= 2 * 2 * (1000 + 64) * each
     assert_holds(kv, texts)
 

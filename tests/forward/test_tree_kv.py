@@ -63,9 +63,9 @@ def new_kv(window: int, **options) -> TreeKV:
     return TreeKV(AttentionTypes(tuple(TYPES), windows, 0), **options)
 
 
-def adopt(cache: DynamicCache, window: int, num_rows: int, room: int, **options) -> TreeKV:
+def adopt(cache: DynamicCache, window: int, num_rows: int, columns_now: int, **options) -> TreeKV:
     kv = new_kv(window, **options)
-    kv.add(cache, num_rows, room=room)
+    kv.add(cache, num_rows, columns_now=columns_now)
     return kv
 
 
@@ -93,12 +93,12 @@ class KvMachine(RuleBasedStateMachine):
         num_rows=st.integers(1, 3),
         prompt_length=st.integers(1, 9),
         window=st.integers(2, 6),
-        room=st.sampled_from([0, 1, 5, 80]),
+        columns_now=st.sampled_from([0, 1, 5, 80]),
         small=st.sampled_from([1, 1 << 20]),
         multiple=st.sampled_from([1, 64]),
     )
-    def prompt(self, num_rows, prompt_length, window, room, small, multiple):
-        self.window, self.room, self.small, self.num_stamps = window, room, small, 0
+    def prompt(self, num_rows, prompt_length, window, columns_now, small, multiple):
+        self.window, self.columns_now, self.small, self.num_stamps = window, columns_now, small, 0
         self.multiple = multiple
         self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
         self.cache = stock_cache(window)
@@ -108,7 +108,7 @@ class KvMachine(RuleBasedStateMachine):
 
     def add(self) -> None:
         with mock.patch.object(module, "_SMALL", self.small), self.small_steps():
-            self.kv.add(self.cache, len(self.rows), room=self.room)
+            self.kv.add(self.cache, len(self.rows), columns_now=self.columns_now)
 
     def small_steps(self):
         return mock.patch("selfspec.forward.tree_kv._MULTIPLE", self.multiple)
@@ -241,7 +241,7 @@ def capacity(kv: TreeKV, layer: int) -> int:
 
 @pytest.mark.parametrize("keeps_slots", [False, True])
 def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
-    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, room=0, keeps_slots=keeps_slots)
+    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, columns_now=0, keeps_slots=keeps_slots)
     sizes = set()
     for _ in range(300):
         chain_steps(kv, 1, width=4, captured=keeps_slots)
@@ -257,7 +257,7 @@ def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
     monkeypatch.setattr(
         module.Slots, "drop", lambda part, *at: dropped.append(at) or drop(part, *at)
     )
-    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, room=64, keeps_slots=True)
+    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, columns_now=64, keeps_slots=True)
     chain_steps(kv, 16, 4, captured=True)
     before = kv.cache.layers[1].stores["keys"].data_ptr()
     chain_steps(kv, 100, 4, captured=True)
@@ -267,14 +267,14 @@ def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
 
 
 def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8)
     monkeypatch.setattr("selfspec.forward.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
     chain_steps(kv, 2, width=3)
 
 
 def test_a_single_write_fills_all_layers_of_a_kind():
     """K of the first and third layer and V of the first share one tensor of three members."""
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8)
     storage = {
         kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
         for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
@@ -284,14 +284,14 @@ def test_a_single_write_fills_all_layers_of_a_kind():
 
 def test_much_memory_is_adopted_in_parts(monkeypatch):
     monkeypatch.setattr(module, "_SMALL", 1)
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8)
     assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
 
 
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
     cache = prompted(1, 2)
-    kv = adopt(cache, 4, num_rows=1, room=8)
+    kv = adopt(cache, 4, num_rows=1, columns_now=8)
     slots = weakref.ref(kv._parts[0].tensor)
     kv.release()
     del kv, cache
@@ -316,13 +316,13 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error
     for layer in cache.layers:
         layer.__class__ = type("Interrupted", (Interrupted, type(layer)), {})
     with pytest.raises(error):
-        adopt(cache, 4, num_rows=1, room=8, keeps_slots=keeps_slots)
+        adopt(cache, 4, num_rows=1, columns_now=8, keeps_slots=keeps_slots)
     assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
 
 
 def test_adopting_frees_the_stock_tensors():
     cache = prompted(1, 2, 3)
-    adopt(cache, 4, num_rows=1, room=8)
+    adopt(cache, 4, num_rows=1, columns_now=8)
     assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
 
 
@@ -342,7 +342,7 @@ def scarce(monkeypatch, num_before: int) -> None:
 def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
     """Some windowed slots have dropped columns by then, and others not."""
     cache, stock = (prompted(1, 2, 3, 4, 5, window=3) for _ in range(2))
-    kv = adopt(cache, 3, num_rows=1, room=4)
+    kv = adopt(cache, 3, num_rows=1, columns_now=4)
     for stamp in range(6, 9):
         write_tree(kv, [[stamp]])
         write(stock, [[stamp]])
@@ -356,7 +356,7 @@ def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, 
 
 def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
     cache = prompted(1, 2, window=9)
-    kv = adopt(cache, 9, num_rows=1, room=8)
+    kv = adopt(cache, 9, num_rows=1, columns_now=8)
     write_tree(kv, [[3, 4, 5]])
 
     def broken(*_):
@@ -376,7 +376,7 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
     """Slots get another address only if there are not enough of them."""
     kv, sizes, generations = new_kv(4, keeps_slots=True), [], []
     for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
-        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, room=0)
+        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, columns_now=0)
         sizes.append((kv._parts[0].num_rows, kv._parts[0].capacity))
         generations.append(kv.generation)
         kv.release()
@@ -387,11 +387,11 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
 
 def test_no_call_finds_what_another_left():
     """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    kv = adopt(prompted(1, 2), 4, num_rows=1, room=8, keeps_slots=True)
+    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8, keeps_slots=True)
     for layer in kv.cache.layers:
         layer.stores["values"].fill_(torch.nan)
     kv.release()
-    kv.add(prompted(1, 2), room=8)
+    kv.add(prompted(1, 2), columns_now=8)
     assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
 
 
@@ -399,13 +399,13 @@ def test_no_call_finds_what_another_left():
     ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
 )
 def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
-    kv = adopt(prompted(*range(front)), 4, num_rows=1, room=320 - front, keeps_slots=True)
+    kv = adopt(prompted(*range(front)), 4, num_rows=1, columns_now=320 - front, keeps_slots=True)
     assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
 
 
 def test_what_is_handed_back_is_no_slot():
     cache = prompted(1, 2)
-    kv = adopt(cache, 4, num_rows=1, room=8, keeps_slots=True)
+    kv = adopt(cache, 4, num_rows=1, columns_now=8, keeps_slots=True)
     slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
     kv.release()
     assert not slots & {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
@@ -454,7 +454,7 @@ def test_a_row_moves_without_the_slots_that_are_empty(keeps_slots):
     """Captured forwards see these slots too, and a row that left may have left a NaN there."""
     cache = stock_cache(4)
     write(cache, [[1, 2, 3], [4, 5, 6]])
-    kv = adopt(cache, 4, 2, room=50, keeps_slots=keeps_slots)
+    kv = adopt(cache, 4, 2, columns_now=50, keeps_slots=keeps_slots)
     for part in kv._parts:
         part.tensor[:, 0, :, part.capacity - 1] = torch.nan
     kv.keep_rows([1])

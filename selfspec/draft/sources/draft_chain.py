@@ -84,7 +84,10 @@ class DraftModelCursor(Cursor):
         """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
         while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
             num_tokens = min(self._part, len(self._unread))
-            is_worth_it = self._budget.worth(self._per_token * len(self._unread)) <= self._num_left
+            is_worth_it = (
+                self._budget.break_even_tokens(self._per_token * len(self._unread))
+                <= self._num_left
+            )
             if not is_worth_it or not self._budget.affords(self._per_token * num_tokens):
                 return
             start = perf_counter()
@@ -139,7 +142,7 @@ class DraftModelCursor(Cursor):
         if num_tokens > self._text.room:
             return False
         is_known = len(self._seconds) >= _NUM_FIRST
-        return chance >= self._budget.worth(median(self._seconds) if is_known else 0.0)
+        return chance >= self._budget.break_even_tokens(median(self._seconds) if is_known else 0.0)
 
     def _read_unread(self, num_tokens: int) -> None:
         """Reads committed tokens; at their end it is known what may come next."""

@@ -22,7 +22,7 @@ __all__ = ["Cursor", "RowStart", "Source", "TimeBudget"]
 class TimeBudget(Protocol):
     """What a cursor may spend that takes time of its own."""
 
-    def worth(self, seconds: float) -> float:
+    def break_even_tokens(self, seconds: float) -> float:
         """How many tokens it must bring for some seconds to pay."""
         ...
 
@@ -38,7 +38,7 @@ class TimeBudget(Protocol):
 class _AnyTime:
     """The budget of a row whose seconds nobody counts."""
 
-    def worth(self, seconds: float) -> float:
+    def break_even_tokens(self, seconds: float) -> float:
         return 0.0
 
     def affords(self, seconds: float | None) -> bool:

@@ -39,7 +39,7 @@ class Price(Budget):
     def __init__(self, least: float) -> None:
         self.least = least
 
-    def worth(self, seconds: float) -> float:
+    def break_even_tokens(self, seconds: float) -> float:
         return self.least
 
 
@@ -150,7 +150,7 @@ PROMPT = [1] * 255 + [10]
 
 def test_a_prompt_is_read_on_only_if_what_is_left_to_write_is_worth_it(now: list[float]) -> None:
     class OneASecond(Budget):
-        def worth(self, seconds: float) -> float:
+        def break_even_tokens(self, seconds: float) -> float:
             return seconds
 
     for num_left, parts in ((23, [32, 64, 128, 32]), (22, [32])):
