@@ -46,18 +46,22 @@ class CacheError(SelfSpecError, ValueError):
     """A cache can't be found, read or written, or belongs to another tokenizer."""
 
 
-def free_frames(error: BaseException | None) -> None:
-    """Forgets what the functions held that an error has ended, so that it can be kept for long.
+class _Origin(Exception):
+    """The traceback of an error that is kept, as text."""
 
-    They may hold tensors. The traceback still names their lines.
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def kept(error: Exception) -> Exception:
+    """An error that may be kept for long: with its traceback as the text of its cause.
+
+    A traceback itself holds what every function held that was running, tensors among them.
     """
-    left, seen = [error], set[int]()
-    while left:
-        each = left.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            left += [each.__cause__, each.__context__]
+    if not isinstance(error.__cause__, _Origin):  # It may be kept several times.
+        text = "".join(traceback.format_exception(error))
+        error.__cause__, error.__context__ = _Origin(text), None
+    return error.with_traceback(None)
 
 
 def shown(value: object) -> str:

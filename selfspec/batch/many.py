@@ -10,7 +10,7 @@ from selfspec.batch.prompt_call import Answer
 from selfspec.batch.prompts import Prompt, inputs_of
 from selfspec.batch.schedule import Scheduler
 from selfspec.batch.session import Session
-from selfspec.errors import UnsupportedError, free_frames
+from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
 
@@ -107,7 +107,6 @@ def _answers(
             if error is not None:
                 if not is_tried:
                     session.call(0, [0], 0, common)  # Raises what is wrong for any prompt.
-                free_frames(error)
                 yield Answer.refused(index, error)
             is_tried = True
         if session.is_empty:

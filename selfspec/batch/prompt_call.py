@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.compat.generation import KV_NAMES, kv_of, with_kv
-from selfspec.errors import UnsupportedError
+from selfspec.errors import UnsupportedError, kept
 from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.call import Call
@@ -47,8 +47,8 @@ class Answer:
             was cut off at the most tokens, ``"error"`` if an error ended it.
         num_prompt_tokens: How many tokens the prompt has.
         stats: What was counted for this prompt. Of the time of a step, each row has an equal share.
-        error: The exception that has ended the text, or why the prompt was refused. None: all went
-            well.
+        error: The exception that has ended the text, or why the prompt was refused; its traceback
+            is the text of its cause. None: all went well.
     """
 
     index: int
@@ -77,12 +77,13 @@ class Answer:
         is_ended = bool(ids) and ids[-1] in end_ids(call.generation_config)
         is_cut = not is_ended and num_prompt_tokens + len(ids) >= call.max_length
         reason = "error" if error is not None else "length" if is_cut else "stop"
-        return cls(call.index, text, ids, reason, num_prompt_tokens, stats, error)
+        kept_error = None if error is None else kept(error)
+        return cls(call.index, text, ids, reason, num_prompt_tokens, stats, kept_error)
 
     @classmethod
     def refused(cls, index: int, error: Exception) -> Answer:
         """The answer to a prompt of which no call could be made."""
-        return cls(index, "", [], "error", 0, GenerationStats(), error)
+        return cls(index, "", [], "error", 0, GenerationStats(), kept(error))
 
 
 def call_for(

@@ -23,7 +23,7 @@ from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError, free_frames
+from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.call import Call
 from selfspec.plugin.row_rules import end_ids
@@ -201,8 +201,6 @@ class Session:
         elif not self.is_empty:
             self._step_together()
         answers, self._answers = self._answers, []
-        for answer in answers:
-            free_frames(answer.error)
         return answers
 
     def _step_together(self) -> None:
@@ -310,8 +308,8 @@ class Session:
     def _break_off(self, error: Exception) -> None:
         """Answers all rows with an error, after which nobody knows how much of a step was done.
 
-        Without rows it is that of the next prompt, if the model could not be made ready for it. What
-        our own errors say of the model, and those of a scheduler, is about no prompt.
+        Without rows it is that of the next prompt, if the model could not be made ready for it. Our
+        own errors are about the model then, and those of a scheduler about no prompt.
         """
         rows, first = self._engine.rows if self._engine else [], self._waiting.first
         if not self._running:
