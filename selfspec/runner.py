@@ -1,6 +1,6 @@
 """How a model is run: what it can verify, what runs its forwards, and the weights that it packs.
 
-A `Run` is what one `SelfSpec` knows of one model, from call to call. It is the one place that knows
+A `ModelRunner` is what one `SelfSpec` knows of one model, from call to call. It is the one place that knows
 of captured graphs, packed and streamed weights.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from selfspec.ability.inputs import columns_reason, needed_reason, of_plain_steps
-from selfspec.ability.probe import Ability, BrokenTrial, probe
+from selfspec.ability.probe import DraftSupport, BrokenTrial, probe
 from selfspec.ability.state import State, state_of
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
@@ -46,7 +46,7 @@ _CHANGES = (
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
-class Run:
+class ModelRunner:
     """How one model is run for one `SelfSpec`. Safe to use from several threads.
 
     `ledger` knows what drafts have gained and lost with the model so far, and `map_worth` what maps
@@ -64,7 +64,7 @@ class Run:
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._costs = costs
         # By the state of the model, and by the width of the trial where that counts.
-        self._abilities: dict[tuple[State, int], Ability] = {}
+        self._abilities: dict[tuple[State, int], DraftSupport] = {}
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._runner = KeptRunner()
@@ -76,24 +76,24 @@ class Run:
         assert model is not None
         return model
 
-    def ability(self, *, trusts_hooks: bool = False) -> Ability:
+    def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
         model, width = self.model, self.config.max_nodes
         trusts_hooks = trusts_hooks or self.config.trust_hooks
         if not trusts_hooks and (reason := distrusted(model)) is not None:
-            return Ability("plain", reason, None)
+            return DraftSupport("plain", reason, None)
         state = state_of(model)
         key = state, width if state.theirs else 0
         with self._trying:  # A second thread waits for the first one's verdict.
             if key in self._abilities:
                 return self._abilities[key]
             if self._changes_always(state):
-                return Ability("plain", _CHANGES, None)
+                return DraftSupport("plain", _CHANGES, None)
             start = perf_counter()
             try:
                 found = probe(model, width)
             except BrokenTrial as broken:  # The next call tries again.
-                return Ability("plain", str(broken), None)
+                return DraftSupport("plain", str(broken), None)
             taken = (type(model).__name__, found.mode, perf_counter() - start)
             _log.info("%s can verify: %s (tried in %.2f s)", *taken)
             if len(self._abilities) == _MOST_STATES:
@@ -169,9 +169,9 @@ class Run:
         return 0 if self.packing is None else self.packing.num_bytes
 
     @property
-    def is_settled(self) -> bool:
+    def packing_is_over(self) -> bool:
         """Is nothing more going to be packed?"""
-        return self.packing is None or self.packing.is_settled
+        return self.packing is None or self.packing.packing_is_over
 
     def before_prompt(self, num_tokens: int) -> None:
         """Packs weights before a prompt is read, if that pays by now."""
@@ -198,7 +198,7 @@ class Run:
         return self._costs.curve(self.model, backend, num_rows)
 
     @contextmanager
-    def backend(self, ability: Ability) -> Iterator[Backend]:
+    def backend(self, ability: DraftSupport) -> Iterator[Backend]:
         """What runs the forwards of one call; it has no rows yet."""
         model, attention, is_streaming = self.model, ability.attention, is_streamed(self.model)
         captures = self._captures and not is_streaming
@@ -221,7 +221,7 @@ class Run:
                     yield TreeBackend(model, attention, kind=self.kind, runner=found, strict=strict)
 
     def shared_backend(
-        self, ability: Ability, *, max_rows: int, max_bytes: int | None
+        self, ability: DraftSupport, *, max_rows: int, max_bytes: int | None
     ) -> TreeBackend:
         """What runs the forwards of rows that come and go, which are never captured."""
         why = "captured forwards have a fixed number of rows, and here rows come and go"
@@ -244,19 +244,19 @@ class Run:
         return reason
 
 
-class KnownModels:
-    """The `Run` of each model that a `SelfSpec` has met. Safe to use from several threads."""
+class ModelRunners:
+    """The `ModelRunner` of each model that a `SelfSpec` has met. Safe to use from several threads."""
 
     def __init__(self, config: SpecConfig) -> None:
         self.costs = Costs()
         self._config = config
-        self._runs: WeakKeyDictionary[Any, Run] = WeakKeyDictionary()
+        self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def run(self, model: Any) -> Run:
+    def run(self, model: Any) -> ModelRunner:
         """How a model is run."""
         with self._lock:
             found = self._runs.get(model)
             if found is None:
-                found = self._runs[model] = Run(model, self._config, self.costs)
+                found = self._runs[model] = ModelRunner(model, self._config, self.costs)
             return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from selfspec import runner as run
-from selfspec.ability.probe import Ability
+from selfspec.ability.probe import DraftSupport
 from selfspec.config import SpecConfig
 from tests.fakes import tiny_model
 from tests.lossless.same import in_threads
@@ -17,14 +17,14 @@ from tests.lossless.same import in_threads
 
 def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that draws tokens during another one's trial would make the model seem to draw."""
-    models, model = run.KnownModels(SpecConfig()), tiny_model()
+    models, model = run.ModelRunners(SpecConfig()), tiny_model()
     tried: list[Any] = []
 
-    def slowly(asked: Any, _width: int) -> Ability:
+    def slowly(asked: Any, _width: int) -> DraftSupport:
         tried.append(asked)
         for _ in range(1000):
             time.sleep(0)  # Lets the other threads go on.
-        return Ability("plain", "it is only pretended to be tried", None)
+        return DraftSupport("plain", "it is only pretended to be tried", None)
 
     monkeypatch.setattr(run, "probe", slowly)
     interval = sys.getswitchinterval()

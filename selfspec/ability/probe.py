@@ -16,7 +16,7 @@ import torch
 
 from selfspec.ability.decoder import Decoder
 from selfspec.ability.state import has_adapters_of_one_call
-from selfspec.ability.trial_layers import Depth
+from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.generation import attention_implementation
@@ -47,7 +47,7 @@ _MIXES = (
 )
 
 
-class Ability(NamedTuple):
+class DraftSupport(NamedTuple):
     """What a model can verify.
 
     `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
@@ -58,7 +58,7 @@ class Ability(NamedTuple):
     attention: AttentionTypes | None
 
     @classmethod
-    def of_chains(cls, reason: str) -> Ability:
+    def of_chains(cls, reason: str) -> DraftSupport:
         """Chains, and why there are no trees."""
         return cls("chain", f"{reason}; drafting chains instead of trees", None)
 
@@ -95,7 +95,7 @@ def attention_types(config: Any) -> AttentionTypes | str:
     return AttentionTypes(tuple(types), windows, int(period))
 
 
-def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
+def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
@@ -106,15 +106,19 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
     Raises `BrokenTrial`, or what says that the machine has no memory left.
     """
     if has_adapters_of_one_call(model):
-        return Ability("plain", "its adapters depend on the rows and the tokens of this call", None)
+        return DraftSupport(
+            "plain", "its adapters depend on the rows and the tokens of this call", None
+        )
     mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
     if mixing is not None:
-        return Ability("plain", f"it has layers of type {mixing}, {_MIXES}", None)
+        return DraftSupport("plain", f"it has layers of type {mixing}, {_MIXES}", None)
     if getattr(model.config, "expert_capacity", None):
-        return Ability("plain", "its experts take a limited number of a forward's tokens", None)
+        return DraftSupport(
+            "plain", "its experts take a limited number of a forward's tokens", None
+        )
     ids = _probe_ids(model)
     if ids is None:
-        return Ability("plain", "its vocabulary is too small to try a draft on", None)
+        return DraftSupport("plain", "its vocabulary is too small to try a draft on", None)
     devices = _devices(model)
     tried = Decoder(model) if model.config.is_encoder_decoder else model
     with torch.no_grad():
@@ -134,15 +138,15 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> Ability:
     if draws is not None:
         for device, state in zip(devices, before, strict=True):
             default_generator(device).set_state(state)
-        return Ability("plain", draws, None)
+        return DraftSupport("plain", draws, None)
     if steps is not None:
         with_it = f"{foreign[0].what}, and with it " if foreign else ""
-        return Ability("plain", f"{with_it}{steps}", None)
+        return DraftSupport("plain", f"{with_it}{steps}", None)
     if reason is None:
-        return Ability("tree", None, types)
+        return DraftSupport("tree", None, types)
     if chain_reason is None:
-        return Ability.of_chains(str(reason))
-    return Ability("plain", f"{reason}; and no chain either: {chain_reason}", None)
+        return DraftSupport.of_chains(str(reason))
+    return DraftSupport("plain", f"{reason}; and no chain either: {chain_reason}", None)
 
 
 def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
@@ -154,7 +158,7 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
     ids = _probe_ids(model)
     assert ids is not None
     with torch.no_grad():
-        return _attempt(check_tree, model, ids, types, Depth.whole(), new_backend)
+        return _attempt(check_tree, model, ids, types, TrialLayers.whole(), new_backend)
 
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:
@@ -201,7 +205,7 @@ def _try_tree(
 
 
 def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
-    depth, crowds = Depth.of(model), _crowds(model)
+    depth, crowds = TrialLayers.of(model), _crowds(model)
     for each in (ids, over) if over != ids else (ids,):
         if reason := check_tree(model, each, types, depth, TreeBackend, crowds):
             return reason
@@ -209,7 +213,7 @@ def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTy
 
 
 def _chain_reason(model: Any, ids: list[int]) -> str | None:
-    reason = check_chain(model, ids, Depth.of(model), _crowds(model))
+    reason = check_chain(model, ids, TrialLayers.of(model), _crowds(model))
     return reason or check_logits(model, ids)
 
 

@@ -32,19 +32,19 @@ class _Reached(Exception):
 
 
 @dataclass(frozen=True)
-class Depth:
+class TrialLayers:
     """The layer after which forwards end, and how many layers are run; None for all."""
 
     last_layer: nn.Module | None = None
     num_layers: int | None = None
 
     @classmethod
-    def whole(cls) -> Depth:
+    def whole(cls) -> TrialLayers:
         """All layers, and the head."""
         return cls()
 
     @classmethod
-    def of(cls, model: Any) -> Depth:
+    def of(cls, model: Any) -> TrialLayers:
         """The first layers of this model that include each kind; all if the kinds are unknown.
 
         All layers are run if the model is compiled or foreign code runs in it, since that code may

@@ -16,7 +16,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.ability.inputs import plain_inputs
-from selfspec.ability.trial_layers import Depth
+from selfspec.ability.trial_layers import TrialLayers
 from selfspec.compat.generation import KV
 from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.forward.backends import Backend
@@ -86,7 +86,7 @@ def check_tree(
     model: Any,
     ids: Sequence[int],
     types: AttentionTypes,
-    depth: Depth,
+    depth: TrialLayers,
     new_backend: Callable[..., Any],
     crowds: Sequence[Sequence[int]] = (),
 ) -> str | None:
@@ -165,7 +165,7 @@ def _depends_on_hidden(
 
 
 def check_chain(
-    model: Any, ids: Sequence[int], depth: Depth, crowds: Sequence[Sequence[int]]
+    model: Any, ids: Sequence[int], depth: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why the model can't verify chains; None if it can.
 
@@ -221,7 +221,7 @@ def check_chain(
 
 
 def _depends_on_later(
-    model: Any, ids: Sequence[int], depth: Depth, crowds: Sequence[Sequence[int]]
+    model: Any, ids: Sequence[int], depth: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> bool:
     """Do the last two of some tokens come out otherwise if others follow them in their forward?"""
     start = len(ids) - 2
@@ -245,7 +245,7 @@ def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
     a row gives alone, and several tokens in one forward the same, `width` of them too. How far the
     first row of two is off shows the rounding. To be asked where code runs that is no library's.
     """
-    start, whole = len(ids) - _AFTER, Depth.whole()
+    start, whole = len(ids) - _AFTER, TrialLayers.whole()
     text = _Text(ids, range(len(ids)), range(start, len(ids)), start)
     ((alone,), (again,), (first, second)) = (
         _stepped(model, text, number, whole) for number in (1, 1, 2)
@@ -267,7 +267,7 @@ def _depends_on_width(model: Any, text: _Text, width: int, limit: float) -> bool
 
     The steps of the last ones follow a forward over all tokens before them, so that they are few.
     """
-    start, end, whole = text.num_prompt, text.num_prompt + width, Depth.whole()
+    start, end, whole = text.num_prompt, text.num_prompt + width, TrialLayers.whole()
     if width <= _AFTER:
         return False
     ids = [*text.ids, *(text.ids[-1 - i % _AFTER] for i in range(end - len(text.ids)))]
@@ -343,7 +343,7 @@ def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     return tree
 
 
-def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor]:
+def _read(model: Any, texts: Sequence[_Text], depth: TrialLayers) -> list[torch.Tensor]:
     """The outcome of each text's compared tokens (N, D), in one plain forward without a KV cache.
 
     Shorter texts are padded on the right, where no compared token sees it.
@@ -365,7 +365,7 @@ def _read(model: Any, texts: Sequence[_Text], depth: Depth) -> list[torch.Tensor
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
 
-def _read_on(model: Any, text: _Text, depth: Depth) -> torch.Tensor:
+def _read_on(model: Any, text: _Text, depth: TrialLayers) -> torch.Tensor:
     """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
     start = text.num_prompt
     cache = _prefilled(model, text.ids[:start], depth)
@@ -374,7 +374,7 @@ def _read_on(model: Any, text: _Text, depth: Depth) -> torch.Tensor:
 
 
 def _read_without(
-    model: Any, text: _Text, num_last: int, kinds: Sequence[str], depth: Depth
+    model: Any, text: _Text, num_last: int, kinds: Sequence[str], depth: TrialLayers
 ) -> torch.Tensor:
     """The outcome of a text's last tokens (N, D), in a forward that begins with empty states."""
     start = len(text.ids) - num_last
@@ -384,14 +384,16 @@ def _read_without(
     return _run(model, text.ids[start:], start, cache, depth)[0].float()
 
 
-def _stepped(model: Any, text: _Text, num_rows: int, depth: Depth) -> list[torch.Tensor]:
+def _stepped(model: Any, text: _Text, num_rows: int, depth: TrialLayers) -> list[torch.Tensor]:
     """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
     cache = _prefilled(model, text.ids[: text.num_prompt], depth, num_rows)
     steps = [_run(model, [text.ids[i]], i, cache, depth, num_rows) for i in text.compared]
     return list(torch.cat(steps, dim=1).float())
 
 
-def _prefilled(model: Any, prompt: Sequence[int], depth: Depth, num_rows: int = 1) -> DynamicCache:
+def _prefilled(
+    model: Any, prompt: Sequence[int], depth: TrialLayers, num_rows: int = 1
+) -> DynamicCache:
     """A KV cache that holds the prompt, for the layers that are run."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     depth.cut(cache)
@@ -404,7 +406,7 @@ def _run(
     ids: Sequence[int],
     start: int,
     cache: DynamicCache,
-    depth: Depth,
+    depth: TrialLayers,
     num_rows: int = 1,
 ) -> torch.Tensor:
     """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
@@ -426,7 +428,7 @@ def _arguments(
     return arguments
 
 
-def _outcome(backend: Backend, tree: DraftTree, depth: Depth) -> torch.Tensor:
+def _outcome(backend: Backend, tree: DraftTree, depth: TrialLayers) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
     outcome = depth.outcome(lambda: backend.forward(backend.lay_out([tree])))[0]
     return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.

@@ -42,7 +42,7 @@ _DEEPEST = 3  # An object of the model's that holds switches may hold others.
 Marked = TypeVar("Marked")
 
 
-class Foreign(NamedTuple):
+class UserCode(NamedTuple):
     """A place where code runs that is no part of the model.
 
     It `is_trusted` if a library has put it there, or its author has marked it. `code` is the same
@@ -68,7 +68,7 @@ def per_token(code: Marked) -> Marked:
     return code
 
 
-def foreign_code(model: nn.Module) -> list[Foreign]:
+def foreign_code(model: nn.Module) -> list[UserCode]:
     """All code in a model's forward that is no part of the model. Costs about 2 µs per module.
 
     Leaves out what is known to change no token: hooks of accelerate, `torch.compile`, and hooks
@@ -111,7 +111,7 @@ def own_values(model: nn.Module) -> tuple[Hashable, ...]:
     return tuple(tuple(_values(vars(module), own, seen, 0)) for module in modules)
 
 
-def _in_module(module: nn.Module, put_in: Any, where: str) -> Iterator[Foreign | None]:
+def _in_module(module: nn.Module, put_in: Any, where: str) -> Iterator[UserCode | None]:
     if isinstance(put_in, type):
         yield _foreign(f"{where} is a {put_in.__module__}.{put_in.__qualname__}", put_in)
     elif put_in is not None:
@@ -126,14 +126,14 @@ def _in_module(module: nn.Module, put_in: Any, where: str) -> Iterator[Foreign |
         yield _foreign(f"{where} has the forward {name_of(forward)!r}", forward)
 
 
-def _hook(where: str, hook: Any) -> Foreign | None:
+def _hook(where: str, hook: Any) -> UserCode | None:
     return None if is_harmless(hook) else _foreign(f"{where} the hook {name_of(hook)!r}", hook)
 
 
-def _foreign(what: str, code: Any) -> Foreign:
+def _foreign(what: str, code: Any) -> UserCode:
     # A script may define a model and hook it, so that its package is no proof.
     is_trusted = getattr(code, _MARK, False) or is_of_library(code, _OF_MODELS)
-    return Foreign(what, bool(is_trusted), (what, functions_of(code)))
+    return UserCode(what, bool(is_trusted), (what, functions_of(code)))
 
 
 def _put_in(kind: type[nn.Module], own: frozenset[str]) -> Any:

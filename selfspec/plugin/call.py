@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from selfspec.ability.probe import Ability
+from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import decode_plainly, update_arguments, with_kv
 from selfspec.compat.grammars import grammars_of
 from selfspec.config import SpecConfig
@@ -26,7 +26,7 @@ from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.records import MAP
 from selfspec.row import Row, Stops, Streamer, output_of, stream_to
-from selfspec.runner import Run
+from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape
@@ -60,7 +60,7 @@ class Call:
     streamer: Streamer | None
     model_kwargs: dict[str, Any]  # before the prompt is read
     config: SpecConfig
-    run: Run
+    run: ModelRunner
     stats: GenerationStats
     predictions: list[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
@@ -69,6 +69,7 @@ class Call:
     synced_gpus: bool = False  # Do other processes wait for each forward?
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
     index: int = 0  # Names its first row in records.
+    fails_alone: bool = False  # Does an error end its row, and no row of another call?
     # Of a prompt that waits: why it shares forwards with no other, and how it is decoded then.
     alone_reason: str | None = None
     decode_alone: (
@@ -100,14 +101,14 @@ class Call:
         return getattr(self.generation_config, name, None)
 
     @cached_property
-    def ability(self) -> Ability:
+    def ability(self) -> DraftSupport:
         """What the model can verify in this call, tried on first use."""
         ability = self.run.ability()
         if ability.mode != "tree":
             return ability
         arguments = update_arguments(self.model, dict(self.model_kwargs))
         positions = next_positions(self.model, self.input_ids, arguments)
-        return Ability.of_chains(positions) if isinstance(positions, str) else ability
+        return DraftSupport.of_chains(positions) if isinstance(positions, str) else ability
 
     @cached_property
     def reader(self) -> PromptReader:
@@ -191,6 +192,7 @@ class Call:
                 pad_token_id=pad,
                 # Stock's own test for filling up rows that stopped.
                 gets_pads=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
+                fails_alone=self.fails_alone,
                 stats=self.stats,
             )
             for number, (ids, read, chooser) in enumerate(

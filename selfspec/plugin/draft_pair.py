@@ -10,7 +10,7 @@ from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable
 from selfspec.neural.small_model import DraftModel
-from selfspec.runner import KnownModels
+from selfspec.runner import ModelRunners
 from selfspec.weights import Packing
 
 # Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
@@ -34,7 +34,7 @@ def check_draft_model(model: Any) -> None:
 
 
 def new_draft_model(
-    draft: Any, target: Any, num_tokens: int, models: KnownModels, config: SpecConfig
+    draft: Any, target: Any, num_tokens: int, models: ModelRunners, config: SpecConfig
 ) -> DraftModel:
     """How a draft model is asked in one call; a pair of models is checked when it is new.
 
@@ -54,7 +54,7 @@ def new_draft_model(
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 
-def _check_pair(draft: Any, target: Any, models: KnownModels) -> None:
+def _check_pair(draft: Any, target: Any, models: ModelRunners) -> None:
     """Refuses a draft model that can't draft for the target. Reads their tokenizers' files."""
     if draft is target:
         raise UnsupportedError(

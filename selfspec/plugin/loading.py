@@ -12,7 +12,7 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
-    InPlace,
+    InPlacePacking,
     missing_for_eight_bits,
     own_memory,
     pack_loaded,
@@ -101,7 +101,8 @@ def load(
         room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
         model = load_within(source, max_memory, **where, **room)
     pack_loaded(
-        model, InPlace(kept=STREAMED if is_streamed(model) else None, copies=max_memory is None)
+        model,
+        InPlacePacking(kept=STREAMED if is_streamed(model) else None, copies=max_memory is None),
     )
     return attach(model)
 

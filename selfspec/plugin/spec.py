@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
-from selfspec.ability.probe import Ability
+from selfspec.ability.probe import DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
 from selfspec.compat.generation import belongs_to_caller, kv_of
@@ -37,7 +37,7 @@ from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
 from selfspec.records import StepRecord
-from selfspec.runner import KnownModels, Run
+from selfspec.runner import ModelRunners, ModelRunner
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -106,7 +106,7 @@ class SelfSpec:
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
         self._budget = own_budget
-        self.models = KnownModels(self.config)
+        self.models = ModelRunners(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._listeners: list[Callable[[StepRecord], None]] = []
         self._lock = threading.Lock()
@@ -358,7 +358,7 @@ class SelfSpec:
         finally:
             self._listeners.remove(listener)
 
-    def ability(self, model: Any) -> Ability:
+    def ability(self, model: Any) -> DraftSupport:
         """What `model` can verify as it is now; tried on first use."""
         return self.models.run(inside_wrappers(model)).ability()
 
@@ -369,7 +369,7 @@ class SelfSpec:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
-    def engine(self, run: Run, backend: Backend) -> Engine:
+    def engine(self, run: ModelRunner, backend: Backend) -> Engine:
         """What decodes the rows of one call, or of many that come and go."""
         return Engine(
             backend,

@@ -12,7 +12,7 @@ from selfspec.weights.eight_bits import (
     to_eight_bits,
 )
 from selfspec.weights.packing import (
-    InPlace,
+    InPlacePacking,
     Packing,
     is_packed_in_place,
     own_memory,

@@ -67,7 +67,7 @@ def gives_rows(weight: torch.Tensor) -> bool:
     return type(weight) is nn.Parameter or isinstance(getattr(weight, "packed", None), ByRows)
 
 
-class Copy(Protocol):
+class PackedMatrix(Protocol):
     """A packed copy of one weight (O, I), which takes as much memory as the weight."""
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -89,13 +89,13 @@ def ways_for(dtype: torch.dtype) -> list[str]:
     return [way for way in possible if _is_right(way, dtype)]
 
 
-def pack_all(way: str, weights: Sequence[torch.Tensor]) -> list[Copy | None]:
+def pack_all(way: str, weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
     """A copy of each weight; None for one that has to be used as it is."""
     return _WAYS[way]([weight.detach() for weight in weights])
 
 
 def packed_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, copy: Copy
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, copy: PackedMatrix
 ) -> torch.Tensor:
     """`linear(x, weight, bias)`, computed from the packed copy, without gradients.
 
@@ -177,11 +177,11 @@ def _is_slow(dtype: torch.dtype) -> bool:
     return dtype in _HALVES and ways_for(dtype) == ["float16"]
 
 
-def _same_dtype(weights: Sequence[torch.Tensor]) -> list[Copy | None]:
+def _same_dtype(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
     return [_Reordered(weight) for weight in weights]
 
 
-def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy | None]:
+def _float16_copies(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
     """FBGEMM packs on one core, so threads pack different parts at the same time.
 
     What they run starts no OpenMP threads, which would stay and slow down later steps.
@@ -202,7 +202,7 @@ def _float16_copies(weights: Sequence[torch.Tensor]) -> list[Copy | None]:
 
 
 # Only private operators of torch pack weights, and any may be missing.
-_WAYS: dict[str, Callable[[Sequence[torch.Tensor]], list[Copy | None]]] = {
+_WAYS: dict[str, Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]] = {
     "same": _same_dtype,
     "float16": _float16_copies,
 }
@@ -259,24 +259,24 @@ class Origin(NamedTuple):
         return cls(_place_of(weight), layout, _word_sums(weight).numpy().tobytes())
 
 
-class Held(NamedTuple):
+class SlotContent(NamedTuple):
     """The copy of one weight, from so many tokens on; None if it can't be packed."""
 
     origin: Origin
-    copy: Copy | None
+    copy: PackedMatrix | None
     least_tokens: int = 1
 
 
-class CopyOf:
+class CopySlot:
     """Where the copy of one layer is, once it has one."""
 
-    held: Held | None = None
+    held: SlotContent | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CopyOf:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopySlot:
         """A layer that is copied while it is in use has no copy of its weight yet."""
-        return CopyOf()
+        return CopySlot()
 
-    def copy_for(self, weight: torch.Tensor, num_tokens: int) -> Copy | None:
+    def copy_for(self, weight: torch.Tensor, num_tokens: int) -> PackedMatrix | None:
         """The copy, if it is of this weight and the faster way for that number of tokens."""
         held = self.held
         if held is None or held.origin.place != _place_of(weight):
@@ -293,12 +293,16 @@ class PackedWeight(nn.Parameter):
     is the message that says so.
     """
 
-    packed: Copy | None
+    packed: PackedMatrix | None
     kept: str | None
 
     @classmethod
     def of(
-        cls, weight: torch.Tensor, copy: Copy, kept: str | None, dtype: torch.dtype | None = None
+        cls,
+        weight: torch.Tensor,
+        copy: PackedMatrix,
+        kept: str | None,
+        dtype: torch.dtype | None = None,
     ) -> PackedWeight:
         """What takes the place of a weight, in its dtype or another one."""
         blank = torch.full((), math.nan, dtype=dtype or weight.dtype, device=weight.device)
@@ -416,7 +420,7 @@ _this_thread = _ThisThread()
 class _StandIn:
     """Replaces one layer's `forward` while it is put into the layer."""
 
-    def __init__(self, module: nn.Linear, copy: CopyOf) -> None:
+    def __init__(self, module: nn.Linear, copy: CopySlot) -> None:
         self._module = module
         self._copy = copy
 
@@ -438,7 +442,7 @@ class StandIns:
         self._put: set[nn.Linear] = set()
 
     @contextmanager
-    def put(self, copies: Mapping[nn.Linear, CopyOf]) -> Iterator[None]:
+    def put(self, copies: Mapping[nn.Linear, CopySlot]) -> Iterator[None]:
         """Inside, and in this thread alone, layers compute from their copies."""
         with self._lock:
             self._num_inside += 1

@@ -25,7 +25,7 @@ from selfspec.compat.modules import num_writes
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import embeddings_of
 from selfspec.weights.copies import PackedWeight, linears_of
-from selfspec.weights.packing import InPlace, pack_loaded
+from selfspec.weights.packing import InPlacePacking, pack_loaded
 
 __all__ = ["is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
 
@@ -221,7 +221,7 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
-    pack_loaded(model, InPlace(_KEPT, copies=False))
+    pack_loaded(model, InPlacePacking(_KEPT, copies=False))
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:

@@ -25,8 +25,8 @@ from transformers.utils import logging as hf_logging
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
 from selfspec.weights.copies import (
-    CopyOf,
-    Held,
+    CopySlot,
+    SlotContent,
     Origin,
     PackedWeight,
     StandIns,
@@ -92,7 +92,7 @@ class ProductTimes(NamedTuple):
 
 
 @dataclass(eq=False)
-class InPlace:
+class InPlacePacking:
     """How packed weights take the place of a model's own, for models that we have loaded.
 
     With `kept`, a message, they are never given back. With `copies`, layers that can't be packed in
@@ -116,7 +116,7 @@ class InPlace:
 
 _lock = threading.Lock()
 _shared: WeakKeyDictionary[nn.Module, ref[Packing]] = WeakKeyDictionary()
-_in_place: WeakKeyDictionary[nn.Module, InPlace] = WeakKeyDictionary()
+_in_place: WeakKeyDictionary[nn.Module, InPlacePacking] = WeakKeyDictionary()
 
 
 def is_packed_in_place(module: nn.Module) -> bool:
@@ -124,7 +124,7 @@ def is_packed_in_place(module: nn.Module) -> bool:
     return type(getattr(module, "weight", None)) is PackedWeight
 
 
-def pack_loaded(model: nn.Module, how: InPlace) -> None:
+def pack_loaded(model: nn.Module, how: InPlacePacking) -> None:
     """Packs the weights of a model that was just loaded in place, if that pays."""
     _in_place[model] = how
     how.packing = Packing.of(model)
@@ -137,7 +137,7 @@ def own_memory(model: nn.Module) -> None:
 
     As long as one weight is a view of a mapped file, the whole file may be in memory.
     """
-    alone = {id(module.weight) for module in _alone(model, InPlace(kept=None, copies=True))}
+    alone = {id(module.weight) for module in _alone(model, InPlacePacking(kept=None, copies=True))}
     for weight in model.parameters():
         if id(weight) not in alone and weight.device.type == "cpu":
             weight.data = weight.data.clone()
@@ -150,11 +150,11 @@ class Packing:
     """
 
     def __init__(self) -> None:
-        self.copies: WeakKeyDictionary[nn.Linear, CopyOf] = WeakKeyDictionary()
+        self.copies: WeakKeyDictionary[nn.Linear, CopySlot] = WeakKeyDictionary()
         self.reason: str | None = None  # why nothing is packed
         # Whether all layers that get faster are packed, and some do. Other threads read it.
         self.is_packed = False
-        self.is_settled = False  # Is there nothing left to do in the calls at hand?
+        self.packing_is_over = False  # Is there nothing left to do in the calls at hand?
         self._times: dict[torch.dtype, ProductTimes] = {}
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
@@ -162,8 +162,8 @@ class Packing:
         self._due: list[float] = [_DUE * _LATER**number for number in range(_TRIES)]
         self._was_busy_at: float | None = None  # in forwards over the weights that are timed
         self._layers: _Layers = {}  # that can be packed
-        self._in_use: dict[nn.Linear, CopyOf] = {}
-        self._how: InPlace | None = None
+        self._in_use: dict[nn.Linear, CopySlot] = {}
+        self._how: InPlacePacking | None = None
         self._alone: set[nn.Linear] = set()  # may be packed in place
 
     @classmethod
@@ -193,12 +193,14 @@ class Packing:
                 self._alone = _alone(model, self._how)
             linears = [module for module in layers if not is_packed_in_place(module)]
             self._layers = _packable(linears)
-            self._in_use = {module: self.copies.setdefault(module, CopyOf()) for module in linears}
+            self._in_use = {
+                module: self.copies.setdefault(module, CopySlot()) for module in linears
+            }
             self._drop_changed()
             nothing = "it has no plain linear layers that torch can pack"
             self.reason = None if self._layers or self._is_in_place() else nothing
             self._note_packed()
-            self.is_settled = self._knows_all() and not self._missing()
+            self.packing_is_over = self._knows_all() and not self._missing()
 
     @property
     def num_bytes(self) -> int:
@@ -212,7 +214,7 @@ class Packing:
 
     def before_forward(self, num_tokens: int) -> None:
         """Counts a forward over this many tokens of all rows; packs before it if that pays."""
-        if self.is_settled:
+        if self.packing_is_over:
             return
         with self._lock:
             self._num_forwards += max(num_tokens / _WIDE, 1.0)
@@ -270,8 +272,8 @@ class Packing:
                 _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, found)
         if not self._is_in_place() and not any(self._times[each].way for each in self._layers):
             self.reason = self.reason or "no layer is at least 10 % faster packed"
-            self.is_settled = len(self._due) == 1 or not self._layers
-            if not self.is_settled:
+            self.packing_is_over = len(self._due) == 1 or not self._layers
+            if not self.packing_is_over:
                 self._times.clear()
                 del self._due[0]
 
@@ -307,7 +309,7 @@ class Packing:
     @torch.no_grad()
     def _pack_all(self, *, whatever_memory: bool) -> None:
         """Packs what is missing, some layers at a time, so that what is interrupted stays right."""
-        self.is_settled = True
+        self.packing_is_over = True
         missing = self._missing()
         in_place = {
             dtype: list(filter(self._goes_in_place, modules)) for dtype, modules in missing.items()
@@ -358,7 +360,7 @@ class Packing:
                     self._how.layers.add(module)
                     continue
                 copy = None
-            self._in_use[module].held = Held(origin, copy, times.least_tokens)
+            self._in_use[module].held = SlotContent(origin, copy, times.least_tokens)
 
 
 def _packable(modules: Sequence[nn.Linear]) -> _Layers:
@@ -380,7 +382,7 @@ def _can_be_packed(weight: torch.Tensor) -> bool:
     )
 
 
-def _alone(model: Any, how: InPlace) -> set[nn.Linear]:
+def _alone(model: Any, how: InPlacePacking) -> set[nn.Linear]:
     """The layers that may be packed in place: no other layer has their weight.
 
     The output head keeps a weight that could not be given back.

@@ -16,7 +16,7 @@ from transformers import (
 
 import selfspec
 from selfspec.ability.probe import attention_types, probe
-from selfspec.ability.trial_layers import Depth
+from selfspec.ability.trial_layers import TrialLayers
 from selfspec.compat.generation import KV
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
@@ -242,19 +242,19 @@ def test_wrong_slots_are_found_out(dtype, monkeypatch):
 
 def test_each_kind_of_layer_is_tried():
     model = tiny_model("gemma3")
-    depth = Depth.of(model)
+    depth = TrialLayers.of(model)
     kinds = model.config.layer_types
     assert depth.num_layers is None or set(kinds[: depth.num_layers]) == set(kinds)
-    assert Depth.of(broken(LlamaForCausalLM, num_hidden_layers=6)).num_layers == 1
+    assert TrialLayers.of(broken(LlamaForCausalLM, num_hidden_layers=6)).num_layers == 1
 
 
 def test_a_model_that_somebody_listens_to_is_run_whole():
     model = broken(LlamaForCausalLM, num_hidden_layers=6)
     handle = model.model.layers[3].register_forward_hook(lambda *_: None)
-    assert Depth.of(model) == Depth.whole()
+    assert TrialLayers.of(model) == TrialLayers.whole()
     handle.remove()
     model.model.layers[3]._hf_hook = object()
-    assert Depth.of(model) == Depth.whole()
+    assert TrialLayers.of(model) == TrialLayers.whole()
 
 
 class GivesTheLastLogits(Broken):

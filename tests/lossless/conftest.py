@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from selfspec import runner as run
-from selfspec.ability.probe import Ability, probe
+from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.state import state_of
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
@@ -30,7 +30,7 @@ def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_trials(monkeypatch)
 
 
-_found: WeakKeyDictionary[Any, dict[Hashable, Ability]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[Any, dict[Hashable, DraftSupport]] = WeakKeyDictionary()
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def tried_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     Not so in tests of what trials find.
     """
 
-    def known(model: Any, width: int) -> Ability:
+    def known(model: Any, width: int) -> DraftSupport:
         found, key = _found.setdefault(model, {}), (state_of(model), model.dtype, width)
         if key not in found:
             found[key] = probe(model, width)

@@ -133,7 +133,7 @@ def test_stateful_processor_is_called_as_by_stock(eos: list[int] | None, call: C
     assert torch.allclose(torch.stack(ours.scores), torch.stack(stock.scores), **ROUNDING)
 
 
-class InPlace(LogitsProcessor):
+class InPlacePacking(LogitsProcessor):
     """Scribbles into what it is given, as stock lets it."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -155,12 +155,12 @@ class Float64(LogitsProcessor):
         return scores.double() * 1.1
 
 
-@pytest.mark.parametrize("make", [InPlace, AcrossRows, Float64])
+@pytest.mark.parametrize("make", [InPlacePacking, AcrossRows, Float64])
 def test_user_made_processors(make: Callable[[], LogitsProcessor], call: Call) -> None:
     processed_by(make, call.inputs, **call.options)
 
 
-class RowWise(InPlace):
+class RowWise(InPlacePacking):
     """Says that it looks at one row alone, which is the way to a pace of one's own."""
 
     looks_at_rows = True

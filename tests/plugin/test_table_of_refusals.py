@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
 
-from selfspec.ability.probe import Ability
+from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import KV
 from selfspec.plugin.refusals import RULES, Arguments, Outcome, Rule, reason_for
 from tests.fakes import new_model, tiny_model
@@ -59,7 +59,7 @@ def plain(
         run=SimpleNamespace(needed_reason=lambda *given: given[-1].get("needed")),
         reach=50,
         synced_gpus=False,
-        ability=Ability(mode, None if mode == "tree" else "it can't", None),
+        ability=DraftSupport(mode, None if mode == "tree" else "it can't", None),
         setting=lambda name: getattr(config, name, None),
     )
     return reason_for(Outcome.PLAIN, call)

@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 
 from selfspec.weights import Packing, copies
 from selfspec.weights import packing as module
-from selfspec.weights.copies import Copy, CopyOf, Origin, own_linear
+from selfspec.weights.copies import PackedMatrix, CopySlot, Origin, own_linear
 from tests.fakes import fake_trials, packs_here
 from tests.lossless.same import in_threads
 
@@ -53,7 +53,7 @@ def held(packing: Packing) -> list[Any]:
 
 def test_another_thread_may_ask_while_layers_are_looked_at(model, monkeypatch):
     packing, asked = packed(model), []
-    monkeypatch.setattr(module, "CopyOf", lambda: asked.append(packing.is_packed) or CopyOf())
+    monkeypatch.setattr(module, "CopyOf", lambda: asked.append(packing.is_packed) or CopySlot())
     model.append(nn.Linear(24, 16).requires_grad_(False))
     packing.renew(model)
     assert set(asked) == {True}
@@ -178,7 +178,7 @@ def test_a_weight_that_can_no_longer_be_packed_ends_no_call(model, monkeypatch):
     really = module.pack_all
     packed(model)
 
-    def pack_all(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
+    def pack_all(way: str, of: list[torch.Tensor]) -> list[PackedMatrix | None]:
         found = zip(of, really(way, of), strict=True)
         return [each if weight.isfinite().all() else None for weight, each in found]
 
@@ -234,10 +234,10 @@ def test_it_packs_once_it_would_have_saved_as_much_as_that_takes(model, monkeypa
     packing = Packing.of(model)
     for _ in range(4):
         packing.before_forward(1)
-    assert not packing.is_settled
+    assert not packing.packing_is_over
     again = Packing.of(model)  # A later call goes on counting.
     again.before_forward(1)
-    assert again.is_settled
+    assert again.packing_is_over
     assert again.is_packed
 
 
@@ -267,10 +267,10 @@ def test_where_nothing_was_faster_layers_are_timed_again_after_more_work(model, 
     monkeypatch.setattr(module, "_DUE", 1)
     packing = Packing.of(model)
     for num_tries, num_forwards in enumerate((1, 7, 56), 1):
-        assert not packing.is_settled
+        assert not packing.packing_is_over
         packing.before_forward(8 * num_forwards)
         assert len(timed) == num_tries
-    assert packing.is_settled
+    assert packing.packing_is_over
     assert packing.reason is not None
 
 
@@ -299,7 +299,7 @@ def test_a_busy_machine_neither_times_nor_packs_and_looks_seldom(model, monkeypa
         looks = others_are_as_busy(during)
         for num_looks, num_forwards in ((0, 9), (1, 1), (1, 9), (2, 1)):
             packing.before_forward(8 * num_forwards)
-            assert (len(looks), timed, packing.is_settled) == (num_looks, [], False)
+            assert (len(looks), timed, packing.packing_is_over) == (num_looks, [], False)
     packing.before_forward(8 * 9)
     assert not packing.is_packed
     packing.before_forward(8)
@@ -332,7 +332,7 @@ def test_a_machine_that_stays_busy_packs_after_several_times_as_much_work(model,
 
 
 def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch):
-    def interrupted(way: str, of: list[torch.Tensor]) -> list[Copy | None]:
+    def interrupted(way: str, of: list[torch.Tensor]) -> list[PackedMatrix | None]:
         if of[0].shape[1] == 24:
             raise KeyboardInterrupt
         return really(way, of)
@@ -445,8 +445,8 @@ def test_copies_are_used_where_they_are_faster(shares, way, least, in_place, mon
     assert (found.least_tokens, found.suits_in_place) == (least, in_place)
     number = 3 * 24 * 16
     assert found.saved * number == pytest.approx(sum(max(1 - each, 0) for each in shares) / 2)
-    copy, weight = CopyOf(), weights[0]
-    copy.held = copies.Held(Origin.of(weight), "copy", least)  # type: ignore[arg-type]
+    copy, weight = CopySlot(), weights[0]
+    copy.held = copies.SlotContent(Origin.of(weight), "copy", least)  # type: ignore[arg-type]
     assert [copy.copy_for(weight, n) is not None for n in (1, 2, 64)] == [least == 1, True, True]
 
 
