@@ -15,10 +15,11 @@ from transformers.generation import StopStringCriteria
 from selfspec import SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.prompt_call import Answer
 from selfspec.batch.session import Session
-from selfspec.draft.sources import Cursor, Source
+from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.engine import Engine
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.backends import TreeBackend
+from selfspec.forward.model import Forwarded
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.plugin.call import Call
 from selfspec.row import Row
@@ -74,9 +75,9 @@ class Treacherous(Source):
     def __init__(self, fuse: Fuse, place: str) -> None:
         self.fuse, self.place = fuse, place
 
-    def open(self, prompt_ids: Sequence[int], *, learns: bool) -> Cursor:
+    def open(self, row: RowStart) -> Cursor:
         fuse, place, cursor = self.fuse, self.place, Silent()
-        if prompt_ids[0] == ILL:
+        if row.prompt_ids[0] == ILL:
             if place == "open":
                 fuse.burn()
             elif place == "draft":
@@ -338,11 +339,11 @@ def broken_forward(fails: Callable[[TreeBackend, torch.Tensor], bool]) -> Any:
     """A forward over drafts that breaks after it has written keys and values."""
     forward = TreeBackend.forward
 
-    def watched(self: TreeBackend, layout: Any) -> torch.Tensor:
-        logits = forward(self, layout)
-        if fails(self, logits):
+    def watched(self: TreeBackend, layout: Any, **asked: Any) -> Forwarded:
+        found = forward(self, layout, **asked)
+        if fails(self, found.logits):
             raise torch.OutOfMemoryError("on purpose")
-        return logits
+        return found
 
     return watched
 
@@ -379,12 +380,12 @@ def test_a_forward_that_fails_over_one_row_alone(
     ids, steps = prompts()[1], []
 
     def is_ill(backend: TreeBackend, logits: torch.Tensor) -> bool:
-        there = any(row.start == 0 and row.need in needs for row in backend.kv.rows)
+        there = any(row.start == 0 and row.max_columns in needs for row in backend.kv.rows)
         steps.append(there)
         return there and len(steps) > 6
 
     session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    needs = {session.call(1, ids, 1, {"max_new_tokens": NUM_NEW}).need}
+    needs = {session.call(1, ids, 1, {"max_new_tokens": NUM_NEW}).max_columns}
     monkeypatch.setattr(TreeBackend, "forward", broken_forward(is_ill))
     answers = played(session, common=MODES[mode])
     assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
