@@ -22,6 +22,7 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import Forwarded
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.plugin.call import Call
+from selfspec.records import Candidate
 from selfspec.row import Row
 from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES
@@ -65,6 +66,9 @@ class OfOne(Fuse):
 class Silent(Cursor):
     def root(self) -> None:
         return None
+
+    def expand(self, state: None) -> list[Candidate]:
+        return []
 
 
 class Treacherous(Source):
@@ -530,12 +534,12 @@ def test_what_failed_leaves_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand prompts that fail among a thousand that don't, and all answers are kept."""
     live: dict[type, weakref.WeakSet[Any]] = {Call: weakref.WeakSet(), Row: weakref.WeakSet()}
     for kind, those in live.items():
-        name = "__post_init__" if kind is Row else "rows"
+        name = "__post_init__" if kind is Row else "__init__"
         work = getattr(kind, name)
 
-        def noted(self: Any, *args: Any, those: Any = those, work: Any = work) -> Any:
+        def noted(self: Any, *args: Any, those: Any = those, work: Any = work, **given: Any) -> Any:
             those.add(self)
-            return work(self, *args)
+            return work(self, *args, **given)
 
         monkeypatch.setattr(kind, name, noted)
     model = tiny_model()
