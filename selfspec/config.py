@@ -84,6 +84,15 @@ class SpecConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 
+    @property
+    def may_pack(self) -> bool:
+        """Whether weights may be packed unasked, by the clock.
+
+        Only a measured budget may depend on clocks: with another one a text must not change once
+        another way turns out to be faster, and in half precision it could.
+        """
+        return self.forward == "auto" and self.budget == "measured"
+
     def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
         """Refuses a `SelfSpec` as `assistant_model=`, of which transformers asks this first."""
         raise AttachError(

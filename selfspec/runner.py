@@ -47,7 +47,11 @@ _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
 class Run:
-    """How one model is run for one `SelfSpec`. Safe to use from several threads.
+    """How one model is run for one `SelfSpec`.
+
+    Several threads may use it. Each model is tried by one of them, and the others wait. Of what two
+    threads tell `ledger` or `map_worth` in the same moment, one part may be lost: these are means
+    of many steps, which decide how much is drafted, and never on a token.
 
     `ledger` knows what drafts have gained and lost with the model so far, and `map_worth` what maps
     of its hidden states have. `packing` packs weights when that pays; it is None where weights must
@@ -148,12 +152,8 @@ class Run:
 
     @property
     def may_pack(self) -> bool:
-        """Whether weights may be packed unasked, by the clock.
-
-        Only a measured budget may depend on clocks: with another one a text must not change once
-        another way turns out to be faster, and in half precision it could.
-        """
-        return self.config.forward == "auto" and self.config.budget == "measured"
+        """Whether weights may be packed unasked, by the clock."""
+        return self.config.may_pack
 
     def kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it."""

@@ -7,11 +7,13 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
-from selfspec import runner as run
+from selfspec import state
 from selfspec.ability.probe import Ability
+from selfspec.compat.generation import decoding_switches
 from selfspec.config import SpecConfig
-from tests.fakes import tiny_model
+from tests.fakes import new_model, tiny_model
 from tests.lossless.same import in_threads
 
 
@@ -33,4 +35,24 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
         in_threads(lambda _index: models.run(model).ability(), 8, 8)
     finally:
         sys.setswitchinterval(interval)
+    assert tried == [model]
+
+
+def test_a_model_is_not_tried_while_it_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`generate()` then runs its experts in another way, where it computes on a GPU."""
+    model = new_model("mixtral")
+    model.set_experts_implementation("grouped_mm")
+    tried = list[Any]()
+
+    def noted(asked: Any, _width: int) -> Ability:
+        tried.append(asked)
+        return Ability("plain", "it is only pretended to be tried", None)
+
+    monkeypatch.setattr(run, "probe", noted)
+    monkeypatch.setattr(state, "device_of", lambda _model: torch.device("cuda"))
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    known = run.KnownModels(SpecConfig()).run(model)
+    known.ability()
+    with decoding_switches(model):
+        in_threads(lambda _index: known.ability(), 1, 1)
     assert tried == [model]

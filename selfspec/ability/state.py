@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.ability.user_code import foreign_code, own_values
-from selfspec.compat.generation import implementations_of
+from selfspec.compat.generation import implementations_of, settings_of
 from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
 from selfspec.forward.model import device_of
 
@@ -37,7 +37,7 @@ def state_of(model: Any) -> State:
     general = (
         _autocast(kind),
         torch.get_float32_matmul_precision(),
-        tuple(map(_settings, {id(c): c for c in _configs(model)}.values())),
+        tuple(_settings(each, kind) for each in {id(c): c for c in _configs(model)}.values()),
         state_of_modules(model),
     )
     return State(general, (*(each.code for each in foreign_code(model)), *own_values(model)))
@@ -67,9 +67,9 @@ def _configs(model: Any) -> tuple[Any, Any]:
     return model.config, model.config.get_text_config(decoder=True)
 
 
-def _settings(config: Any) -> Hashable:
-    plain = [value for value in vars(config).values() if type(value) in _SETTINGS]
-    return implementations_of(config), repr(plain)
+def _settings(config: Any, device: str) -> Hashable:
+    plain = [value for value in settings_of(config).values() if type(value) in _SETTINGS]
+    return implementations_of(config, device), repr(plain)
 
 
 def _address(tensor: torch.Tensor) -> int:

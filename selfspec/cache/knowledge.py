@@ -73,10 +73,11 @@ class Knowledge:
         owner = _owner(None if self.loaded is None else self.loaded.tokenizer, tokenizer)
         loaded = self.loaded or CacheContents(tokenizer=owner)
         tables, calibration = dict(loaded.tables), loaded.calibration
-        if self._learned is not None:
-            found = self._learned.tables()
+        learned = self._learned  # Another thread may forget it meanwhile.
+        if learned is not None:
+            found = learned.tables()
             tables |= {name: arrays for name, arrays in found.items() if name in KEY_OF}
-            calibration = self._learned.calibration.rows()
+            calibration = learned.calibration.rows()
         return CacheContents(
             tokenizer=owner,
             tables=tables,

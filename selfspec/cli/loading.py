@@ -83,13 +83,19 @@ def check_options(asked: ModelOptions) -> None:
 
 
 def load_all(
-    asked: DraftOptions, *, chats: bool = False, num_texts: int = 0, sees: bool = False
+    asked: DraftOptions,
+    *,
+    chats: bool = False,
+    num_texts: int = 0,
+    sees: bool = False,
+    packs: bool = False,
 ) -> Loaded:
     """The model, and what drafts start with.
 
     Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
     caches are quick to read, so their errors come before the model is read. With `sees`, a model
-    that can read images is loaded with what it reads them with.
+    that can read images is loaded with what it reads them with. With `packs`, weights are packed in
+    place where that pays: the model will write for long, and is not compared with itself.
     """
     from selfspec.cache import Remembered, load_cache
 
@@ -109,7 +115,7 @@ def load_all(
     room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
     images = images_of(asked) if sees else ImageReader()
     sizes: Any = {"max_length": room[0], "max_texts": room[1], "draft_model": small}
-    model = load_model(asked, sees=images.processor is not None, **sizes)
+    model = load_model(asked, sees=images.processor is not None, packs=packs, **sizes)
     return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small, images)
 
 
@@ -145,26 +151,33 @@ def load_tokenizer(options: ModelOptions) -> Any:
 
 
 def load_model(
-    options: ModelOptions, what: str = "model", *, sees: bool = False, **room: Any
+    options: ModelOptions,
+    what: str = "model",
+    *,
+    sees: bool = False,
+    packs: bool = False,
+    **room: Any,
 ) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    Within a memory, `room` says what `selfspec.load()` sets aside for texts and a draft model.
-    Otherwise `sees` says whether it can read images.
+    It is that of `selfspec.load()` if it `packs`, or if the options name a memory or weights, else
+    as transformers loads it. Within a memory, `room` says what is set aside for texts and a draft
+    model. Otherwise `sees` says whether it can read images.
     """
-    from selfspec.plugin.loading import load, load_eight_bits, load_whole
+    from selfspec.plugin.loading import load, load_whole
 
-    source, dtype, device = options.model or str(TINY), options.dtype, options.device
+    source, dtype = options.model or str(TINY), options.dtype
     if options.model is None and dtype == "auto":
         # It is saved in half precision to keep the package small. In float32 the promise of the
         # same text holds to the last token.
         dtype = "float32"
+    how: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
     with _one_line(f"the {what} of {source!r}"):
-        if isinstance(options, RunOptions) and (amount := options.max_memory) is not None:
-            return load(source, max_memory=amount, dtype=dtype, device=device, **room)
-        if isinstance(options, RunOptions) and (bits := options.weights) is not None:
-            return load_eight_bits(source, bits, dtype=dtype, device=device, sees=sees)
-        return load_whole(source, dtype=dtype, device=device, sees=sees)
+        if not isinstance(options, RunOptions):
+            return load_whole(source, **how)
+        if options.max_memory is not None or options.weights is not None or packs:
+            return load(source, options.max_memory, weights=options.weights, **how, **room)
+        return load_whole(source, **how)
 
 
 def memory_of_texts(

@@ -176,7 +176,7 @@ def _model_thread(
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded = load_all(asked, num_texts=max_rows, sees=True)
+    loaded = load_all(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
     model = loaded.model
     listening.check_memory(kv_bytes_per_token(model))
     left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)

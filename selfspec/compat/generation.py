@@ -54,6 +54,7 @@ __all__ = [
     "runs_in_step",
     "sdpa_attention_forward",
     "set_columns_seen",
+    "settings_of",
     "update_arguments",
     "using_candidates",
     "with_kv",
@@ -61,6 +62,7 @@ __all__ = [
 ]
 
 KV_NAMES = ("cache", "past_key_values")
+_EXPERTS = "_experts_implementation"
 _OF_STATES = "cache_params"  # What recurrent models called their states before 5.24.
 
 
@@ -240,9 +242,26 @@ def attention_implementation(config: Any) -> str | None:
     return getattr(config, "_attn_implementation", None)
 
 
-def implementations_of(config: Any) -> tuple[str | None, ...]:
-    """The names of the ways in which a model's attention and experts are run."""
-    return (attention_implementation(config), getattr(config, "_experts_implementation", None))
+def implementations_of(config: Any, device: str) -> tuple[str | None, ...]:
+    """The names of the ways in which a model's attention and experts are run.
+
+    On any `device` but a CPU, `generate()` runs experts by "batched_mm" while it decodes, where
+    they are to be run by "grouped_mm". There both count as one, since another thread may look in
+    the meantime.
+    """
+    experts = getattr(config, _EXPERTS, None)
+    if experts == "grouped_mm" and device != "cpu":
+        experts = "batched_mm"
+    return (attention_implementation(config), experts)
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """What a config holds, but for the way in which experts are run.
+
+    Without the private name, that would be among it, and a thread that looks while another one
+    decodes would see another state.
+    """
+    return {name: value for name, value in vars(config).items() if not name.startswith(_EXPERTS)}
 
 
 def attention_functions() -> Any:

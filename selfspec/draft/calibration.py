@@ -21,6 +21,8 @@ __all__ = ["PRIOR_WEIGHT", "Calibration", "FixedPrior", "Kinds", "combine", "mat
 PRIOR_WEIGHT = 4.0
 # A cache keeps at most this many rates.
 _MAX_ROWS = 2048
+# As soon as there are more in memory, those that were tried least are forgotten.
+_MOST_ROWS = 4 * _MAX_ROWS
 # Each later trial of its kind leaves a trial this share of its weight.
 _FADE = 0.998
 
@@ -94,6 +96,7 @@ class Calibration:
             for node, token in zip(record.path, record.committed_ids, strict=False):
                 if (siblings := record.tree.looked_at[node]) is not None:
                     self._observe_siblings(siblings, token)
+            self._forget_rare()
 
     def copy(self) -> Calibration:
         """A copy, which learns by itself."""
@@ -119,6 +122,7 @@ class Calibration:
         with self._lock:
             for parts, hits, trials in rows:
                 self._count(tuple(Evidence(*part) for part in parts), hits, trials)
+            self._forget_rare()
 
     def _observe_siblings(self, siblings: Siblings, token: int) -> None:
         for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
@@ -129,6 +133,16 @@ class Calibration:
     def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
         self._rates[kinds] = (hits, trials)
         self._chances[kinds] = hits / trials
+
+    def _forget_rare(self) -> None:
+        """Leaves the rates that were tried most, once there are too many in memory."""
+        if len(self._rates) <= _MOST_ROWS:
+            return
+        tried = sorted(self._rates.items(), key=lambda item: -item[1][1])
+        self._rates = dict(tried[:_MAX_ROWS])
+        for kinds in list(self._chances):
+            if kinds not in self._rates:
+                self._chances.pop(kinds, None)
 
 
 class FixedPrior(Calibration):

@@ -234,9 +234,12 @@ class TreeKV:
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order; none may move back."""
         for part in self._parts:
+            # A captured forward sees slots after the front too, where a row that left may have
+            # left a NaN.
+            end = part.capacity if self._keeps_slots else self.front - part.first
             for target, row in enumerate(rows):
                 if target != row:
-                    part.tensor[:, target] = part.tensor[:, row]
+                    part.tensor[:, target, :, :end] = part.tensor[:, row, :, :end]
         self.rows = [self.rows[row] for row in rows]
         self.front = max(self.lengths, default=0)
         for part in self._parts:

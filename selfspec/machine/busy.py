@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from time import perf_counter, process_time
 
+from selfspec.machine.control_groups import control_groups, numbers_in
+
 __all__ = ["LEAST_SHARE", "num_processors", "processor_share"]
 
 LEAST_SHARE = 0.8  # Times say little if we get less of the processor than that.
@@ -41,26 +43,9 @@ def num_processors(root: Path = Path("/")) -> float:
 def _quotas(root: Path) -> list[float]:
     """The processors that each control group above this process may use; infinite without any."""
     found = [float("inf")]
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # Only Linux has this file.
-        return found
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        is_second = not controllers  # The second version of control groups has one tree for all.
-        if not is_second and "cpu" not in controllers.split(","):
-            continue
-        folder = root / "sys/fs/cgroup" / ("" if is_second else "cpu")
-        parts = path.strip("/").split("/")
-        for depth in range(len(parts) + 1):
-            found += _quota(folder.joinpath(*parts[:depth]), is_second=is_second)
+    for folder, is_second in control_groups("cpu", root):
+        names = ("cpu.max",) if is_second else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        numbers = numbers_in(folder, *names)
+        if len(numbers) == 2 and min(numbers) > 0:
+            found.append(numbers[0] / numbers[1])
     return found
-
-
-def _quota(folder: Path, *, is_second: bool) -> list[float]:
-    names = ("cpu.max",) if is_second else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    try:
-        text = " ".join((folder / name).read_text(encoding="utf-8") for name in names)
-        quota, period = map(float, text.split())
-    except (OSError, ValueError):  # It has none, or "max".
-        return []
-    return [quota / period] if quota > 0 and period > 0 else []

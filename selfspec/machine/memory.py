@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from pydantic import ByteSize, TypeAdapter
 
 from selfspec.errors import ConfigError
+from selfspec.machine.control_groups import control_groups, numbers_in
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["amount_in_bytes", "free_memory", "return_freed_memory"]
 
-_CGROUP = Path("/sys/fs/cgroup")
 _BYTES = TypeAdapter(ByteSize)
 
 
@@ -51,7 +51,7 @@ def _read(amount: int | str, whole: int | None) -> int:
     return int(_BYTES.validate_python(amount))
 
 
-def free_memory(device: torch.device | None = None) -> int:
+def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> int:
     """The free bytes of a GPU or of this machine, or of this container if it has fewer."""
     if device is not None and device.type == "cuda":
         import torch
@@ -61,11 +61,12 @@ def free_memory(device: torch.device | None = None) -> int:
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    try:
-        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-    except (OSError, ValueError):  # No container, or one without a limit.
-        return free
-    return min(free, max(limit - used, 0))
+    for folder, is_second in control_groups("memory", root):
+        names = ("max", "current") if is_second else ("limit_in_bytes", "usage_in_bytes")
+        numbers = numbers_in(folder, *(f"memory.{name}" for name in names))
+        if len(numbers) == 2:  # Else the group has no limit.
+            free = min(free, max(int(numbers[0] - numbers[1]), 0))
+    return free
 
 
 def return_freed_memory() -> None:

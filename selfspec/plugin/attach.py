@@ -67,9 +67,10 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     if assistant is not None:
         check_assistant(assistant)
     if not _is_attached(target):
-        own[_BEFORE] = {name: own.get(name) for name in _STAND_INS}
+        names = [name for name in _STAND_INS if hasattr(target, name)]
+        own[_BEFORE] = {name: own.get(name) for name in names}
         # Bound methods and no closures, so that a deep copy of the model is attached to itself.
-        own.update({name: types.MethodType(ours, target) for name, ours in _STAND_INS.items()})
+        own.update({name: types.MethodType(_STAND_INS[name], target) for name in names})
         own[_DEFAULT] = DefaultAssistant()
     if assistant is not None:
         own[_DEFAULT] = DefaultAssistant(assistant)
@@ -98,7 +99,11 @@ def _is_attached(model: Any) -> bool:
 
 
 def _before(model: Any, name: str) -> Any:
-    return vars(model)[_BEFORE][name] or functools.partial(getattr(type(model), name), model)
+    if (own := vars(model)[_BEFORE][name]) is not None:
+        return own
+    if hasattr(type(model), name):
+        return functools.partial(getattr(type(model), name), model)
+    return model.__getattr__(name)  # A wrapper of PEFT hands on what it hasn't itself.
 
 
 @functools.wraps(GenerationMixin.generate)

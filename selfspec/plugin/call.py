@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from selfspec.ability.probe import Ability
@@ -40,6 +41,22 @@ class _Unended:
 
     def end(self) -> None:
         """Does nothing: `SelfSpec.finish` ends the streamer itself."""
+
+
+class _Counting(StoppingCriteriaList):  # type: ignore[misc]
+    """The criteria of a call for stock's loop, which also count the tokens; pads are none."""
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        super().__init__(criteria)
+        self.num_tokens: Any = 0  # On the model's device, so that no step waits for it.
+        self._goes_on: Any = True  # (B,): which rows get a token of their own.
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        goes_on = self._goes_on & torch.ones_like(is_done)
+        self.num_tokens = self.num_tokens + goes_on.sum()
+        self._goes_on = goes_on & ~is_done
+        return is_done
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
@@ -133,21 +150,20 @@ class Call:
         self.stats.mode, self.stats.forward = "plain", "eager"
         if self.config.strict:
             raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
-        start = perf_counter()
+        start, criteria = perf_counter(), _Counting(self.stopping_criteria)
         result = decode_plainly(
             self.model,
             self.input_ids,
             logits_processor=self.logits_processor,
-            stopping_criteria=self.stopping_criteria,
+            stopping_criteria=criteria,
             generation_config=self.generation_config,
             streamer=None if self.streamer is None else _Unended(self.streamer),
             synced_gpus=self.synced_gpus,
             **self.model_kwargs,
         )
         self.stats.seconds["plain"] += perf_counter() - start  # type: ignore[assignment]
-        sequences = result if isinstance(result, torch.Tensor) else result.sequences
-        num_rows, length = sequences.shape
-        num_steps = num_rows * (length - self.input_ids.shape[1] - 1)
+        num_rows = len(self.input_ids)
+        num_steps = int(criteria.num_tokens) - num_rows
         self.stats.num_new_tokens += num_steps + num_rows
         self.stats.num_prompt_tokens_out += num_rows
         self.stats.num_steps += num_steps

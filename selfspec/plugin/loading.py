@@ -34,6 +34,7 @@ def load(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "cpu",
     weights: str | None = None,
+    sees: bool = False,
 ) -> Any:
     """Loads a causal language model for generating, attached.
 
@@ -69,6 +70,7 @@ def load(
             holds them.
         weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
             them.
+        sees: Load a model that reads images with what it reads them with; not within `max_memory`.
 
     Raises:
         ConfigError: An option has a wrong value, or `max_memory` is too small; the message names
@@ -85,15 +87,20 @@ def load(
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
+    if sees and max_memory is not None:
+        raise ConfigError(
+            "sees=True and max_memory exclude each other: what reads images can't be streamed; "
+            "leave one out"
+        )
     if weights is not None:
         if max_memory is not None:
             raise ConfigError(
                 f"weights={shown(weights)} and max_memory exclude each other: streamed layers are "
                 "read as the files hold them; leave one out"
             )
-        return attach(load_eight_bits(source, weights, dtype=dtype, device=device))
+        return attach(load_eight_bits(source, weights, dtype=dtype, device=device, sees=sees))
     if max_memory is None:
-        model = load_whole(source, dtype=dtype, device=device).requires_grad_(False)
+        model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
         own_memory(model)
     else:
         where: Any = {"dtype": _dtype(dtype), "device": _device(device, "cpu", "cuda")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
@@ -18,25 +18,40 @@ from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder, num_tokens
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Chat, Request, RequestError
+from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader, joined
 
 
 class AnswerText:
-    """The text of one answer as it may be sent: whole characters, and nothing of a stop string."""
+    """The text of one answer as it may be sent: whole characters, and nothing of a stop string.
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+    Special tokens have no text, but for those among `marks`.
+    """
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), marks: Collection[str] = ()
+    ) -> None:
         self._stream = TextStream(tokenizer)
+        added = tokenizer.added_tokens_decoder if marks else {}
+        shown = {id: str(each) for id, each in added.items() if each.special}
+        self._marks = {id: text for id, text in shown.items() if text in marks}
         self._stops = stops
         self._held = ""  # What a stop string may begin with.
         self.is_stopped = False
 
     def add(self, ids: Sequence[int]) -> str:
         """Takes the next tokens; returns what may be sent now."""
-        return self._pass(self._stream.add(*ids))
+        if not self._marks.keys() & ids:
+            return self._pass(self._stream.add(*ids))
+        return self._pass("".join(map(self._of, ids)))
 
     def end(self) -> str:
         """What is left, when no token comes any more."""
         return self._pass(self._stream.rest()) + self._held
+
+    def _of(self, token: int) -> str:
+        mark = self._marks.get(token)
+        return self._stream.add(token) if mark is None else self._stream.rest() + mark
 
     def _pass(self, text: str) -> str:
         if self.is_stopped:
@@ -92,11 +107,12 @@ class Exchange:
         """Text as it comes. Raises what ends the request without an answer."""
         for choice in range(self.num_choices):
             yield Piece(choice, "")
-        stops = self.request.stop or ()
-        texts = [AnswerText(self._model.tokenizer, stops) for _ in self._calls]
+        tokenizer, stops = self._model.tokenizer, self.request.stop or ()
         tools = self.request.callable_tools if isinstance(self.request, Chat) else []
-        names = [each.function.name for each in tools]
-        readers = [CallReader(names) if names else None for _ in self._calls]
+        form, names = form_of(str(tokenizer.chat_template)), [each.function.name for each in tools]
+        marks = form.marks if names else ()
+        texts = [AnswerText(tokenizer, stops, marks) for _ in self._calls]
+        readers = [CallReader(form, names) if names else None for _ in self._calls]
         async for choice, event in self._model.events(self._calls):
             self.first_at = self.first_at or perf_counter()
             text, reader, reason = texts[choice], readers[choice], None

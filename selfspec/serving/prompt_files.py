@@ -185,9 +185,9 @@ class Encoder:
     def _calls(self, chat: Chat) -> Any:
         """What an answer with calls of tools must be."""
         from selfspec.batch.guides import Guide
-        from selfspec.serving.tools import grammar_of
+        from selfspec.serving.tool_forms import grammar_of
 
-        return Guide(grammar_of(chat, str(self.tokenizer.chat_template)), is_lark=True)
+        return Guide(grammar_of(chat, self.tokenizer), is_lark=True)
 
     def _encoded(self, prompt: Any, tools: Sequence[Tool] | None) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.

@@ -1,116 +1,112 @@
-"""Functions that a model may call: the grammar of the calls, and the calls in the text it writes.
-
-A call is written as the model's chat template shows calls, between ``<tool_call>`` tags, or as
-plain JSON: ``{"name": "weather", "arguments": {"city": "Paris"}}``.
-"""
+"""Tells the calls of functions in a text from other text, while it comes."""
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from selfspec.draft.sources.json_text import JsonText
-from selfspec.serving.schema import Chat, RequestError, Tool
+from selfspec.serving.tool_forms import CallForm
 
-__all__ = ["CallReader", "grammar_of", "joined"]
-
-_TAG = "<tool_call>"
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_HEAD = re.compile(r'\s*(?:<tool_call>\s*)?\{"name": "([^"]*)", "arguments": ')
-_BETWEEN = re.compile(r"[\s}]*(?:</tool_call>)?\s*")
-_LONGEST_HEAD = 128  # Characters; a name has at most 64.
-
-
-def grammar_of(chat: Chat, template: str) -> str:
-    """The grammar, in the syntax of Lark, of texts that may or must call one of the tools."""
-    tools, has_tag = chat.callable_tools, _TAG in template
-    begin, end = (f"{_TAG}\n", "\n</tool_call>") if has_tag else ("", "")
-    heads = (f'{begin}{{"name": "{each.function.name}", "arguments": ' for each in tools)
-    calls = (f"{json.dumps(head)} args_{i} {json.dumps('}' + end)}" for i, head in enumerate(heads))
-    rules = [f"call: {' | '.join(calls)}"]
-    rules += [f"args_{i}: %json {_arguments(i, each)}" for i, each in enumerate(tools)]
-    several = ' ("\\n" call)*' if has_tag and chat.parallel_tool_calls is not False else ""
-    if chat.tool_choice in (None, "auto"):
-        first = re.escape((begin or "{")[0])
-        rules.append(f"TEXT: /[^{first}](.|\\n)*/")
-        return "\n".join([f"start: TEXT | call{several}", *rules])
-    return "\n".join([f"start: call{several}", *rules])
-
-
-def _arguments(number: int, tool: Tool) -> str:
-    schema = tool.function.parameters
-    if schema.get("type") != "object":
-        rule = f"tools[{number}].function.parameters must be a schema of type 'object'"
-        raise RequestError(f"{rule} (got {schema.get('type')!r:.80})", field="tools")
-    return json.dumps({"x-guidance": _JSON, **schema})
+__all__ = ["CallReader", "joined"]
 
 
 class CallReader:
-    """Tells the calls in a text from other text, while it comes."""
+    """Reads a text that keeps to the grammar of a form, in pieces of any size.
 
-    def __init__(self, names: Sequence[str]) -> None:
+    Whitespace alone, as between two calls, is no text.
+    """
+
+    def __init__(self, form: CallForm, names: Sequence[str]) -> None:
         self.num_calls = 0
-        self._names = names
-        self._rest = ""  # What may still be the beginning of a call.
+        self._text, self._end = "", 0  # All that came, and how much of it was handed on.
+        self._is_text = False  # Has text come since the last call?
         self._arguments: JsonText | None = None  # of the call that is being written
-        self._is_text = False
+        self._is_after = False  # Is a call at its end, and its group not yet?
+        heads = [form.head(name) for name in names]
+        self._bare = [] if form.needs_tag else heads
+        tags = [form.tag + begin for begin in form.begins] if form.tag else []
+        self._tagged = [tag + head for tag in tags for head in heads]
+        self._nexts = ["}" + form.between + head for head in heads] if form.between else []
+        self._closing = "}" + "".join(form.end)
+        self._longest = max(map(len, self._bare + self._tagged))
+        head = re.escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})")
+        begins = [re.escape(tag) for tag in tags] + ["^"] * (not form.needs_tag)
+        self._opening = re.compile(f"(?:{'|'.join(begins)}){head}", re.MULTILINE)
+        self._next = re.compile("}" + re.escape(form.between) + head)
 
     def add(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """Takes more of a text; returns other text and parts of calls, as OpenAI streams them."""
-        if self._is_text:
-            return text, []
-        self._rest += text
-        parts: list[dict[str, Any]] = []
-        while self._rest:
+        self._text += text
+        other, parts, before = "", list[dict[str, Any]](), -1
+        while before < self._end:
+            before = self._end
             if self._arguments is not None:
                 self._read_arguments(parts)
-            elif not self._read_head(parts):
-                break
-        return self._as_text(), parts
+            elif self._is_after:
+                self._read_end(parts)
+            else:
+                other += self._read_text(parts)
+        return other, parts
 
     def end(self) -> str:
-        """What was held back, if it is no call."""
-        return "" if self.num_calls else self._rest
+        """What was held back, if it is no part of a call."""
+        rest = self._text[self._end :]
+        is_text = self._arguments is None and not self._is_after
+        return rest if is_text and (rest.strip() or not self.num_calls) else ""
 
-    def _read_head(self, parts: list[dict[str, Any]]) -> bool:
-        if self.num_calls:
-            between = _BETWEEN.match(self._rest)
-            self._rest = self._rest[between.end() if between else 0 :]
-        head = _HEAD.match(self._rest)
-        if head is None or head[1] not in self._names:
-            return False
-        self._rest, self._arguments = self._rest[head.end() :], JsonText()
+    def _read_text(self, parts: list[dict[str, Any]]) -> str:
+        opening = self._opening.search(self._text, self._end)
+        end = opening.start() if opening else self._sure_end()
+        text = self._text[self._end : end]
+        if not (self._is_text or text.strip()):
+            text, end = "", end if opening else self._end
+        self._is_text = self._is_text or bool(text)
+        self._end = end
+        if opening:
+            self._begin(opening, parts)
+        return text
+
+    def _sure_end(self) -> int:
+        """Where that ends which is no call, whatever comes next."""
+        text = self._text
+        for place in range(max(self._end, len(text) - self._longest), len(text)):
+            is_line = not place or text[place - 1] == "\n"
+            openings = self._tagged + self._bare if is_line else self._tagged
+            if any(each.startswith(text[place:]) for each in openings):
+                return place
+        return len(text)
+
+    def _begin(self, head: re.Match[str], parts: list[dict[str, Any]]) -> None:
+        self._end, self._arguments = head.end(), JsonText()
+        self._is_text = self._is_after = False
         function = {"name": head[1], "arguments": ""}
         about = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
         parts.append({"index": self.num_calls, **about})
         self.num_calls += 1
-        return True
 
     def _read_arguments(self, parts: list[dict[str, Any]]) -> None:
-        text, length = self._arguments, 0
-        while text is not None and length < len(self._rest):
-            text = text.read(self._rest[length].encode())
-            length += 1
+        text, start = self._arguments, self._end
+        while text is not None and self._end < len(self._text):
+            text = text.read(self._text[self._end].encode())
+            self._end += 1
             if not text.open and not text.is_string:
-                text = None
-        piece, self._rest = self._rest[:length], self._rest[length:]
-        parts.append({"index": self.num_calls - 1, "function": {"arguments": piece}})
+                text, self._is_after = None, True
         self._arguments = text
+        if piece := self._text[start : self._end]:
+            parts.append({"index": self.num_calls - 1, "function": {"arguments": piece}})
 
-    def _as_text(self) -> str:
-        """What was held back, once it is clear that no call begins with it."""
-        begun = self._rest.lstrip()
-        if self.num_calls or not begun:
-            return ""
-        may_be_call = begun[0] in "<{" and len(begun) < _LONGEST_HEAD
-        if may_be_call:
-            return ""
-        self._is_text, text = True, self._rest
-        self._rest = ""
-        return text
+    def _read_end(self, parts: list[dict[str, Any]]) -> None:
+        rest, head = self._text[self._end :], self._next.match(self._text, self._end)
+        if self._nexts and head:
+            self._begin(head, parts)
+        elif rest.startswith(self._closing):
+            self._end, self._is_after = self._end + len(self._closing), False
+        else:
+            # The grammar leaves nothing else, unless special tokens have cut what looked like one.
+            self._is_after = any(each.startswith(rest) for each in [*self._nexts, self._closing])
 
 
 def joined(

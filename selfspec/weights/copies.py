@@ -361,7 +361,8 @@ class PackedWeight(nn.Parameter):
 
 _giving_back = threading.Lock()
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
-_SET_DATA = vars(torch.Tensor.__base__)["data"].__set__
+_DATA: Any = torch.Tensor.data
+_SET_DATA = _DATA.__set__
 
 # What tells nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"

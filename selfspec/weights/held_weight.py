@@ -18,7 +18,7 @@ STREAMED = (
 )
 
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
-_DATA = vars(torch.Tensor.__base__)["data"]
+_DATA: Any = torch.Tensor.data  # Its getter and setter are what `__torch_function__` is given.
 # They are named like functions that write.
 _HARMLESS = frozenset(("requires_grad_", "__index__", "__invert__"))
 

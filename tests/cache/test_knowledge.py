@@ -124,3 +124,16 @@ def test_the_hub_gets_what_a_file_would_and_gives_it_back(learned, path, monkeyp
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(path))
     spec = SelfSpec.from_pretrained("owner/name", revision="v2")
     assert plain(spec.contents()) == plain(contents)
+
+
+def test_what_is_forgotten_while_it_is_saved_breaks_nothing(learned, tmp_path, monkeypatch):
+    known = learned.learned(VOCAB)
+    tables = known.tables()
+
+    def forgotten():
+        learned.forget()
+        return tables
+
+    monkeypatch.setattr(known, "tables", forgotten)
+    learned.save_pretrained(tmp_path / "cache", tokenizer=TOKENIZER)
+    assert load_cache(tmp_path / "cache.safetensors").tables

@@ -7,10 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from selfspec.cli import loading
+from selfspec.cli.app import app
 from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer
 from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError, SelfSpecError
-from selfspec.weights import missing_for_eight_bits
+from selfspec.weights import missing_for_eight_bits, packing
 from tests.streamed import least_memory, saved_model
 
 
@@ -88,3 +90,35 @@ def test_within_a_memory_layers_are_streamed(run, fails, plain_folder, tmp_path)
     # A share is an amount, though too small a one for this model.
     line = fails(*options, "--max-memory", "25%", stdin="a")
     assert f"max_memory must be at least {least}" in line
+
+
+def test_who_writes_for_long_packs_in_place(plain_folder, monkeypatch):
+    """What is compared with itself does not, nor what must not depend on a clock."""
+    asked = RunOptions(model=plain_folder, device="cpu")
+    model = load_model(asked, packs=True)
+    assert model in packing._in_place
+    assert not any(each.requires_grad for each in model.parameters())
+    assert load_model(asked) not in packing._in_place
+
+
+@pytest.mark.parametrize(
+    ("command", "packs"), [("chat", True), ("batch", True), ("serve", True), ("check", False)]
+)
+@pytest.mark.parametrize("more", [(), ("--forward", "eager"), ("--budget", "fixed")])
+def test_which_commands_pack(
+    command, packs, more, plain_folder, chat_folder, tmp_path, monkeypatch
+):
+    class Asked(Exception):
+        pass
+
+    def noted(_options, **how):
+        raise Asked(how.get("packs", False))
+
+    if command == "check":
+        more = ()
+    (tmp_path / "in.jsonl").write_text('{"prompt": "the fox"}\n')
+    files = [tmp_path / "in.jsonl", tmp_path / "out.jsonl"] if command == "batch" else []
+    monkeypatch.setattr(loading, "load_model", noted)
+    with pytest.raises(Asked) as caught:
+        app([command, chat_folder, *map(str, files), *more], result_action="return_value")
+    assert caught.value.args == (packs and not more,)

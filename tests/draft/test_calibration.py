@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from selfspec.draft import calibration as module
 from selfspec.draft.calibration import Calibration, combine, prior
 from selfspec.records import DraftTree, Evidence, Siblings, StepRecord
 from tests.lossless.same import in_threads
@@ -111,3 +112,20 @@ def test_two_threads_lose_no_trial():
         alone.observe(record(True, KIND))
     in_threads(lambda _: together.observe(record(True, KIND)), 400, 2)
     assert together.probability((KIND,)) == alone.probability((KIND,))
+
+
+def test_memory_is_bounded(monkeypatch):
+    """A server meets new kinds of evidence for as long as it runs."""
+    monkeypatch.setattr(module, "_MAX_ROWS", 4)
+    monkeypatch.setattr(module, "_MOST_ROWS", 16)
+    calibration = Calibration()
+    for _ in range(20):
+        calibration.observe(record(True, KIND))
+    chance = calibration.probability((KIND,))
+    for number in range(500):
+        calibration.observe(record(False, Evidence("lut", count_bin=number + 100), OTHER))
+        assert len(calibration._rates) <= 17
+        assert len(calibration._chances) <= 3 * 17
+    assert calibration.probability((KIND,)) == chance
+    calibration.restore([[[list(Evidence("text", count_bin=n))], 1.0, 5.0] for n in range(40)])
+    assert len(calibration._rates) <= 16

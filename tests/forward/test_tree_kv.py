@@ -447,3 +447,18 @@ def test_static_layers_and_empty_ones_cannot_hold_trees():
     assert can_hold_trees(stock_cache(4), 4) == (
         "a KV layer holds nothing, as where layers share their keys"
     )
+
+
+@pytest.mark.parametrize("keeps_slots", [False, True])
+def test_a_row_moves_without_the_slots_that_are_empty(keeps_slots):
+    """Captured forwards see these slots too, and a row that left may have left a NaN there."""
+    cache = stock_cache(4)
+    write(cache, [[1, 2, 3], [4, 5, 6]])
+    kv = adopt(cache, 4, 2, room=50, keeps_slots=keeps_slots)
+    for part in kv._parts:
+        part.tensor[:, 0, :, part.capacity - 1] = torch.nan
+    kv.keep_rows([1])
+    for part in kv._parts:
+        end = kv.front - part.first
+        assert torch.equal(part.tensor[:, 0, :, :end], part.tensor[:, 1, :, :end])
+        assert part.tensor[:, 0, :, -1].isnan().any() != keeps_slots

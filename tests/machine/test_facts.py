@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from selfspec.errors import ConfigError
-from selfspec.machine import memory, user_files
+from selfspec.machine import user_files
 from selfspec.machine.hardware import device_name, processor, processor_of
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.machine.user_files import replace_bytes, replace_text, user_folder
@@ -82,18 +82,31 @@ def test_what_is_no_amount(text: Any) -> None:
         amount_in_bytes("25%", name="--size")
 
 
-@pytest.mark.parametrize(
-    ("limit", "free"), [("max", 9000), ("6000", 5000), ("99999", 9000), ("none", 9000)]
-)
+LIMITS = [("max", 9000), ("6000", 5000), ("99999", 9000), ("500", 0), ("none", 9000)]
+GROUPS = {
+    "0::/": ("", "max", "current"),
+    "0::/a": ("a", "max", "current"),
+    "4:cpu:/\n3:memory:/": ("memory", "limit_in_bytes", "usage_in_bytes"),
+    "3:hugetlb,memory:/a/b": ("memory/a", "limit_in_bytes", "usage_in_bytes"),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(("limit", "free"), LIMITS)
 def test_a_container_has_a_limit_of_its_own(
-    limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: str, limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9000))
+    assert free_memory(root=tmp_path) == 9000
+    name, limit_name, used_name = GROUPS[group]
+    folder = tmp_path / "sys/fs/cgroup" / name
+    for path in (folder, tmp_path / "proc/self"):
+        path.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "proc/self/cgroup").write_text(group + "\n")
     if limit != "none":
-        (tmp_path / "memory.max").write_text(limit + "\n")
-        (tmp_path / "memory.current").write_text("1000\n")
-    assert free_memory() == free
+        (folder / f"memory.{limit_name}").write_text(limit + "\n")
+        (folder / f"memory.{used_name}").write_text("1000\n")
+    assert free_memory(root=tmp_path) == free
 
 
 def test_it_is_in_the_cache_folder_of_the_user(monkeypatch, tmp_path):

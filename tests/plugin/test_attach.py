@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    GenerationConfig,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from selfspec import (
     CacheError,
@@ -214,3 +220,44 @@ def test_the_folder_of_a_model_is_no_cache(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(CacheError, match="is the folder of a model, and no cache; to draft for it"):
         SelfSpec.from_pretrained(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's own
+def test_a_wrapper_hands_on_what_it_has_not_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = new_model()
+    monkeypatch.setattr(type(inner), "generate_batch", lambda self, inputs: (self, inputs))
+    wrapped = get_peft_model(inner, LoraConfig(r=2, target_modules=["q_proj"]))
+    expected = (inner, [[5]])
+    assert wrapped.generate_batch([[5]]) == expected
+    assert attach(wrapped).generate_batch([[5]]) == expected
+    with pytest.raises(UnsupportedError, match="generate_batch"):
+        wrapped.generate_batch([[5]], assistant=SelfSpec())
+    assert detach(wrapped).generate_batch([[5]]) == expected
+
+
+def test_a_model_gets_no_method_that_it_had_not() -> None:
+    class Plain:
+        def generate(self) -> None: ...
+
+    assert not hasattr(attach(Plain()), "generate_batch")
+
+
+class EndsFirst(StoppingCriteria):
+    """Ends the first row after two tokens, and the others never."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_more: Any) -> torch.Tensor:
+        ends = torch.zeros(len(input_ids), dtype=torch.bool)
+        ends[0] = input_ids.shape[1] >= NUM_COLUMNS + 2
+        return ends
+
+
+def test_pads_of_a_plain_call_are_no_tokens() -> None:
+    model, spec, rows = new_model(), SelfSpec(), prompt(3)
+    options = {"stopping_criteria": StoppingCriteriaList([EndsFirst()]), **GREEDY}
+    options |= {"max_new_tokens": 6, "pad_token_id": 0}
+    stock = run(model, rows, **options)
+    plain = run(attach(model), rows, assistant=spec, cache_implementation="static", **options)
+    assert_same_ids(plain.ids, stock.ids)
+    assert spec.stats.mode == "plain"
+    counted = (spec.stats.num_new_tokens, spec.stats.num_steps, spec.stats.num_prompt_tokens_out)
+    assert counted == (2 + 6 + 6, 1 + 5 + 5, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import runpy
+import sys
 
 import pytest
 from transformers.dynamic_module_utils import get_imports
@@ -41,3 +43,11 @@ def test_no_package_is_named_that_nobody_has_registered():
 def test_knobs_beside_a_ready_spec_are_refused():
     with pytest.raises(selfspec.ConfigError, match="max_nodes"):
         run(new_model(), spec=selfspec.SelfSpec(), max_nodes=4)
+
+
+def test_without_the_package_it_says_what_to_do_and_names_no_address(monkeypatch):
+    file = selfspec.hub_folder() / "custom_generate" / "generate.py"
+    monkeypatch.setitem(sys.modules, "selfspec", None)
+    with pytest.raises(ImportError, match=r"'pip install \.'") as caught:
+        runpy.run_path(str(file))
+    assert "://" not in str(caught.value)

@@ -9,7 +9,6 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from selfspec.serving.tools import CallReader
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 
 pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
@@ -129,27 +128,3 @@ def test_what_can_not_be_had_is_told(served: Served, body: dict[str, Any], told:
     assert error["type"] == "invalid_request_error"
     assert error["param"] in body
     assert served.ask(CHAT, **ASKED | {"max_tokens": 1})
-
-
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"a": "}{", "b": [1]}}\n</tool_call>'
-
-
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("num_calls", [1, 2])
-def test_calls_are_read_in_pieces_of_any_size(num_calls: int, size: int) -> None:
-    reader = CallReader(["weather"])
-    text = "\n".join([CALL] * num_calls)
-    pieces = [reader.add(text[start : start + size]) for start in range(0, len(text), size)]
-    assert all(not other for other, _ in pieces)
-    for number in range(num_calls):
-        parts = [
-            part["function"] for _, parts in pieces for part in parts if part["index"] == number
-        ]
-        assert parts[0]["name"] == "weather"
-        assert json.loads("".join(part["arguments"] for part in parts)) == {"a": "}{", "b": [1]}
-
-
-@pytest.mark.parametrize("text", ["It is sunny.", "{}", "<b>", '{"name": "other", "arguments": 1}'])
-def test_other_text_is_handed_on(text: str) -> None:
-    reader = CallReader(["weather"])
-    assert "".join(reader.add(char)[0] for char in text) + reader.end() == text

@@ -10,8 +10,8 @@ try:  # transformers would tell to install a package of this name from an index.
     from selfspec.plugin.attach import DefaultAssistant
 except ImportError as error:
     raise ImportError(
-        "this needs selfspec, which is on no package index: clone "
-        "https://github.com/selfspec/selfspec, and run 'pip install .' in the clone"
+        "this needs selfspec, which is on no package index; run 'pip install .' in a copy of its "
+        "repository"
     ) from error
 
 _NAMED = inspect.signature(GenerationMixin.generate).parameters

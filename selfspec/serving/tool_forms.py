@@ -1,0 +1,155 @@
+"""How models write calls of functions, and the grammar that lets them.
+
+Outside of calls a text is free. A call begins with the tag that the chat template shows, or, where
+there is none, with ``{"name": "weather", "arguments": `` at the beginning of a line. From there on
+the grammar leaves what the schema of that function allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from selfspec.serving.schema import Chat, RequestError, Tool
+
+__all__ = ["CallForm", "form_of", "grammar_of"]
+
+_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class CallForm(NamedTuple):
+    """How calls are written: a tag, one call or several as JSON, and an end."""
+
+    tag: str = ""
+    begins: tuple[str, ...] = ("",)  # What may come between the tag and the first call.
+    between: str = ""  # What separates the calls that share a tag; if empty, each has its own.
+    end: tuple[str, ...] = ()  # Texts, each of which may be a token of its own.
+    key: str = "arguments"
+    needs_tag: bool = True  # If not, a call is also JSON at the beginning of a line.
+
+    @property
+    def marks(self) -> set[str]:
+        """The parts that may be special tokens."""
+        return {self.tag, *self.end} - {""}
+
+    def head(self, name: str) -> str:
+        """The JSON of a call, up to its arguments."""
+        return f'{{"name": "{name}", "{self.key}": '
+
+
+_TAGGED = CallForm("<tool_call>", ("\n",), end=("\n", "</tool_call>"))  # Qwen, Hermes
+_LIST = CallForm("[TOOL_CALLS]", (" [", "["), ", ", ("]",))  # Mistral
+_PARAMETERS = CallForm("<|python_tag|>", key="parameters", needs_tag=False)  # Llama 3
+_PLAIN = CallForm(needs_tag=False)
+
+
+def form_of(template: str) -> CallForm:
+    """The form that a chat template shows."""
+    for form in (_TAGGED, _LIST):
+        if form.tag in template:
+            return form
+    return _PARAMETERS if '"parameters":' in template else _PLAIN
+
+
+def grammar_of(chat: Chat, tokenizer: Any) -> str:
+    """The grammar, in the syntax of Lark, of texts that may or must call one of the tools."""
+    form, tools = form_of(str(tokenizer.chat_template)), chat.callable_tools
+    grammar = _Grammar(form, tokenizer, tools)
+    is_single = chat.parallel_tool_calls is False
+    if chat.tool_choice not in (None, "auto"):
+        rules = grammar.calls_alone(is_single)
+    else:
+        rules = (grammar.tagged if form.needs_tag else grammar.untagged)(is_single)
+    return "\n".join([*rules, *grammar.groups(is_single)])
+
+
+class _Grammar:
+    """The rules for the tools of one request.
+
+    A rule that is `lazy` ends its text as soon as it matches, and so no other text goes past it.
+    A text of llguidance has no special tokens, and so these stand between texts.
+    """
+
+    def __init__(self, form: CallForm, tokenizer: Any, tools: Sequence[Tool]) -> None:
+        self._form, self._tools = form, tools
+        self._ids: dict[str, int] = tokenizer.get_added_vocab()
+        added = tokenizer.added_tokens_decoder
+        # llguidance takes <think> for a special token too.
+        special = {
+            id
+            for id, each in added.items()
+            if each.special or (each.content[0] == "<" and each.content[-1] == ">")
+        }
+        self._special = _ranges(special - {self._ids.get(form.tag)})
+
+    def calls_alone(self, is_single: bool) -> list[str]:
+        """Calls and nothing else."""
+        begin = "" if not self._form.needs_tag else self._mark(self._form.tag)
+        more = "" if is_single or self._form.between else f' ("\\n" {begin} group)*'
+        return [f"start: {begin} group{more}"]
+
+    def tagged(self, is_single: bool) -> list[str]:
+        """Free text, and calls after tags."""
+        tag, token = self._form.tag, self._ids.get(self._form.tag)
+        rules = ["tag: written" + ("" if token is None else f" | TEXT <[{token}]>")]
+        rules += [f"written[lazy]: TEXT {json.dumps(tag)}", f"free: TEXT {self._special}"]
+        start = "free* (TEXT | tag group)" if is_single else "(free | tag group)* TEXT"
+        return [f"start: {start}", *rules]
+
+    def untagged(self, is_single: bool) -> list[str]:
+        """Free text, and calls at the beginnings of lines.
+
+        `line` is a text that is empty or ends a line, as special tokens leave it, `inside` another.
+        """
+        token = self._ids.get(self._form.tag)
+        tagged = [] if token is None else [f"(line | inside) TEXT <[{token}]> group"]
+        called = " | ".join(["line first", "inside later", *tagged])
+        heads = [json.dumps(self._form.head(each.function.name)) for each in self._tools]
+        rules = ["start: (line | inside) TEXT" + " | called" * is_single, f"called: {called}"]
+        rules += [
+            f"line: | (line | line LINES | inside LINES) {self._special}",
+            f"inside: (inside | line WORDS | inside WORDS) {self._special}"
+            + " | called" * (not is_single),
+            "LINES: /(.|\\n)*\\n/",
+            "WORDS: /(.|\\n)*[^\\n]/",
+        ]
+        for rule, before in (("first", "LINES?"), ("later", "LINES")):
+            calls = (f'{rule}_{i} args_{i} "}}"' for i in range(len(heads)))
+            rules.append(f"{rule}: {' | '.join(calls)}")
+            rules += [f"{rule}_{i}[lazy]: {before} {head}" for i, head in enumerate(heads)]
+        return rules
+
+    def groups(self, is_single: bool) -> list[str]:
+        """What follows a tag, and what a text is."""
+        form = self._form
+        heads = (json.dumps(form.head(each.function.name)) for each in self._tools)
+        calls = (f'{head} args_{i} "}}"' for i, head in enumerate(heads))
+        begins = " | ".join(json.dumps(each) for each in form.begins)
+        several = f" ({json.dumps(form.between)} call)*" * (not is_single and bool(form.between))
+        end = " ".join(map(self._mark, form.end))
+        rules = [f"group: ({begins}) call{several} {end}", f"call: {' | '.join(calls)}"]
+        rules += [f"args_{i}: %json {_arguments(i, each)}" for i, each in enumerate(self._tools)]
+        return [*rules, "TEXT: /(.|\\n)*/"]
+
+    def _mark(self, text: str) -> str:
+        """A text that must come: its own token, if there is one."""
+        return f"<[{self._ids[text]}]>" if text in self._ids else json.dumps(text)
+
+
+def _ranges(ids: Iterable[int]) -> str:
+    """Any one of some tokens."""
+    runs = [
+        [each for _, each in run]
+        for _, run in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0])
+    ]
+    return f"<[{','.join(f'{run[0]}-{run[-1]}' for run in runs)}]>"
+
+
+def _arguments(number: int, tool: Tool) -> str:
+    schema = tool.function.parameters
+    if schema.get("type") != "object":
+        rule = f"tools[{number}].function.parameters must be a schema of type 'object'"
+        raise RequestError(f"{rule} (got {schema.get('type')!r:.80})", field="tools")
+    return json.dumps({"x-guidance": _JSON, **schema})

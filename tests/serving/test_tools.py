@@ -1,0 +1,287 @@
+"""Text is free where functions may be called, and calls are told from it, in each model's form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from openai import OpenAI
+from transformers import LogitsProcessorList
+
+from selfspec import SelfSpec
+from selfspec.batch import generate_many
+from selfspec.batch.guides import Guide, Guides
+from selfspec.serving.schema import Chat, checked
+from selfspec.serving.tool_forms import form_of, grammar_of
+from selfspec.serving.tools import CallReader, joined
+from tests.serving.conftest import MESSAGES, NAME, Served
+from tests.tiny import make_model, make_tokenizer
+
+pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+
+_SHOWN = (
+    "{% if tools %}<|system|>@{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+class Family(NamedTuple):
+    """What a family's template says of calls, and the tokens that it has for them."""
+
+    says: str
+    tokens: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+
+    @property
+    def template(self) -> str:
+        return _SHOWN.replace("@", self.says)
+
+
+FAMILIES = {
+    "qwen3": Family(
+        'Call within <tool_call></tool_call>: {"name": <name>, "arguments": <object>}',
+        ("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    ),
+    "hermes": Family("Return {'arguments': <object>, 'name': <name>} inside <tool_call>"),
+    "mistral": Family("[TOOL_CALLS]", special=("[AVAILABLE_TOOLS]", "[TOOL_CALLS]")),
+    "llama3": Family(
+        'Respond in the format {"name": name, "parameters": dictionary}',
+        special=("<|python_tag|>", "<|eom_id|>"),
+    ),
+    "unknown": Family("You have tools."),
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+OTHER = {"type": "function", "function": {"name": "time"}}
+ROME, PARIS = '{"city": "Rome", "days": 1}', '{"city": "Paris", "days": 2}'
+
+
+def written(family: str, *arguments: str) -> str:
+    """Calls as the models of a family write them."""
+    key = "parameters" if family == "llama3" else "arguments"
+    calls = [f'{{"name": "weather", "{key}": {each}}}' for each in arguments]
+    if family == "mistral":
+        return f"[TOOL_CALLS] [{', '.join(calls)}]"
+    tagged = family in ("qwen3", "hermes")
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" if tagged else call for call in calls)
+
+
+CASES = {
+    "text": ("It is sunny.\n", "It is sunny.\n", []),
+    "thoughts": ('<think>\na "b{\n</think>\n\nHi', '<think>\na "b{\n</think>\n\nHi', []),
+    "HTML": ("<b>sunny</b> <tool", "<b>sunny</b> <tool", []),
+    "JSON": ('{"name": "Ann", "arguments": []}', '{"name": "Ann", "arguments": []}', []),
+    "a list": ('[\n {"name": "weather"}]', '[\n {"name": "weather"}]', []),
+    "a call": ("@1", None, [ROME]),
+    "two calls": ("@2", None, [ROME, PARIS]),
+    "a call after text": ("Let me look.\n@1", "Let me look.\n", [ROME]),
+    "a call after thoughts": (
+        "<think>\nhm\n</think>\n\n@1",
+        "<think>\nhm\n</think>\n\n",
+        [ROME],
+    ),
+    "text after a call": ("a\n@1\nb", "a\n\nb", [ROME]),
+}
+
+
+def script_of(family: str, case: str) -> str:
+    text = CASES[case][0]
+    return text.replace("@1", written(family, ROME)).replace("@2", written(family, ROME, PARIS))
+
+
+class Steering:
+    """Makes the tokens of a script likely at their places, and the text's end after them."""
+
+    looks_at_rows = True
+
+    def __init__(self, num_prompt: int, script: list[int], by: float = 1e4) -> None:
+        self._num_prompt, self._script, self._by = num_prompt, [*script, 1], by
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        place = min(input_ids.shape[1] - self._num_prompt, len(self._script) - 1)
+        scores = scores.clone()
+        scores[:, self._script[place]] += self._by
+        return scores
+
+
+class Steered(Served):
+    """A model of a family that writes what it is told to."""
+
+    script = ""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, max_positions=2048)
+        call = self.thread.call
+
+        def steered(prompt: Any, seed: int, arguments: dict[str, Any]) -> Any:
+            script = self.tokenizer.encode(self.script, add_special_tokens=False)
+            steering = Steering(len(prompt), script)
+            return call(prompt, seed, {**arguments, "logits_processor": [steering]})
+
+        self.thread.call = steered  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    kind, tokenizer = FAMILIES[family], make_tokenizer()
+    tokenizer.add_tokens(list(kind.tokens))
+    tokenizer.add_tokens(list(kind.special), special_tokens=True)
+    tokenizer.chat_template = kind.template
+    path = str(tmp_path_factory.mktemp(family))
+    tokenizer.save_pretrained(path)
+    make_model(len(tokenizer), max_position_embeddings=2048).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def steered(folder: str) -> Iterator[Steered]:
+    served = Steered(folder)
+    served.thread.start()
+    with served.client:
+        yield served
+
+
+@pytest.fixture
+def asked(steered: Steered) -> Any:
+    """Lets a script be written, whole and in pieces; returns its content, calls and end."""
+    client = OpenAI(base_url="http://localhost/v1", api_key="none", http_client=steered.client)
+
+    def ask(script: str, **more: Any) -> tuple[str | None, list[str], str]:
+        steered.script = script
+        body = {"model": NAME, "messages": MESSAGES, "max_tokens": 400, "temperature": 0, **more}
+        body = {"tools": [OTHER, TOOL], **body}
+        whole = client.chat.completions.create(**body).choices[0]
+        calls = whole.message.tool_calls or []
+        assert all(call.function.name == "weather" for call in calls)
+        with client.chat.completions.stream(**body) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        assert (streamed.message.content or None) == (whole.message.content or None)
+        assert streamed.finish_reason == whole.finish_reason
+        arguments = [call.function.arguments for call in calls]
+        assert [call.function.arguments for call in streamed.message.tool_calls or []] == arguments
+        return whole.message.content, arguments, whole.finish_reason
+
+    return ask
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text_is_free_and_calls_are_told_from_it(family: str, case: str, asked: Any) -> None:
+    _, content, calls = CASES[case]
+    end = "tool_calls" if calls else "stop"
+    assert asked(script_of(family, case)) == (content, calls, end)
+
+
+def test_what_follows_a_tag_keeps_to_the_schema(family: str, asked: Any) -> None:
+    content, (arguments,), _ = asked(written(family, '{"city": "Oslo"}'))
+    assert content is None
+    assert json.loads(arguments)["city"] in ("Paris", "Rome")
+
+
+def test_one_call_alone(family: str, asked: Any) -> None:
+    one = {"parallel_tool_calls": False}
+    assert asked(written(family, ROME, PARIS), **one) == (None, [ROME], "tool_calls")
+    assert asked(script_of(family, "a call after text"), **one)[1] == [ROME]
+    assert asked("<b>sunny</b> <tool", **one) == ("<b>sunny</b> <tool", [], "stop")
+
+
+def test_calls_that_are_required(family: str, asked: Any) -> None:
+    two = written(family, ROME, PARIS)
+    assert asked(two, tool_choice="required") == (None, [ROME, PARIS], "tool_calls")
+    named = {"type": "function", "function": {"name": "weather"}}
+    content, calls, _ = asked("It is sunny.", tool_choice=named, parallel_tool_calls=False)
+    assert (content, len(calls)) == (None, 1)
+
+
+@pytest.mark.parametrize("family", ["llama3", "unknown"], indirect=True)
+def test_without_a_tag_json_inside_a_line_is_text(family: str, asked: Any) -> None:
+    text = f"Write {written(family, ROME)} or [{written(family, PARIS)}]."
+    assert asked(text) == (text, [], "stop")
+
+
+@pytest.mark.parametrize("family", ["llama3"], indirect=True)
+def test_json_after_a_special_token_is_a_call(family: str, asked: Any) -> None:
+    assert asked(f"Sure.<|python_tag|>{written(family, ROME)}") == ("Sure.", [ROME], "tool_calls")
+
+
+@pytest.mark.parametrize("by", [4.0, 8.0])
+def test_texts_are_those_of_generate_with_the_same_processors(
+    family: str, steered: Steered, by: float
+) -> None:
+    """Sampled texts leave the script here and there, inside and outside of calls."""
+    model, tokenizer = steered.model, steered.tokenizer
+    chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, TOOL]})
+    guide = Guide(grammar_of(chat, tokenizer), is_lark=True)
+    guides = Guides(tokenizer, [1], model.config.vocab_size)
+    script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
+    ids = tokenizer.encode("the quick brown fox")
+    options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
+    spec = SelfSpec(max_nodes=8, budget="fixed")
+    for seed in range(3):
+        torch.manual_seed(seed)
+        processors = [Steering(len(ids), script, by), guides.processor(guide)]
+        inputs = torch.tensor([ids])
+        expected = (
+            type(model)
+            .generate(model, inputs, logits_processor=LogitsProcessorList(processors), **options)[
+                0, len(ids) :
+            ]
+            .tolist()
+        )
+        processors = [Steering(len(ids), script, by)]
+        (answer,) = generate_many(
+            model,
+            tokenizer,
+            [ids],
+            assistant=spec,
+            schema=guide,
+            seed=seed,
+            logits_processor=processors,
+            **options,
+        )
+        assert answer.ids == expected
+    assert spec.total_stats.accepted_by_source["grammar"] > 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("case", CASES)
+def test_calls_are_read_in_pieces_of_any_size(case: str, size: int) -> None:
+    for name, kind in FAMILIES.items():
+        text, (_, content, calls) = script_of(name, case), CASES[case]
+        reader = CallReader(form_of(kind.template), ["time", "weather"])
+        pieces = [reader.add(text[start : start + size]) for start in range(0, len(text), size)]
+        others = "".join(other for other, _ in pieces) + reader.end()
+        assert others == (content or "")
+        whole: list[Any] = []
+        for _, parts in pieces:
+            whole = joined(whole, parts)
+        assert [each["function"]["arguments"] for each in whole] == calls
+
+
+def test_a_text_that_is_cut_is_whole_as_far_as_it_came() -> None:
+    form = form_of(FAMILIES["qwen3"].template)
+    for text, expected in [("a <tool_c", "a <tool_c"), (" \n", " \n"), ("<tool_call>\n{", None)]:
+        reader = CallReader(form, ["weather"])
+        other = reader.add(text)[0] + reader.end()
+        assert other == (text if expected is None else expected)
+    reader = CallReader(form, ["weather"])
+    reader.add(written("qwen3", ROME)[:-3])
+    assert reader.end() == ""
