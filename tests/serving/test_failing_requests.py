@@ -38,12 +38,12 @@ class Broken(Exception):
 
 
 class Hostile:
-    """A logits processor that breaks at its third token."""
+    """A logits processor that breaks at its eighth token."""
 
     looks_at_rows = True
 
     def __init__(self) -> None:
-        self.left = 3
+        self.left = 8
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.left -= 1
@@ -138,13 +138,13 @@ TEXTS = ("the fox", "a lazy dog", "jumps over", "class", "def read", "quick", "s
 def test_of_two_hundred_requests_every_fifth_fails(
     client: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live, post_init = weakref.WeakSet[Any](), Call.rows
+    live, init = weakref.WeakSet[Any](), Call.__init__
 
-    def rows(self: Call, prompt: Any) -> Any:
+    def noted(self: Call, **given: Any) -> None:
         live.add(self)
-        return post_init(self, prompt)
+        init(self, **given)
 
-    monkeypatch.setattr(Call, "rows", rows)
+    monkeypatch.setattr(Call, "__init__", noted)
     expected = {text: text_alone(pair, text=text) for text in TEXTS}
     seen = text_alone(pair, picture())
 
@@ -181,7 +181,7 @@ def test_what_openais_client_makes_of_errors(client: Any) -> None:
     theirs = OpenAI(
         base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0
     )
-    ours: dict[str, Any] = {"model": "tiny", "max_tokens": 12}
+    ours: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0}
     with pytest.raises(openai.InternalServerError) as caught:
         theirs.chat.completions.create(messages=FAULTS["hostile"][0], **ours)
     assert caught.value.code == "Broken"
