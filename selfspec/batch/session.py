@@ -295,7 +295,12 @@ class Session:
                 self._fail(call, row.error, row.new_ids)
                 continue
             self._spec.finish(call, drafted=True)
-            self._answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
+            self._answer(call, row.new_ids, call.stats)
+
+    def _answer(
+        self, call: Call, ids: list[int], stats: Any, error: Exception | None = None
+    ) -> None:
+        self._answers.append(Answer.to(call, ids, stats, self._tokenizer, error))
 
     def _fail(self, call: Call, error: Exception | None, ids: Sequence[int] = ()) -> None:
         """Answers with an error and what was written before it, unless nobody waits for that."""
@@ -303,7 +308,7 @@ class Session:
         if call.index in self._unread:
             self._unread.remove(call.index)
             return
-        self._answers.append(Answer.to(call, list(ids), call.stats, self._tokenizer, error))
+        self._answer(call, list(ids), call.stats, error)
 
     def _break_off(self, error: Exception) -> None:
         """Answers all rows with an error, after which nobody knows how much of a step was done.
@@ -338,9 +343,9 @@ class Session:
         try:
             found = call.decode_alone(hear)
             if found is not None:
-                self._answers.append(Answer.to(call, *found, self._tokenizer))
+                self._answer(call, *found)
         except Exception as error:
-            self._answers.append(Answer.to(call, ids, call.stats, self._tokenizer, error))
+            self._answer(call, ids, call.stats, error)
         finally:
             self._is_alone = False
 
