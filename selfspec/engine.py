@@ -7,11 +7,10 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -30,22 +29,16 @@ from selfspec.neural.small_model import DraftText
 from selfspec.records import MAP, DraftTree, StepRecord
 from selfspec.row import Row
 from selfspec.runner import Run
-from selfspec.verify.choosers import StepLogits
-from selfspec.verify.logits import fits_at_once, in_float32, top_k
-from selfspec.verify.walk import walk
+from selfspec.verify.logits import top_k
+from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
-__all__ = ["Engine", "FirstTokens", "first_tokens"]
+__all__ = ["Engine"]
 
 Listener = Callable[[StepRecord], None]
+Told = tuple[Row, StepRecord]
 
+_RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
 _MOST_MAPS = 4  # Rows with a map of hidden states; each takes up to 60 MB with 2,048 dimensions.
-
-
-class FirstTokens(NamedTuple):
-    """What the prompt's forward committed to each row."""
-
-    records: list[StepRecord]
-    logits: torch.Tensor  # (B, 1, V): those that the tokens were chosen from
 
 
 class Engine:
@@ -86,9 +79,10 @@ class Engine:
         """Reads the prompt of a `Call`, to its end or `num_tokens` more of it.
 
         At the end its rows get their first tokens, which a streamer hears before anything is
-        learned, and take part in the steps to come. Returns None before the end.
+        learned, and take part in the steps to come. Returns None before the end. An error leaves
+        the rows of other calls as they were.
         """
-        run, seconds = self._run, call.stats.seconds
+        run, seconds, num_others = self._run, call.stats.seconds, len(self.rows)
         reader: PromptReader = call.reader
         assert run is not None
         start = self._clock()
@@ -100,8 +94,13 @@ class Engine:
         with run.reading():
             prompt = reader.read(num_tokens)
             seconds["prefill"] += self._clock() - read_from
-            if prompt is not None:
-                self._join(call, prompt)
+            try:
+                if prompt is not None:
+                    self._join(call, prompt)
+            except Exception:
+                if call.fails_alone:
+                    self._keep(list(range(num_others)))
+                raise
         return prompt
 
     def _join(self, call: Any, prompt: Prefilled) -> None:
@@ -172,11 +171,11 @@ class Engine:
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].learned)
         self._device.join()
-        self._learn(rows, first.records, tops)
+        told = self._learn(rows, first.records, tops)
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
-        self._tell(first.records)
+        self._tell(told)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
@@ -198,37 +197,68 @@ class Engine:
 
     def _step(self) -> None:
         laps = Laps(self._clock)
-        rows, backend = self.rows, self.backend
-        budget = self._kept_up()
+        backend, budget = self.backend, self._kept_up()
         start = laps.start if self._is_settled else laps.end("prepare")
         pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
         step = budget.step(allowed, pending)
         trees = self._draft(step)
         drafted = laps.end("draft")
-        layout = backend.lay_out(trees)
-        laps.end("layout")
-        logits = self._forward(layout)
-        laps.end("forward")
-        # The device is asked first for what the walk needs, then for the tables.
-        logits = _read(rows, logits, self._device)
-        laps.end("verify")
-        tops = self._fetch_tops(logits, rows[0].learned)
-        laps.end("learn")
-        records = _verified(rows, trees)
-        laps.end("verify")
-        self._commit(records)
-        laps.end("commit")
-        self._learn(rows, records, tops)
+        told = self._verified(list(zip(self.rows, trees, strict=True)), laps)
         done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
         took = StepTime(width, drafted - start, done - drafted - backend.setting_up)
-        step.observe(took, records)
+        if _RETRY not in laps.seconds:
+            step.observe(took, [record for _, record in told])
         done = laps.end("learn")
-        for row, record in zip(rows, records, strict=True):
+        for row, record in told:
             row.stats.count_step(record)
             row.stats.num_read_again += pending or 0
-            row.stats.count_time(laps.seconds, done - start, width, len(rows))
-        self._tell(records)
+            row.stats.count_time(laps.seconds, done - start, width, len(told))
+        self._tell(told)
+
+    def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Told]:
+        """One forward over the trees of some rows, and what comes of it, without rows that failed.
+
+        If the forward fails, each half of the rows is tried again, so that no row fails but one
+        that fails alone. Nothing was drawn or committed by then.
+        """
+        rows, half = [row for row, _ in drafted], len(drafted) // 2
+        try:
+            tops = self._looked_at(rows, [tree for _, tree in drafted], laps)
+        except Exception as error:
+            if not rows[0].fails_alone:
+                raise
+            laps.end(_RETRY)
+            if not half:
+                rows[0].fail(error)
+        else:
+            return self._committed(drafted, tops, laps)
+        told = []  # The error has let go of the memory of the forward by now.
+        for part in (slice(0, half), slice(half, None)) if half else ():
+            with self.backend.only(part):
+                told += self._verified(drafted[part], laps)
+        return told
+
+    def _looked_at(self, rows: list[Row], trees: list[DraftTree], laps: Laps) -> Fetched | None:
+        """Runs the forward, lets the rows read its logits, and fetches what is to be learned."""
+        layout = self.backend.lay_out(trees)
+        laps.end("layout")
+        logits = self._forward(rows, layout)
+        laps.end("forward")
+        # The device is asked first for what the walk needs, then for the tables.
+        logits = read_logits(rows, logits, self._device)
+        laps.end("verify")
+        tops = self._fetch_tops(logits, rows[0].learned)
+        laps.end("learn")
+        return tops
+
+    def _committed(self, drafted: list[Drafted], tops: Fetched | None, laps: Laps) -> list[Told]:
+        """Lets the rows walk down their trees, keeps the KV of their paths, and learns."""
+        records = walked(drafted)
+        laps.end("verify")
+        self._commit([[] if record is None else record.path for record in records])
+        laps.end("commit")
+        return self._learn([row for row, _ in drafted], records, tops)
 
     def leave(self) -> list[Row]:
         """Rows that walk alone leave the batch when they stop; those that move together stay.
@@ -239,10 +269,12 @@ class Engine:
         if not any(done):
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
-        live = _without_gaps(done)
+        self._keep(_without_gaps(done))
+        return left
+
+    def _keep(self, live: list[int]) -> None:
         self.rows = [self.rows[i] for i in live]
         self.backend.keep_rows(live)
-        return left
 
     def _kept_up(self) -> Budget:
         """Packs weights if that pays by now; returns the budget, with the times of such steps.
@@ -263,9 +295,9 @@ class Engine:
             budget.curve = run.curve(self.backend, len(self.rows))
         return budget
 
-    def _forward(self, layout: Any) -> torch.Tensor:
+    def _forward(self, rows: list[Row], layout: Any) -> torch.Tensor:
         """The logits of every node; shows maps what has entered the output head."""
-        maps = [row.state_map for row in self.rows]
+        maps = [row.state_map for row in rows]
         if self._run is None or not any(each and each.wanted for each in maps):
             return self.backend.forward(layout)
         heard: list[torch.Tensor] = []
@@ -285,8 +317,11 @@ class Engine:
         """
         trees = []
         for row in self.rows:
-            limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
-            trees.append(row.grower.grow(row.last_token, *limits))
+            tree = DraftTree.of_root(row.last_token)
+            with row.guarded():
+                limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
+                tree = row.grower.grow(row.last_token, *limits)
+            trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)
         return trees
@@ -298,24 +333,30 @@ class Engine:
         with self._device.side(logits):
             return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
 
-    def _commit(self, records: list[StepRecord]) -> None:
+    def _commit(self, paths: list[list[int]]) -> None:
         """Moves the KV while the CPU works until the next forward, which waits for it."""
         with self._device.side():
-            self.backend.commit([record.path for record in records])
+            self.backend.commit(paths)
         self._device.join()
 
-    def _learn(self, rows: list[Row], records: list[StepRecord], fetched: Fetched | None) -> None:
-        if fetched is not None:
-            tops = tables(*fetched.get())
-            for index, record in enumerate(records):
-                record.top = tops.at((index, slice(len(record.tree))))
-        for row, record in zip(rows, records, strict=True):
-            row.observe(record)
+    def _learn(
+        self, rows: list[Row], records: Sequence[StepRecord | None], fetched: Fetched | None
+    ) -> list[Told]:
+        tops, told = None if fetched is None else tables(*fetched.get()), []
+        for index, (row, record) in enumerate(zip(rows, records, strict=True)):
+            if record is not None:
+                if tops is not None:
+                    record.top = tops.at((index, slice(len(record.tree))))
+                with row.guarded():
+                    row.observe(record)
+                told.append((row, record))
+        return told
 
-    def _tell(self, records: list[StepRecord]) -> None:
+    def _tell(self, told: list[Told]) -> None:
         for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
-            for record in records:
-                listener(record)
+            for row, record in told:
+                with row.guarded():
+                    listener(record)
 
     def stop(self, index: int) -> None:
         """Ends a row where it is, since nobody reads it any more."""
@@ -348,47 +389,6 @@ class Laps:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
         return now
-
-
-def first_tokens(rows: list[Row], prompt_logits: torch.Tensor, device: Device) -> FirstTokens:
-    """Commits what the prompt's forward yields to each row, by its last logits (B, V).
-
-    This needs neither tables nor slots for drafts, so that a streamer has the first token before
-    any of them is made.
-    """
-    trees = [DraftTree.of_root(row.last_token) for row in rows]
-    logits = _read(rows, prompt_logits[:, None], device)
-    return FirstTokens(_verified(rows, trees), logits)
-
-
-def _read(rows: list[Row], logits: torch.Tensor, device: Device) -> torch.Tensor:
-    """Asks the device for what the walks need; returns the logits that tables are made of."""
-    if fits_at_once(logits):
-        logits = in_float32(logits)
-    step_logits = StepLogits(logits, device)
-    for index, row in enumerate(rows):
-        row.chooser.read(step_logits, index)
-    return logits
-
-
-def _verified(rows: list[Row], trees: list[DraftTree]) -> list[StepRecord]:
-    """What came of each tree, by the logits that were read.
-
-    Each row walks down its tree by itself, unless all move together. Then the walk ends where one
-    of them has no child for its token.
-    """
-    pairs = list(zip(rows, trees, strict=True))
-    groups = [pairs] if rows[0].chooser.moves_together else [[pair] for pair in pairs]
-    return [record for group in groups for record in _walked(group)]
-
-
-def _walked(group: list[tuple[Row, DraftTree]]) -> list[StepRecord]:
-    rows, starts = [row for row, _ in group], [row.num_new for row, _ in group]
-    paths = walk([tree for _, tree in group], partial(rows[0].chooser.commit, rows))
-    return [
-        StepRecord(row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:])
-        for (row, tree), path, start in zip(group, paths, starts, strict=True)
-    ]
 
 
 def _add_pads(rows: list[Row], trees: list[DraftTree]) -> None:

@@ -5,6 +5,7 @@ Each is a built-in exception too. A message is name, rule, value got, and the fi
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -43,6 +44,24 @@ class CliError(SelfSpecError, ValueError):
 
 class CacheError(SelfSpecError, ValueError):
     """A cache can't be found, read or written, or belongs to another tokenizer."""
+
+
+class _Origin(Exception):
+    """The traceback of an error that is kept, as text."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def kept(error: Exception) -> Exception:
+    """An error that may be kept for long: with its traceback as the text of its cause.
+
+    A traceback itself holds what every function held that was running, tensors among them.
+    """
+    if not isinstance(error.__cause__, _Origin):  # It may be kept several times.
+        text = "".join(traceback.format_exception(error))
+        error.__cause__, error.__context__ = _Origin(text), None
+    return error.with_traceback(None)
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,8 @@ for it. It knows neither the other rows of a batch nor how a forward is run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -73,12 +74,14 @@ class Row:
     stops: Stops = Stops()  # noqa: RUF009 has no state
     pad_token_id: int = 0
     gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
+    fails_alone: bool = False  # Does an error of its own end this row and no other?
     stats: GenerationStats = field(default_factory=GenerationStats)
     tell: Callable[[], None] = _tell_nobody  # called once a token was committed
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
         self.is_done = False
+        self.error: Exception | None = None  # What has ended it, if that was an error.
         self._ids: torch.Tensor | None = None  # (1, P + room)
         self._num_written = 0
         self.cursors: list[Cursor] = []
@@ -143,6 +146,20 @@ class Row:
         )
         self.tell()
         return self.is_done
+
+    def fail(self, error: Exception) -> None:
+        """Ends the row where it is."""
+        self.error, self.is_done = error, True
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Inside is work for this row alone: an error there ends no other row that fails alone."""
+        try:
+            yield
+        except Exception as error:
+            if not self.fails_alone:
+                raise
+            self.fail(error)
 
     def begin(
         self,

@@ -20,7 +20,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, Source
-from selfspec.engine import Engine, first_tokens
+from selfspec.engine import Engine
 from selfspec.machine.device import Device, PlainDevice
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.row import Stops, output_of
@@ -33,6 +33,7 @@ from selfspec.verify.choosers import (
     Processing,
 )
 from selfspec.verify.tape import NoiseTape
+from selfspec.walks import first_tokens
 
 VOCAB, PAD, EOS = 7, 0, 6
 Prefix = tuple[int, ...]

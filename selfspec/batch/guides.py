@@ -78,7 +78,7 @@ class Guides:
             if len(self._compiled) > _MOST_KEPT:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(guide)
-        return GuideProcessor(self._compiled[guide].deep_copy(), self._words, self._end_ids)
+        return GuideProcessor(self._compiled[guide].deep_copy(), self._words)
 
     def _compile(self, guide: Guide) -> tuple[Any, str]:
         """A matcher at the start of a text, and what is wrong with it."""
@@ -143,16 +143,14 @@ def _why(matcher: Any) -> str:
 class GuideProcessor:
     """Leaves the tokens of one text that its guide allows. It must see each token of the text.
 
-    Where the guide takes too much work, the text ends, and `error` says why.
+    Raises `UnsupportedError` where no token is allowed, or where the guide takes too much work.
     """
 
     looks_at_rows = True
 
-    def __init__(self, matcher: Any, words: Any, end_ids: Sequence[int]) -> None:
-        self.error = ""
+    def __init__(self, matcher: Any, words: Any) -> None:
         self._matcher = matcher
         self._words = words  # Sources of drafts look for it beside the matcher.
-        self._end_ids = list(end_ids)
         self._length = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -164,10 +162,8 @@ class GuideProcessor:
         if not self._matcher.is_error():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error() or not bits.any():
-            self.error = _why(self._matcher) or "no token is allowed"
-            return torch.full_like(scores, -torch.inf).index_fill_(
-                1, torch.tensor(self._end_ids, device=scores.device), 0.0
-            )
+            why = _why(self._matcher) or "no token is allowed"
+            raise UnsupportedError(f"the schema must take less work for each token (got: {why})")
         is_allowed = np.zeros(scores.shape[1], bool)
         allowed = np.unpackbits(bits, bitorder="little")[: len(is_allowed)] == 1
         is_allowed[: len(allowed)] = allowed

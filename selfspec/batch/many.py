@@ -33,6 +33,9 @@ def generate_many(
     Rows of a batch come and go: when a text ends, the next prompt takes its place without waiting
     for the others. Each text is what `generate()` gives for that prompt alone.
 
+    A prompt that fails ends no other text: it has an answer too, with the exception as its `error`
+    and the text as far as it came. ``if answer.error: raise answer.error`` stops at the first one.
+
     Args:
         model: A causal language model of transformers; it need not be attached.
         tokenizer: Its tokenizer, or its processor, with which messages may have images.
@@ -52,8 +55,9 @@ def generate_many(
         generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
 
     Raises:
-        UnsupportedError: A prompt, or what is asked of `generate()`, can't be served, or a prompt
-            does not fit into `max_memory`. Answers that are complete were yielded before.
+        UnsupportedError: What is asked for all prompts can't be served. That is so if the first
+            prompt is refused and one of a single token too. Before any text is written, this
+            raises whatever `generate()` raises of the arguments.
     """
     if assistant is not None:
         check_assistant(assistant)
@@ -69,7 +73,8 @@ def generate_many(
         max_memory=max_memory,
         scheduler=scheduler,
     )
-    return _answers(session, tokenizer, _with_schemas(prompts, schema), seed, generate_kwargs)
+    common = {**generate_kwargs, "schema": None if isinstance(schema, (list, tuple)) else schema}
+    return _answers(session, tokenizer, _with_schemas(prompts, schema), seed, common)
 
 
 def _with_schemas(prompts: Iterable[Prompt], schema: Any) -> Iterator[tuple[Prompt, Any]]:
@@ -91,14 +96,35 @@ def _answers(
     tokenizer: Any,
     prompts: Iterable[tuple[Prompt, Any]],
     seed: int | None,
-    generate_kwargs: dict[str, Any],
+    common: dict[str, Any],
 ) -> Iterator[Answer]:
-    numbered = enumerate(prompts)
+    numbered, is_tried = enumerate(prompts), False
     while True:
         for index, (prompt, schema) in islice(numbered, session.num_wanted):
             own_seed = None if seed is None else seed + index
-            arguments = {**generate_kwargs, "schema": schema}
-            session.submit(index, inputs_of(prompt, tokenizer), own_seed, arguments)
+            arguments = {**common, "schema": schema}
+            error = _refusal(session, index, prompt, tokenizer, own_seed, arguments)
+            if error is not None:
+                if not is_tried:
+                    session.call(0, [0], 0, common)  # Raises what is wrong for any prompt.
+                yield Answer.refused(index, error)
+            is_tried = True
         if session.is_empty:
             return
         yield from session.work()
+
+
+def _refusal(
+    session: Session,
+    index: int,
+    prompt: Prompt,
+    tokenizer: Any,
+    seed: int | None,
+    arguments: dict[str, Any],
+) -> Exception | None:
+    """Lets a prompt wait, or says why it can't."""
+    try:
+        session.submit(index, inputs_of(prompt, tokenizer), seed, arguments)
+    except Exception as error:
+        return error
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.compat.generation import KV_NAMES, kv_of, with_kv
-from selfspec.errors import UnsupportedError
+from selfspec.errors import UnsupportedError, kept
 from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.call import Call
@@ -41,12 +41,14 @@ class Answer:
 
     Attributes:
         index: Which prompt it is, counted from 0 in the order in which they were given.
-        text: The new text, without special tokens.
+        text: The new text, without special tokens; after an error, as far as it came.
         ids: The new tokens, the end-of-text token among them.
         finish_reason: ``"stop"`` if the model or a stop string ended the text, ``"length"`` if it
-            was cut off at the most tokens.
+            was cut off at the most tokens, ``"error"`` if an error ended it.
         num_prompt_tokens: How many tokens the prompt has.
         stats: What was counted for this prompt. Of the time of a step, each row has an equal share.
+        error: The exception that has ended the text, or why the prompt was refused; its traceback
+            is the text of its cause. None: all went well.
     """
 
     index: int
@@ -55,15 +57,33 @@ class Answer:
     finish_reason: str
     num_prompt_tokens: int
     stats: GenerationStats
+    error: Exception | None = None
 
     @classmethod
-    def to(cls, call: Call, ids: list[int], stats: GenerationStats, tokenizer: Any) -> Answer:
-        """The answer that a call's new tokens are."""
-        text, num_prompt_tokens = tokenizer.decode(ids, skip_special_tokens=True), call.num_tokens
+    def to(
+        cls,
+        call: Call,
+        ids: list[int],
+        stats: GenerationStats,
+        tokenizer: Any,
+        error: Exception | None = None,
+    ) -> Answer:
+        """The answer that a call's new tokens are, to their end or to an error."""
+        text, num_prompt_tokens = "", call.num_tokens
+        try:
+            text = tokenizer.decode(ids, skip_special_tokens=True)
+        except Exception as fault:
+            error = error or fault
         is_ended = bool(ids) and ids[-1] in end_ids(call.generation_config)
         is_cut = not is_ended and num_prompt_tokens + len(ids) >= call.max_length
-        reason = "length" if is_cut else "stop"
-        return cls(call.index, text, ids, reason, num_prompt_tokens, stats)
+        reason = "error" if error is not None else "length" if is_cut else "stop"
+        kept_error = None if error is None else kept(error)
+        return cls(call.index, text, ids, reason, num_prompt_tokens, stats, kept_error)
+
+    @classmethod
+    def refused(cls, index: int, error: Exception) -> Answer:
+        """The answer to a prompt of which no call could be made."""
+        return cls(index, "", [], "error", 0, GenerationStats(), kept(error))
 
 
 def call_for(
@@ -106,7 +126,7 @@ def call_for(
     if call.generation_config.do_sample:
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         call.generator = torch.Generator(call.input_ids.device).manual_seed(seed)
-    call.index, call.alone_reason = index, alone_reason
+    call.index, call.alone_reason, call.fails_alone = index, alone_reason, True
     if alone_reason is not None:  # Its own call makes the others anew; images may be large.
         call.model_kwargs = with_kv(kv_of(call.model_kwargs))
     call.decode_alone = partial(_decode_alone, spec, model, inputs, seed, arguments)

@@ -113,9 +113,14 @@ class Waiting:
         return False
 
     @property
+    def first(self) -> Call | None:
+        """The call whose turn is next."""
+        return self._line[0][1] if self._line else None
+
+    @property
     def next_alone(self) -> Call | None:
         """The first call, if it has to be decoded alone."""
-        first = self._line[0][1] if self._line else None
+        first = self.first
         return first if first is not None and first.alone_reason is not None else None
 
     def sharing(self) -> list[Call]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +23,7 @@ from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, UnsupportedError
+from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
 from selfspec.forward.backends import TreeBackend, kv_bytes_per_token
 from selfspec.forward.model import vocab_size
 from selfspec.forward.tree_kv import foreign_layer
@@ -81,7 +81,8 @@ class Session:
         # How many tokens fit, and how many a prompt may have; by whether it is alone.
         self._limits: dict[bool, tuple[int | None, int | None]] = {}
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
-        self.index_alone: int | None = None  # The one that is, or broke off.
+        self._is_alone = False  # Is one written so now?
+        self._answers: list[Answer] = []  # Those that are complete, for the end of the step.
 
     @property
     def num_wanted(self) -> int:
@@ -91,8 +92,7 @@ class Session:
     @property
     def num_running(self) -> int:
         """How many texts are being written, or their prompt is being read."""
-        is_alone = self.index_alone is not None
-        return len(self._running) + (self._reading is not None) + is_alone
+        return len(self._running) + (self._reading is not None) + self._is_alone
 
     @property
     def kv_bytes(self) -> int:
@@ -192,28 +192,36 @@ class Session:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
         Returns the answers that are complete. A prompt that can't share forwards is answered from
-        beginning to end when its turn comes and no row runs.
+        beginning to end when its turn comes and no row runs. An error is the answer of the prompt
+        that it belongs to. One that may have left any row in pieces is the answer of all rows.
         """
         call = self._waiting.next_alone
         if call is not None and not self._is_busy:
-            return self._answer_alone(call)
-        if self.is_empty:
-            return []
-        engine = self._ready()
-        answers = self._ended(engine)
-        self._read(engine)
-        answers += self._ended(engine)
-        if engine.rows:
-            start = perf_counter()
-            engine.step()
-            if self._pace is not None:
-                self._pace.observe_step(perf_counter() - start)
-            answers += self._ended(engine)
+            self._answer_alone(call)
+        elif not self.is_empty:
+            self._step_together()
+        answers, self._answers = self._answers, []
         return answers
+
+    def _step_together(self) -> None:
+        try:
+            engine = self._ready()
+            self._let_out(engine)
+            self._read(engine)
+            self._let_out(engine)
+            if engine.rows:
+                start = perf_counter()
+                engine.step()
+                if self._pace is not None:
+                    self._pace.observe_step(perf_counter() - start)
+                self._let_out(engine)
+        except Exception as error:
+            self._break_off(error)
 
     def _ready(self) -> Engine:
         """What decodes; with no row there, the model and its weights are looked at anew."""
         if self._engine is None or not self._is_busy:
+            self._engine = None
             self._run.renew()
             if self._backend is None:
                 sizes: Any = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
@@ -228,7 +236,13 @@ class Session:
             self._reading = self._reading or self._next_to_read()
             if self._reading is None:
                 return
-            left -= self._read_part(self._reading, left, engine)
+            call = self._reading
+            try:
+                left -= self._read_part(call, left, engine)
+            except Exception as error:
+                self._reading = None
+                left -= call.num_tokens
+                self._fail(call, error)
 
     def _next_to_read(self) -> Call | None:
         """The first of those prompts that the scheduler wants to start and that fits."""
@@ -272,29 +286,68 @@ class Session:
         if self._engine is not None:
             self._engine.stop(index)
 
-    def _ended(self, engine: Engine) -> list[Answer]:
-        """The answers of the rows that have ended, which leave the batch."""
-        answers = []
+    def _let_out(self, engine: Engine) -> None:
+        """Rows that have ended leave the batch, and their answers are complete."""
         for row in engine.leave():
             call = self._running.pop(row.index)
-            if row.index in self._unread:
-                self._unread.remove(row.index)
-                self._spec.count(call)
-                continue
             engine.note(call)
+            if row.error is not None or row.index in self._unread:
+                self._fail(call, row.error, row.new_ids)
+                continue
             self._spec.finish(call, drafted=True)
-            answers.append(Answer.to(call, row.new_ids, call.stats, self._tokenizer))
-        return answers
+            self._answer(call, row.new_ids, call.stats)
 
-    def _answer_alone(self, call: Call) -> list[Answer]:
+    def _answer(
+        self, call: Call, ids: list[int], stats: Any, error: Exception | None = None
+    ) -> None:
+        self._answers.append(Answer.to(call, ids, stats, self._tokenizer, error))
+
+    def _fail(self, call: Call, error: Exception | None, ids: Sequence[int] = ()) -> None:
+        """Answers with an error and what was written before it, unless nobody waits for that."""
+        self._spec.count(call)
+        if call.index in self._unread:
+            self._unread.remove(call.index)
+            return
+        self._answer(call, list(ids), call.stats, error)
+
+    def _break_off(self, error: Exception) -> None:
+        """Answers all rows with an error, after which nobody knows how much of a step was done.
+
+        Without rows it is that of the next prompt, if the model could not be made ready for it. Our
+        own errors are about the model then, and those of a scheduler about no prompt.
+        """
+        rows, first = self._engine.rows if self._engine else [], self._waiting.first
+        if not self._running:
+            if self._engine or first is None or isinstance(error, SelfSpecError):
+                raise error
+            self._waiting.start(first)
+            self._running[first.index] = first
+        written = {row.index: row.new_ids for row in rows}
+        for index, call in self._running.items():
+            self._fail(call, error, written.get(index, ()))
+        self._running.clear()
+        self._engine = self._backend = None
+
+    def _answer_alone(self, call: Call) -> None:
         self._engine = self._backend = None  # Its own KV takes the memory of the batch's.
         self._waiting.start(call)
         self.alone_reasons[str(call.alone_reason)] += 1
-        self.index_alone = index = call.index
+        ids: list[int] = []
+
+        def hear(fresh: list[int]) -> bool:
+            ids.extend(fresh)
+            return self._hear is None or self._hear(call.index, fresh)
+
         assert call.decode_alone is not None
-        found = call.decode_alone(lambda ids: self._hear is None or self._hear(index, ids))
-        self.index_alone = None
-        return [] if found is None else [Answer.to(call, *found, self._tokenizer)]
+        self._is_alone = True
+        try:
+            found = call.decode_alone(hear)
+            if found is not None:
+                self._answer(call, *found)
+        except Exception as error:
+            self._answer(call, ids, call.stats, error)
+        finally:
+            self._is_alone = False
 
     def _check_fits(self, call: Call, max_bytes: int) -> None:
         """Refuses a prompt that would not fit into the memory if it were the only one."""

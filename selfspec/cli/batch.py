@@ -37,6 +37,9 @@ def batch(
 ) -> int:
     """Answer a file of prompts. A run that was stopped continues where it was.
 
+    A line that fails ends no other: the exit status is 1 at the end, and a second file says why.
+    The next run tries such lines again.
+
     Args:
         prompts: A file with one prompt a line, in JSON.
         answers: The file of answers. If it exists, it is continued.
@@ -105,7 +108,7 @@ def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult])
         task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
         for result in found:
             files.write(result)
-            num_bad += result.answer is None
+            num_bad += not result.is_answer
             num_tokens += result.num_tokens
             bar.update(task, advance=1, tokens=num_tokens)
     return num_bad

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -87,6 +88,10 @@ class Backend(Protocol):
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order."""
+        ...
+
+    def only(self, rows: slice) -> AbstractContextManager[None]:
+        """Inside, forwards have these rows alone, and the others stay as they are."""
         ...
 
     def release(self, *, fills: bool = True) -> None:
@@ -274,6 +279,10 @@ class TreeBackend:
             self._runner.keep_rows(index)
         if self._visible is not None:
             self._visible = self._visible[index]
+
+    def only(self, rows: slice) -> AbstractContextManager[None]:
+        """Inside, forwards have these rows alone. Rows that come and go are never padded."""
+        return self.kv.only(rows)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back; `fills` says whether anybody gets it."""

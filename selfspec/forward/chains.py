@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -114,6 +115,10 @@ class ChainBackend:
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")
+
+    def only(self, rows: slice) -> AbstractContextManager[None]:
+        """Is never called: an error of a forward ends all rows that advance together."""
+        raise AssertionError("chains are never tried again")
 
     def release(self, *, fills: bool = True) -> None:
         """Takes back what an error has left, and lets windowed layers drop old columns again.

@@ -10,7 +10,8 @@ The same slots serve a batch that stays, rows that come and go, windows, and cap
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +124,8 @@ class TreeKV:
         self._keeps_slots = keeps_slots
         self._max_rows = max_rows
         self._max_tokens = max_tokens
+        self._first_row = 0  # Whose slots are those of the first one of `rows`.
+        self._is_part = False  # Are there other rows, which `only` hides?
         self._stock: list[CacheLayerMixin] = []  # Those that get their contents back.
         self._kinds: dict[Kind, list[Member]] = {}
         self._parts: list[Slots] = []
@@ -209,7 +212,10 @@ class TreeKV:
         if all(end - firsts[name] <= capacity for name, capacity in self._capacities.items()):
             return
         for part in self._parts:
-            self._make_room(part, self.needs, end, end - part.first)
+            try:
+                self._make_room(part, self.needs, end, end - part.first)
+            except RuntimeError:  # There may be memory for this tree, if not for later ones too.
+                self._make_room(part, self.needs, end, 0)
             firsts[part.kind.attention_type] = part.first
         self._note_capacities()
 
@@ -221,7 +227,7 @@ class TreeKV:
         """
         # The nodes of a path lie after their targets, so none is overwritten before it is read.
         moves = []
-        for index, (row, path) in enumerate(zip(self.rows, paths, strict=True)):
+        for index, (row, path) in enumerate(zip(self.rows, paths, strict=True), self._first_row):
             targets = enumerate(path, start=row.length)
             moves += [(index, self.front + n, to) for to, n in targets if self.front + n != to]
         if moves:
@@ -239,6 +245,26 @@ class TreeKV:
                     part.tensor[:, target] = part.tensor[:, row]
         self.rows = [self.rows[row] for row in rows]
         self.front = max(self.lengths, default=0)
+        for part in self._parts:
+            self._connect(part)
+
+    @contextmanager
+    def only(self, rows: slice) -> Iterator[None]:
+        """Inside, these are all rows that a forward and `commit` know of.
+
+        Their front is that of the longest of them, so that they need no more slots if another row
+        does.
+        """
+        before = self.rows, self._first_row, self._is_part
+        self._show(self.rows[rows], self._first_row + rows.indices(len(self.rows))[0], True)
+        try:
+            yield
+        finally:
+            self._show(*before)
+
+    def _show(self, rows: list[KVRow], first_row: int, is_part: bool) -> None:
+        self.rows, self._first_row, self._is_part = rows, first_row, is_part
+        self.front = max(self.lengths)
         for part in self._parts:
             self._connect(part)
 
@@ -307,7 +333,10 @@ class TreeKV:
                 return False
         columns = min(end - first + more, max(needs) - first)
         sizes = self._sizes(part, len(needs), max(columns, end - first))
-        part.resize(*sizes, first, len(self.rows), self.front)
+        held = len(self.rows), self.front
+        if self._is_part:  # What is hidden is held too.
+            held = part.num_rows, part.first + part.capacity
+        part.resize(*sizes, first, *held)
         self._connect(part)
         self.generation += 1
         return True
@@ -332,7 +361,8 @@ class TreeKV:
 
         Kept slots show all rows, since a forward may have more rows than are left.
         """
-        rows = part.tensor if self._keeps_slots else part.tensor[:, : len(self.rows)]
+        end = self._first_row + len(self.rows)
+        rows = part.tensor if self._keeps_slots else part.tensor[:, self._first_row : end]
         for member, (index, name) in enumerate(part.members):
             layer = self.cache.layers[index]
             layer.stores[name] = rows[member]

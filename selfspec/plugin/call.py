@@ -69,6 +69,7 @@ class Call:
     synced_gpus: bool = False  # Do other processes wait for each forward?
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
     index: int = 0  # Names its first row in records.
+    fails_alone: bool = False  # Does an error end its row, and no row of another call?
     # Of a prompt that waits: why it shares forwards with no other, and how it is decoded then.
     alone_reason: str | None = None
     decode_alone: (
@@ -191,6 +192,7 @@ class Call:
                 pad_token_id=pad,
                 # Stock's own test for filling up rows that stopped.
                 gets_pads=any(hasattr(each, "eos_token_id") for each in self.stopping_criteria),
+                fails_alone=self.fails_alone,
                 stats=self.stats,
             )
             for number, (ids, read, chooser) in enumerate(

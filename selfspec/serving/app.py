@@ -257,7 +257,7 @@ async def _error_response(request: Request, error: Any) -> Response:
         rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers
         error = RequestError(rule, status=error.status_code, code="no_such_route")
     elif not isinstance(error, RequestError):
-        error = RequestError("this is a fault of the server; its log says more", status=500)
+        error = RequestError.of(error)
     if error.status == 503:
         headers = {"retry-after": "1"}
     return JSONResponse(error_body(error), error.status, headers)

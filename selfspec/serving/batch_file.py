@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from selfspec.errors import CliError, SelfSpecError, one_line
+from selfspec.errors import CliError, one_line
 from selfspec.serving.prompt_files import Encoder, PromptLine, numbered_lines, read_line
 from selfspec.serving.replies import Form, Piece, usage_of
 from selfspec.serving.schema import Chat, RequestError
@@ -26,16 +26,23 @@ if TYPE_CHECKING:
     from selfspec.batch.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so; the number of the line follows.
-_OUR_ERRORS = re.compile(rb'\{"line": \d+, "error": |\Z')
+_OUR_ERRORS = re.compile(rb'\{"line": \d+, "(custom_id|error)": |\Z')  # "error": up to 0.3
 
 
 class LineResult(NamedTuple):
     """What is written for a line: its answer, or why there is none."""
 
-    number: int
-    answer: str | None
-    error: str = ""
+    text: str
+    is_answer: bool = True
     num_tokens: int = 0
+
+    @classmethod
+    def failed(cls, number: int, error: Exception, name: str | int | None = None) -> LineResult:
+        """Why a line has no answer, in the form of OpenAI's batch files."""
+        code = getattr(error, "code", None) or type(error).__name__
+        told = {"code": code, "message": one_line(error)}
+        about = {"line": number, "custom_id": name, "response": None, "error": told}
+        return cls(json.dumps(about, ensure_ascii=False), is_answer=False)
 
 
 @dataclass
@@ -43,7 +50,7 @@ class Progress:
     """How far a file of prompts has come."""
 
     left: set[int] = field(default_factory=set)  # The numbers of lines that need the model.
-    unreadable: dict[int, str] = field(default_factory=dict)  # Other lines, and what is wrong.
+    unreadable: dict[int, RequestError] = field(default_factory=dict)  # What is wrong in others.
     total: int = 0
 
 
@@ -94,7 +101,7 @@ class BatchFiles:
             try:
                 line = read_line(number, data)
             except RequestError as error:
-                progress.unreadable[number] = str(error)
+                progress.unreadable[number] = error
                 continue
             if known is None:
                 progress.left.add(number)
@@ -115,18 +122,15 @@ class BatchFiles:
     def begin(self, progress: Progress) -> None:
         """Starts a new file of errors, with the lines that can't be read."""
         self.errors.unlink(missing_ok=True)
-        for number, why in progress.unreadable.items():
-            self.write(LineResult(number, None, why))
+        for number, error in progress.unreadable.items():
+            self.write(LineResult.failed(number, error))
 
     def write(self, result: LineResult) -> None:
         """Appends an answer, or why there is none."""
-        path, line = self.answers, result.answer
-        if line is None:
-            path = self.errors
-            line = json.dumps({"line": result.number, "error": result.error})
+        path = self.answers if result.is_answer else self.errors
         try:
             with path.open("ab") as stream:
-                stream.write(f"{line}\n".encode())
+                stream.write(f"{result.text}\n".encode())
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -194,13 +198,16 @@ def results(
             try:
                 ids, arguments = encoder.arguments_for(line.prompt_for(encoder.tokenizer), settings)
                 session.submit(line.number, ids, own_seed, arguments)
-            except (SelfSpecError, TypeError, ValueError) as error:
-                yield LineResult(line.number, None, one_line(error))
+            except Exception as error:  # Whatever it is, the other lines go on.
+                yield LineResult.failed(line.number, error, line.name)
                 continue
             asked[line.number] = line
         for answer in session.work():
-            written = record(asked.pop(answer.index), answer, model_name)
-            yield LineResult(answer.index, written, num_tokens=len(answer.ids))
+            line = asked.pop(answer.index)
+            if answer.error is not None:
+                yield LineResult.failed(line.number, answer.error, line.name)
+                continue
+            yield LineResult(record(line, answer, model_name), num_tokens=len(answer.ids))
 
 
 def record(line: PromptLine, answer: Answer, model_name: str) -> str:

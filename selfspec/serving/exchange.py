@@ -10,9 +10,8 @@ from time import perf_counter
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.guides import GuideProcessor
 from selfspec.batch.text_stream import TextStream
-from selfspec.errors import SelfSpecError, one_line
+from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.plugin.call import Call
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder, num_tokens
@@ -49,14 +48,6 @@ class AnswerText:
         end = len(text) - max(begun, default=0)
         self._held = text[end:]
         return text[:end]
-
-
-def _check_guide(call: Call) -> None:
-    """Refuses an answer that ended because its schema took too much work."""
-    for processor in call.logits_processor:
-        if isinstance(processor, GuideProcessor) and processor.error:
-            rule = "the schema must take less work for each token"
-            raise RequestError(f"{rule} (got: {processor.error:.200})", field="response_format")
 
 
 class Exchange:
@@ -101,7 +92,8 @@ class Exchange:
             self.first_at = self.first_at or perf_counter()
             text, reader, reason = texts[choice], readers[choice], None
             if isinstance(event, Answer):
-                _check_guide(self._calls[choice])
+                if event.error is not None:
+                    raise self._told(event.error)
                 self.answers.append(event)
                 fresh, reason = text.end(), "stop" if text.is_stopped else event.finish_reason
             else:
@@ -132,9 +124,11 @@ class Exchange:
                 self.num_prompt_tokens += num_tokens(ids)
                 for number in range(request.n):
                     self._calls.append(model.call(ids, seed + number, arguments))
-        except RequestError:
-            raise
-        except (SelfSpecError, TypeError, ValueError) as error:
-            about_schema = "schema" in str(error) and request.answer_schema is not None
-            field = "response_format" if about_schema else None
-            raise RequestError(one_line(error), field=field) from error
+        except SelfSpecError as error:
+            raise self._told(error) from error
+        except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.
+            raise self._told(UnsupportedError(str(error))) from error
+
+    def _told(self, error: Exception) -> RequestError:
+        about_schema = "schema" in str(error) and self.request.answer_schema is not None
+        return RequestError.of(error, field="response_format" if about_schema else None)

@@ -56,13 +56,21 @@ class ModelThread:
         self.spec = spec
         self.max_memory = max_memory
         self.is_stopping = False  # Then new requests are refused.
-        self._max_rows = max_rows
         self._max_texts = max_rows + max_waiting
         self._indices = count()
         # Who reads the text with an index: each hands events over to its event loop.
         self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
-        self.session: Session  # There is one from `start` on.
+        self.session = Session(
+            model,
+            tokenizer,
+            spec,
+            max_rows=max_rows,
+            max_memory=max_memory,
+            short_first=True,
+            pace=ReadingPace(),
+            hear=self._hear,
+        )
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
 
@@ -90,7 +98,8 @@ class ModelThread:
     async def events(self, calls: Sequence[Call]) -> AsyncIterator[tuple[int, Event]]:
         """The events of each call, with its number here, until all have their answers.
 
-        Raises why there is no answer. When the reader stops, the texts are dropped within a step.
+        An error that has ended a text is in its answer. Raises where the server is being stopped.
+        When the reader stops, the texts are dropped within a step.
         """
         queue: asyncio.Queue[tuple[int, Event | RequestError]] = asyncio.Queue()
         soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -135,7 +144,7 @@ class ModelThread:
 
     def _run(self) -> None:
         try:
-            self.session = self._new_session()
+            self.session.open()
         except BaseException as error:
             self._is_open.set_exception(error)
             return
@@ -153,26 +162,10 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            try:
-                for answer in self.session.step():
-                    self._tell(answer.index, answer)
-            except Exception as error:
-                self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        """Sends the error to the clients whose text broke off. A text that is alone ends alone."""
-        told = RequestError(str(error))
-        if not isinstance(error, SelfSpecError):
-            _log.exception("an answer broke off")
-            why = "the answer broke off by a fault of the server; its log says more"
-            told = RequestError(why, status=500)
-        if (alone := self.session.index_alone) is not None:
-            self.session.index_alone = None
-            self._tell(alone, told)
-            return
-        self.session = self._new_session()
-        for index in list(self._clients):
-            self._tell(index, told)
+            for answer in self.session.step():
+                if answer.error is not None and not isinstance(answer.error, SelfSpecError):
+                    _log.error("an answer broke off", exc_info=answer.error)
+                self._tell(answer.index, answer)
 
     def _tell(self, index: int, event: Event | RequestError) -> None:
         """Hands an event over. One that is not tokens is the last."""
@@ -189,18 +182,3 @@ class ModelThread:
         if ids:
             self._tell(index, list(ids))
         return index in self._clients
-
-    def _new_session(self) -> Session:
-        """A session that is open, so that clients' threads may prepare calls for it."""
-        session = Session(
-            self.model,
-            self.tokenizer,
-            self.spec,
-            max_rows=self._max_rows,
-            max_memory=self.max_memory,
-            short_first=True,
-            pace=ReadingPace(),
-            hear=self._hear,
-        )
-        session.open()
-        return session

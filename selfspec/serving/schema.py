@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from selfspec.errors import SelfSpecError, unknown_name
+from selfspec.errors import SelfSpecError, one_line, unknown_name
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
@@ -42,6 +42,17 @@ class RequestError(SelfSpecError, ValueError):
         self.status = status
         self.field = field
         self.code = code
+
+    @classmethod
+    def of(cls, error: Exception, *, field: str | None = None) -> RequestError:
+        """What is told of an error: our own in its words, another one by its name alone."""
+        if isinstance(error, RequestError):
+            return error
+        name = type(error).__name__
+        if isinstance(error, SelfSpecError):
+            return cls(one_line(error), field=field, code=name)
+        why = f"the answer broke off by a fault of the server ({name}); its log says more"
+        return cls(why, status=500, code=name)
 
 
 def whole_characters(text: str) -> str:

@@ -159,10 +159,7 @@ def test_text_and_reasons_to_finish() -> None:
 
 
 REFUSED: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
-    ([[]], {}, UnsupportedError, "at least one token"),
-    ([7], {}, UnsupportedError, "a prompt must be text"),
     ("Hi", {}, UnsupportedError, "list of prompts"),
-    ([[{"role": "user", "content": "x"}]], {}, UnsupportedError, "chat template"),
     (["the"], {"streamer": object()}, UnsupportedError, "streamer"),
     (["the"], {"past_key_values": 1}, UnsupportedError, "past_key_values"),
     (["the"], {"cache": 1}, UnsupportedError, "cache"),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from selfspec.forward import hidden_map as module
 from selfspec.forward.model import head_heard
+from selfspec.neural import hidden_map as module
 from selfspec.neural.hidden_map import HiddenMap, MapWeights
 from tests.fakes import new_model, prompt, tiny_model
 

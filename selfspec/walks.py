@@ -1,0 +1,78 @@
+"""What rows commit by the logits of a forward: each row walks down its tree.
+
+Knows rows and trees; nothing of the model, of KV or of what is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from selfspec.machine.device import Device
+from selfspec.records import DraftTree, StepRecord
+from selfspec.row import Row
+from selfspec.verify.choosers import StepLogits
+from selfspec.verify.logits import fits_at_once, in_float32
+from selfspec.verify.walk import walk
+
+__all__ = ["Drafted", "FirstTokens", "first_tokens", "read_logits", "walked"]
+
+Drafted = tuple[Row, DraftTree]
+
+
+class FirstTokens(NamedTuple):
+    """What the prompt's forward committed to each row."""
+
+    records: list[StepRecord]
+    logits: torch.Tensor  # (B, 1, V): those that the tokens were chosen from
+
+
+def first_tokens(rows: list[Row], prompt_logits: torch.Tensor, device: Device) -> FirstTokens:
+    """Commits what the prompt's forward yields to each row, by its last logits (B, V).
+
+    This needs neither tables nor slots for drafts, so that a streamer has the first token before
+    any of them is made.
+    """
+    drafted = [(row, DraftTree.of_root(row.last_token)) for row in rows]
+    logits = read_logits(rows, prompt_logits[:, None], device)
+    return FirstTokens([each for group in _groups(drafted) for each in _walked(group)], logits)
+
+
+def read_logits(rows: list[Row], logits: torch.Tensor, device: Device) -> torch.Tensor:
+    """Asks the device for what the walks need; returns the logits that tables are made of."""
+    if fits_at_once(logits):
+        logits = in_float32(logits)
+    step_logits = StepLogits(logits, device)
+    for index, row in enumerate(rows):
+        row.chooser.read(step_logits, index)
+    return logits
+
+
+def walked(drafted: list[Drafted]) -> list[StepRecord | None]:
+    """What came of each tree, by the logits that were read; None for a row that has failed."""
+    records: list[StepRecord | None] = []
+    for group in _groups(drafted):
+        found: Sequence[StepRecord | None] = [None] * len(group)
+        if (first := group[0][0]).error is None:
+            with first.guarded():
+                found = _walked(group)
+        records += found
+    return records
+
+
+def _groups(drafted: list[Drafted]) -> list[list[Drafted]]:
+    """Each row walks down its tree by itself, unless all move together."""
+    return [drafted] if drafted[0][0].chooser.moves_together else [[each] for each in drafted]
+
+
+def _walked(group: list[Drafted]) -> list[StepRecord]:
+    """What came of each tree. The walk ends where one of them has no child for its token."""
+    rows, starts = [row for row, _ in group], [row.num_new for row, _ in group]
+    paths = walk([tree for _, tree in group], partial(rows[0].chooser.commit, rows))
+    return [
+        StepRecord(row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:])
+        for (row, tree), path, start in zip(group, paths, starts, strict=True)
+    ]
