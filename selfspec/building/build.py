@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from selfspec.building.grams import GramCounter
-from selfspec.building.reading import prefix_of, prior_sums, teach
+from selfspec.building.reading import prefix_of, teach
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds, read_ids
 from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
@@ -29,6 +29,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 from selfspec.machine.memory import free_memory
+from selfspec.run.map_prior import PriorSums
 from selfspec.run.model import vocab_size
 
 _MAX_MEMORY = 1 << 32  # In bytes, for counting; what does not fit loses its rarest n-grams.
@@ -95,7 +96,7 @@ class _Build:
             model = self.load_model().eval()
             learned = Knowledge(SpecConfig()).learned(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
-            sums = prior_sums(model)
+            sums = PriorSums.of(model)
             read = teach(learned, model, documents, recipe, prefix=prefix, sums=sums)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
             self.facts["tokens_read"] = self._some(done, "a document with text in it")

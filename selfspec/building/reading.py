@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds
@@ -18,8 +17,7 @@ from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.learned import Learned
 from selfspec.learning import top_k_of
 from selfspec.run.map_prior import PriorSums
-from selfspec.run.model import embeddings_of, head_heard, max_positions, vocab_size
-from selfspec.run.packed.copies import gives_rows
+from selfspec.run.model import head_heard, max_positions, vocab_size
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 _NEUTRAL = "Hello"
@@ -68,21 +66,13 @@ def teach(
         yield num_new
 
 
-def prior_sums(model: Any) -> PriorSums | None:
-    """What the states of a model are added to; None if it has no plain embeddings or no head."""
-    read = embeddings_of(model)
-    if not isinstance(read, nn.Embedding) or model.get_output_embeddings() is None:
-        return None
-    return PriorSums(read.weight) if gives_rows(read.weight) else None
-
-
 @torch.inference_mode()
 def _add_states(sums: PriorSums, windows: Sequence[TokenIds], states: torch.Tensor) -> None:
     """Adds the states (B, N, D) of windows."""
     before = torch.cat([row[: len(ids) - 1] for ids, row in zip(windows, states, strict=True)])
     after = torch.cat([row[1 : len(ids)] for ids, row in zip(windows, states, strict=True)])
     tokens = torch.from_numpy(np.concatenate([ids[1:] for ids in windows]))
-    sums.add(before, tokens.to(states.device), after)
+    sums.add(before, tokens, after)
 
 
 def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:

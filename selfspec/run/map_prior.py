@@ -15,12 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn.functional import embedding
+
+from selfspec.run.model import embeddings_of
+from selfspec.run.packed.copies import gives_rows
 
 __all__ = ["MapPrior", "PriorSums", "fingerprint"]
 
 _RIDGE = 1e-3  # Of the mean variance of what is read.
 _LEAST_PAIRS = 4  # For each number that is read. From fewer, the guesses are hardly worth having.
+_MOST_READ = 8192  # Numbers. The sums over 8,192 take 800 MB, and solving them half a minute.
 _NUM_ROWS = 64  # Tokens whose embeddings tell one model from another.
 
 _log = logging.getLogger("selfspec")
@@ -68,26 +73,36 @@ class PriorSums:
     Each pair costs as many multiplications. More sums can be added to them at any time.
     """
 
-    def __init__(self, embeddings: torch.Tensor) -> None:
-        """For a model whose input embeddings (V, E) are these."""
+    def __init__(self, embeddings: torch.Tensor, dims: int) -> None:
+        """For a model with these input embeddings (V, E), whose states have D = `dims` numbers."""
         self.num = 0
         self._embeddings = embeddings
-        self._products: torch.Tensor | float = 0.0  # X' X, with a column of ones at the end of X
-        self._answers: torch.Tensor | float = 0.0  # X' Y
+        # X' X and X' Y, with a column of ones at the end of X.
+        read, where = dims + embeddings.shape[1] + 1, {"dtype": torch.double, "device": "cpu"}
+        self._products = torch.zeros(read, read, **where)
+        self._answers = torch.zeros(read, dims, **where)
+
+    @classmethod
+    def of(cls, model: Any) -> PriorSums | None:
+        """Those of a model; None without plain embeddings or head, or if they are too large."""
+        inputs, head = embeddings_of(model), model.get_output_embeddings()
+        if not isinstance(inputs, nn.Embedding) or not isinstance(head, nn.Linear):
+            return None
+        num_read = head.in_features + inputs.embedding_dim
+        is_fit = num_read <= _MOST_READ and gives_rows(inputs.weight)
+        return cls(inputs.weight, head.in_features) if is_fit else None
 
     def add(self, before: torch.Tensor, ids: torch.Tensor, after: torch.Tensor) -> None:
         """Takes in the states (N, D) before and after tokens (N,)."""
-        embedded = embedding(ids, self._embeddings)
+        embedded = embedding(ids.to(self._embeddings.device), self._embeddings).to(before.device)
         read = torch.cat([before, embedded, torch.ones_like(before[:, :1])], dim=-1).float()
-        self._products = self._products + (read.T @ read).cpu().double()
-        self._answers = self._answers + (read.T @ after.float()).cpu().double()
+        self._products += (read.T @ read).cpu()
+        self._answers += (read.T @ after.float()).cpu()
         self.num += len(after)
 
     def arrays(self) -> dict[str, NDArray[Any]] | None:
         """The prior for a cache; None from too few pairs, or from what is not finite."""
         products, answers, num = self._products, self._answers, self.num
-        if isinstance(products, float) or isinstance(answers, float):
-            return None
         dims, size = answers.shape[1], len(answers) - 1
         if num < _LEAST_PAIRS * size or not bool(products.isfinite().all()):
             return None

@@ -10,7 +10,7 @@ import torch
 
 from selfspec import SelfSpec
 from selfspec.building.grams import GramCounter
-from selfspec.building.reading import prior_sums, teach
+from selfspec.building.reading import teach
 from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cache import load_cache
 from selfspec.errors import BuildError, CacheError
@@ -88,7 +88,7 @@ class TestTexts:
         """Those that enter the head, each window by itself."""
         generator = np.random.default_rng(0)
         documents = [generator.integers(5, 200, size) for size in (7, 1, 90, 160)] * 2
-        recipe, sums = Recipe.of(data="d", window=16, batch=3), prior_sums(model)
+        recipe, sums = Recipe.of(data="d", window=16, batch=3), PriorSums.of(model)
         list(
             teach(
                 SelfSpec().learned(vocab_size(model)),
@@ -99,7 +99,7 @@ class TestTexts:
                 sums=sums,
             )
         )
-        expected = PriorSums(model.get_input_embeddings().weight)
+        expected = PriorSums(model.get_input_embeddings().weight, model.config.hidden_size)
         for ids in documents:
             for start in range(0, len(ids), 16):
                 window = torch.from_numpy(ids[start : start + 16])

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import embedding
 
+from selfspec.run import map_prior as module
 from selfspec.run.map_prior import MapPrior, PriorSums, fingerprint
+from tests.fakes import new_model, tiny_model
 
 DIMS, EMBEDDING, NUM_IDS = 6, 4, 50
 
@@ -30,7 +33,7 @@ def pairs(embeddings: torch.Tensor, num: int, seed: int = 0) -> tuple[torch.Tens
 
 
 def summed(embeddings: torch.Tensor, *parts: tuple[torch.Tensor, ...]) -> PriorSums:
-    sums = PriorSums(embeddings)
+    sums = PriorSums(embeddings, DIMS)
     for part in parts:
         sums.add(*part)
     return sums
@@ -70,7 +73,7 @@ def test_what_it_reads_is_about_as_long_as_one(embeddings):
 
 
 def test_too_few_pairs_or_numbers_that_are_none_give_no_prior(embeddings):
-    assert PriorSums(embeddings).arrays() is None
+    assert PriorSums(embeddings, DIMS).arrays() is None
     few = 4 * (DIMS + EMBEDDING)
     assert summed(embeddings, pairs(embeddings, few - 1)).arrays() is None
     assert summed(embeddings, pairs(embeddings, few)).arrays() is not None
@@ -92,3 +95,12 @@ def test_only_the_model_that_it_was_made_with_uses_it(embeddings):
 def test_a_fingerprint_needs_few_tokens(embeddings):
     assert np.array_equal(fingerprint(embeddings), fingerprint(embeddings.clone()))
     assert fingerprint(embeddings[:3]).shape == (8,)
+
+
+def test_models_whose_states_it_cannot_sum_up(monkeypatch):
+    assert PriorSums.of(tiny_model()) is not None
+    model: Any = new_model()
+    model.lm_head = nn.Sequential(model.lm_head)
+    assert PriorSums.of(model) is None
+    monkeypatch.setattr(module, "_MOST_READ", 2 * tiny_model().config.hidden_size - 1)
+    assert PriorSums.of(tiny_model()) is None, "too many numbers"
