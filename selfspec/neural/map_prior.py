@@ -59,7 +59,7 @@ class MapPrior(NamedTuple):
 
     def scales(self, dims: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
         """The mean and the scale of states, and those of embeddings."""
-        sizes = dims, len(self.mean) - dims
+        sizes = [dims, len(self.mean) - dims]
         means, scales = torch.split(self.mean, sizes), torch.split(self.scale, sizes)
         return tuple(zip(means, scales, strict=True))
 
@@ -110,7 +110,7 @@ class PriorSums:
         mean = products[-1, :-1] / num
         products = products[:-1, :-1] - num * mean.outer(mean)
         answers = answers[:-1] - mean.outer(answers[-1])
-        parts = (products.diag() / num).split([dims, size - dims])
+        parts = torch.split(products.diag() / num, [dims, size - dims])
         scale = torch.cat([_scale(part) for part in parts])
         products = products * scale.outer(scale)
         ridge = _RIDGE * products.diag().mean() * torch.eye(size, dtype=torch.double, device="cpu")
