@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
-from selfspec.forward import map_prior as module
+from selfspec.neural import map_prior as module
 from selfspec.neural.map_prior import MapPrior, PriorSums, fingerprint
 from tests.fakes import new_model, tiny_model
 
