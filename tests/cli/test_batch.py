@@ -136,9 +136,10 @@ def test_lines_whose_text_breaks_off(batch, tmp_path, stock_text, monkeypatch):
     given, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "arguments_for", treacherous)
-        for _ in range(2):
+        for num_tokens in (6 * len(PROMPTS), 0):
             result = batch(given, out)
             assert result.exit_code == 1
+            assert f" {num_tokens} tokens" in result.stderr
             answers = {each["id"]: each["text"] for each in read(out)}
             assert answers == {text: stock_text(text, 6) for text in PROMPTS}
             error = {"code": "OutOfMemoryError", "message": "on purpose"}
