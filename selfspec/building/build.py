@@ -147,7 +147,7 @@ class _Build:
         return tokens
 
     def _contents(self, **parts: Any) -> CacheContents:
-        """All of it with its origin for the card, without times, paths or machines."""
+        """The finished parts and, for the card, their origin, without times, paths or machines."""
         recipe = self.recipe
         about = _without_folders(recipe)
         owner = tokenizer_info(self.tokenizer)

@@ -34,10 +34,8 @@ def teach(
 ) -> Iterator[int]:
     """Shows the sources of `learned` what the model predicts after each token of the documents.
 
-    `sums` take in the hidden states that lead there.
-
-    Documents are cut into windows, which are read with `prefix` before each. Yields how many
-    tokens each forward has read.
+    `sums` take in the hidden states from which it predicts. Documents are cut into windows, and
+    `prefix` is read before each. Yields the number of tokens that each forward has read.
     """
     length = min(recipe.window, max_positions(model) or recipe.window)
     rows = max(1, min(recipe.batch, _MAX_LOGITS // (vocab_size(model) * length)))

@@ -62,8 +62,8 @@ class CacheContents:
 def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     """The fingerprint of a tokenizer: a hash over its vocabulary, sorted by id.
 
-    Added and special tokens are part of it, merges and templates are not. Of a name that is a path
-    only the last part is kept, so that the same tokenizer gives the same card in any folder.
+    It includes added and special tokens, but neither merges nor templates. If the name is a path,
+    only its last part is kept, so that the same tokenizer gives the same card in any folder.
     """
     if isinstance(tokenizer, TokenizerInfo):
         return tokenizer

@@ -198,7 +198,7 @@ def _card(text: str) -> _Card:
 
 
 def _check_table(source: str, table: Mapping[str, Any]) -> None:
-    """Checks the shapes and the lower bounds of a LUT. Its upper bound is the model's to know."""
+    """Checks the shapes and the lower bounds of a LUT. `restore` knows how many ids there are."""
     key = KEY_OF.get(source)
     if key is None or set(table) != {key, "ids", "probabilities"}:
         raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
@@ -215,7 +215,7 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
 
 
 def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a map of hidden states begins with. Whether it is the model's own, the model knows."""
+    """What a map of hidden states begins with. Whether it is of this model is checked later."""
     if set(arrays) != {"mean", "scale", "weights", "model"}:
         raise ValueError("its map of hidden states is not whole")
     *halves, model = (arrays[name] for name in ("mean", "scale", "weights", "model"))
@@ -232,7 +232,7 @@ def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _checked_answers(table: Mapping[str, Any]) -> Any:
-    """The tokens of answers; their upper bound is the model's to know."""
+    """The tokens of answers. `restore` knows how many ids there are."""
     tokens = table.get("tokens")
     if tokens is None or len(table) > 1 or tokens.dtype != np.int32 or tokens.ndim != 1:
         raise ValueError("its answers must be one row of int32")

@@ -66,7 +66,7 @@ class Knowledge:
             self._learned = None
 
     def contents(self, tokenizer: Any, about: Mapping[str, Any] | None) -> CacheContents:
-        """All of it, for a cache.
+        """Everything that was loaded or learned, for a cache.
 
         Tables that were loaded for a source that the knobs leave out are included unchanged.
         """

@@ -28,7 +28,7 @@ def check_model_name(name: str, option: str = "name") -> None:
 
 
 def find_model(name: str, option: str = "name") -> None:
-    """Refuses a name that is no model here, and none that the Hub has or can be asked for.
+    """Refuses a name that is no model, here or on the Hub, also if the Hub can't be asked.
 
     The Hub is asked once. Without this, each file that a loader looks for is tried for half a
     minute where the Hub can't be reached.

@@ -13,9 +13,9 @@ from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunners
 from selfspec.weights import Packing
 
-# Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
+# Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
-# Two tokenizers that share their ids but for special tokens differ in fewer tokens than this share.
+# Tokenizers that differ in special tokens alone differ in less than this share of their tokens.
 _FEW = 0.01
 
 

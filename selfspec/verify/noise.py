@@ -1,12 +1,11 @@
 """The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
 
-`torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. To draw
-`q` takes a CPU longer than all the rest of a token's sampling, most of it for logarithms, and all
-but a few tokens have a p of 0 or next to it. So there only the uniform numbers are drawn that the
-noise is made from, which moves the generator just as far, and logarithms are taken for the tokens
-that may win: those on a shortlist, and others whose number is next to nothing. This
-rounds otherwise than stock; where the two best are so near that it could matter, the noise is
-made as stock makes it.
+`torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. On a CPU,
+drawing `q` takes longer than the rest of a token's sampling, mostly for logarithms, although all
+but a few tokens have a p near 0. So on a CPU only the uniform numbers are drawn, from which the
+noise is made. This advances the generator equally. Logarithms are taken for possible winners only:
+tokens on a shortlist, and others whose uniform number is near 0. This rounds differently from
+stock. If the two best are so near that it could matter, the noise is made as stock makes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Noise", "next_noise", "pick_from"]
 NoiseOf = Callable[[int], float]  # The noise of each token.
 
 _AS_THEY_ARE = Warpers()
-# Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
+# Rounding, here and in stock, changes a ratio by about 1e-6 at most.
 _CLEARLY = 1 + 1e-4
 
 
@@ -38,11 +37,11 @@ class Noise(Protocol):
         ...
 
     def least(self, row: int) -> float:
-        """A number that none of a row's is below."""
+        """No token of the row has less noise than this."""
         ...
 
     def of(self, row: int) -> NoiseOf:
-        """The noise of one token after the other, on a CPU."""
+        """A function that gives the noise of a token, on a CPU."""
         ...
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
@@ -132,7 +131,7 @@ class _Uniforms:
 def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
     """The token that stock would draw, out of a shortlist; None where it is not sure.
 
-    Likeliest first, up to where not even the least noise of all could help a token.
+    Goes down from the likeliest token, until not even the least noise could make one win.
     """
     least = noise.least(row)
     if not least > 0:
@@ -181,7 +180,7 @@ def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
 def _is_made_of_uniforms() -> bool:
     """Does this torch make exponential noise of one double in [0, 1) for each number?
 
-    Some builds draw it otherwise, as those that leave it to MKL; they are taken as they are.
+    Some builds draw it differently, such as those that use MKL. There the noise is drawn whole.
     """
     stock, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
     noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")
