@@ -16,6 +16,7 @@ from cyclopts.validators import Number
 from selfspec.cli.loading import check_options, load_all, memory_of_texts
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import DraftOptions, Knobs, Model
+from selfspec.cli.vllm_options import in_our_options
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.serving.prompt_files import Encoder
@@ -121,6 +122,7 @@ def serve(
     /,
     *,
     name: str | None = None,
+    speculative_config: str | None = None,
     listening: Listening = Listening(),
     asked: DraftOptions = DraftOptions(),
     knobs: Knobs = Knobs(),
@@ -129,8 +131,12 @@ def serve(
 
     Args:
         name: The model's name in requests. Default: MODEL.
+        speculative_config: vLLM's option, in JSON: its method ngram, suffix or draft_model.
     """
-    asked, config = replace(asked, model=model), knobs.config()
+    asked = replace(asked, model=model)
+    if speculative_config is not None:
+        asked, knobs = in_our_options(speculative_config, asked, knobs)
+    config = knobs.config()
     check_options(asked)
     listening.check()
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
