@@ -177,14 +177,14 @@ def _model_thread(
     asked: DraftOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, ImageReader]:
     """Loads everything, and starts nothing yet."""
-    from selfspec.forward.backends import kv_bytes_per_token
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread
+    from selfspec.weights.streamed.memory_plan import kv_bytes
 
     max_rows = listening.max_rows
     loaded = load_all(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
     model = loaded.model
-    listening.check_memory(kv_bytes_per_token(model))
+    listening.check_memory(kv_bytes(model, 1))
     left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
     thread = ModelThread(
         model,

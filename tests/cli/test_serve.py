@@ -25,6 +25,8 @@ from selfspec.cli import serve
 from selfspec.cli.options import DraftOptions, Knobs
 from selfspec.cli.vllm_options import in_our_options
 from selfspec.config import SpecConfig
+from tests.fakes import new_model
+from tests.tiny import make_tokenizer
 from tests.waiting import PATIENCE, free_port, wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
@@ -175,6 +177,17 @@ def test_within_a_memory(chat_folder: str) -> None:
     answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "mamba"])
+def test_a_model_whose_layers_keep_no_keys(name: str, tmp_path: Path) -> None:
+    """What they keep instead is little, whatever the length of a text."""
+    new_model(name, vocab_size=512).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    asked = DraftOptions(model=str(tmp_path), dtype="float32", device="cpu")
+    answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
+    answering.start()
+    answering.join(PATIENCE)
 
 
 @pytest.mark.parametrize(
