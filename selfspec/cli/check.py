@@ -147,6 +147,7 @@ def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) ->
     if painter.in_colour:
         console.print(painter.legend(writer.origins(config)))
     for question, ids in asked:
+        assert isinstance(ids, list)  # The demo has no images.
         console.rule(Text(question.kind), align="left", style="dim")
         painter.write(str(question.prompt), "dim")
         writer.reseed()
