@@ -97,6 +97,8 @@ def _with_rows(many: Many, spec: SelfSpec, *, scheduler: type[Scheduler]) -> _An
         max_new_tokens=many.max_new_tokens,
         do_sample=False,
     ):
+        if answer.error is not None:
+            raise answer.error
         yield answer.index, answer.ids
 
 

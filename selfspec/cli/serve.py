@@ -32,6 +32,8 @@ _LEAST_TOKENS = 64  # The KV of each text must have room for so many.
 
 _Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
+# vLLM's option, for those who have it in a script. What it does has options of its own below.
+_Config = Annotated[str | None, Parameter(show=False)]
 _Key = Annotated[str | None, Parameter(env_var="SELFSPEC_API_KEY")]
 
 
@@ -122,7 +124,7 @@ def serve(
     /,
     *,
     name: str | None = None,
-    speculative_config: str | None = None,
+    speculative_config: _Config = None,
     listening: Listening = Listening(),
     asked: DraftOptions = DraftOptions(),
     knobs: Knobs = Knobs(),
@@ -131,7 +133,6 @@ def serve(
 
     Args:
         name: The model's name in requests. Default: MODEL.
-        speculative_config: vLLM's option, in JSON: its method ngram, suffix or draft_model.
     """
     asked = replace(asked, model=model)
     if speculative_config is not None:

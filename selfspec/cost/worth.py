@@ -48,7 +48,7 @@ class SourceWorth:
         """
         self._num_tried += self._was_asked
         self._was_asked = False
-        if self._num_paused:
+        if self._num_paused > 0:
             self._num_paused -= 1
         elif self._num_tried >= _TRIED and self._tokens.value < price(self._seconds.value):
             self._num_tried, self._num_paused = 0, self._pause - 1

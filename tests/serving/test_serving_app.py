@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfspec.engine import Engine
 from selfspec.serving.exchange import AnswerText
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.tiny import make_tokenizer
@@ -157,10 +158,11 @@ def test_metrics_have_vllms_names_too(served: Served) -> None:
 
 def test_a_fault_ends_no_more_than_it_has_to(served: Served, monkeypatch: Any) -> None:
     """The model's thread goes on, and so does the next request."""
-    monkeypatch.setattr(served.thread.session, "step", lambda: [][1])
-    response = served.post(COMPLETION, {"model": NAME, "prompt": "def", "max_tokens": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", lambda _engine: [][1])
+        response = served.post(COMPLETION, {"model": NAME, "prompt": "def", "max_tokens": 4})
     assert response.status_code == 500
-    assert "fault of the server" in response.json()["error"]["message"]
+    assert "fault of the server (IndexError)" in response.json()["error"]["message"]
     assert "list index" not in response.text
     assert served.ask(COMPLETION, prompt="def", max_tokens=4, temperature=0)
 
