@@ -15,10 +15,10 @@ from selfspec.batch.session import Session
 from selfspec.cost import Budget, SourceWorth
 from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.engine import Engine
-from selfspec.forward.backends import kv_bytes_per_token
 from selfspec.forward.prompt import Prefilled
 from selfspec.request import Request
 from selfspec.row import Row
+from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
 from tests.streamed import load_tightly, saved_model
@@ -181,7 +181,7 @@ class Greedy:
 
 def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny_model("mistral"), prompts((20, 8, 12, 5, 20, 7, 9))
-    limit = kv_bytes_per_token(model) * 180
+    limit = kv_bytes(model, 180)
     session = Session(
         model, tiny_tokenizer(), wild(), max_rows=6, max_memory=limit, scheduler=Greedy()
     )
@@ -189,7 +189,7 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def note(self: Engine, request: Request, prompt: Prefilled) -> None:
         join(self, request, prompt)
-        reading = prompt.input_ids.shape[1] * kv_bytes_per_token(model)
+        reading = kv_bytes(model, prompt.input_ids.shape[1])
         copied = session.kv_bytes // (2 * model.config.num_hidden_layers)
         taken.append(session.kv_bytes + reading + copied)
         rows.append(session.num_running)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
-from selfspec.forward.backends import kv_bytes_per_token
 from selfspec.serving.prompt_files import Encoder
+from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
@@ -189,4 +189,4 @@ def test_within_a_memory(batch, tmp_path, stock_text, loaded):
     model = loaded.model  # A draft model takes its part of the memory.
     alone, beside = (memory_of_texts(model, small, "1GB", 3) for small in (None, model))
     weights = sum(each.nbytes for each in model.parameters())
-    assert alone - beside == weights + TOKENS_A_TEXT * (3 + OTHER_TEXTS) * kv_bytes_per_token(model)
+    assert alone - beside == weights + kv_bytes(model, TOKENS_A_TEXT * (3 + OTHER_TEXTS))

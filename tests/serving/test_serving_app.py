@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -133,6 +134,26 @@ def test_statistics_and_metrics(served: Served) -> None:
     more = "prompt_tokens_total ,tokens_per_step ,time_to_first_token_seconds_count ,kv_bytes 0"
     for name in f"{known},{more}".split(","):
         assert f"\nselfspec_{name}" in text, name
+
+
+def test_metrics_have_vllms_names_too(served: Served) -> None:
+    """And nothing that no scraper can read: a name, labels in quotation marks, and a number."""
+    served.ask(COMPLETION, prompt="the quick brown fox the quick", max_tokens=24, temperature=0)
+    stats = served.client.get("/selfspec/stats").json()
+    lines = served.client.get("/metrics").text.splitlines()
+    form = re.compile(r'[a-z_:]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
+    assert all(map(form.fullmatch, lines)), lines
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    label = f'model_name="{NAME}"'
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    for name in names:
+        value = found[f"vllm:spec_decode_{name}_total{{{label}}}"]
+        assert int(value) == stats[name] > 0, name
+    first = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{label},position="0"}}'
+    assert int(found[first]) / stats["num_drafts"] == stats["acceptance_rates"][0]
+    assert found[f"vllm:num_requests_running{{{label}}}"] == "0"
+    ours = found["selfspec_new_tokens_total"]
+    assert found[f"vllm:generation_tokens_total{{{label}}}"] == ours
 
 
 def test_a_fault_ends_no_more_than_it_has_to(served: Served, monkeypatch: Any) -> None:
