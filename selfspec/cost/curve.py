@@ -21,28 +21,27 @@ _MORE = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _ALL = np.array(WIDTHS + _MORE)
 # The place of each width in `_ALL`.
 _PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
-# No step takes less or more: seconds.
+# A clock that says less or more, in seconds, is wrong.
 _SHORTEST, _LONGEST = 1e-9, 1e9
-# The time of a width follows the log of what its steps took: their mean at first, then fading at
-# this rate.
-_FADE = 1 / 16
-# What was expected of a width counts as much as this many steps.
-_PRIOR_STEPS = 0.1
-# Once a width has seen this many steps, a time farther off than by this factor counts as this far.
-_KNOWN = 8
+# The time of a width is the mean of its first 16 steps; later ones count 1/16 each. The mean is
+# that of logarithms.
+_KNOWN = 16
+# A time of a width with 16 steps that is off by more than this factor counts as off by this factor,
+# and plain steps that are off by less say nothing of the machine.
 _FAR = math.log(1.25)
-# If n steps of a width were seen, what they took beyond what is expected halves in this many times
-# width / 2 · n² plain steps in a row: what is dear to try again is believed for longer.
+# What a width cost beyond what was expected may have been bad luck. After n steps of the width, it
+# halves in 16 · width · n² plain steps: what is dear to try again is believed for longer.
 _HALVING = 16
-# The machine is in a slow or a fast moment if the median of the last plain steps is off by _FAR.
+# The machine is slow or fast just now if the median of the last three plain steps says so.
 _NEAR_PLAIN = 3
-# Plain steps tell of the machine for this many steps.
+# They tell of the machine for this many steps.
 _STALE = 16
-# A query is expected to cost this many plain steps at most: as where each is computed alone.
+# After another text or on another day, no query is expected to cost more plain steps than this, or
+# none would be tried again. Where each query is computed alone, it costs nearly one.
 _DEAREST = 0.7
-# Where both are flatter than this share of a plain step for each query, shapes are alike.
+# What a query costs is known no better than this, in plain steps.
 _FLAT = 0.02
-# A step may be this many of these widths wider than the widest timed one.
+# A step may be two of these widths wider than the widest timed one.
 _FARTHER = 2
 
 
@@ -143,9 +142,8 @@ class CostCurve:
         A change that lasts is followed within some 16 steps of its width. One odd step moves a
         width that is known by less than 2 %.
         """
-        if not 0 < seconds < math.inf:
+        if not _SHORTEST <= seconds <= _LONGEST:
             return
-        seconds = min(max(seconds, _SHORTEST), _LONGEST)
         with self._lock:
             place = _place(width)
             before, taken = self._seconds[place], seconds
@@ -188,24 +186,21 @@ class CostCurve:
 
     def _step_of(self, place: int, change: float) -> float:
         """How far a place moves for a time whose log is `change` away from it."""
-        count = self._counts[place] = self._counts[place] + 1
-        if count > _KNOWN:
+        was_known = self._counts[place] == _KNOWN
+        count = self._counts[place] = min(self._counts[place] + 1, _KNOWN)
+        if was_known:
             change = min(max(change, -_FAR), _FAR)
         # The very first plain step is often slow: the second one is taken for the truth.
-        is_scale = place == 0 and count <= 2
-        return change * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
+        return change if place == 0 and count == 2 else change / count
 
     def _see_plain(self, seconds: float) -> None:
-        """Takes in what the machine does now; what wide steps took is forgotten, if unlucky."""
+        """Takes in what the machine does now; after two plain steps in a row, bad luck fades."""
         self._last_plain.append(seconds)
-        in_a_row, self._since_plain = self._since_plain == 0, 0
-        if not in_a_row:
-            return
+        is_first, self._since_plain = self._since_plain > 0, 0
         for place, count in enumerate(self._counts):
             above = self._timed[place] / (self._plain * self._expected[place])
-            if place and count and above > 1:
-                seen = min(count, _KNOWN)
-                kept = 0.5 ** (2 / (_HALVING * int(_ALL[place]) * seen**2))
+            if place and count and above > 1 and not is_first:
+                kept = 0.5 ** (1 / (_HALVING * int(_ALL[place]) * count**2))
                 self._timed[place] *= above ** (kept - 1)
 
     def _fitted(self) -> list[float]:

@@ -47,7 +47,6 @@ class Ledger:
     def __init__(self) -> None:
         self._taken = 0.0
         self._saved = 0.0
-        self._doubted = (0.0, 0.0)  # What a query cost in odd steps, and what these lost.
         self.kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
 
     @property
@@ -63,15 +62,6 @@ class Ledger:
     def forgive(self) -> None:
         """Forgets a loss: steps cost something else from now on, so drafts may try anew."""
         self._saved = max(self._saved, 0.0)
-
-    def doubt(self, slope: float, lost: float) -> None:
-        """Notes a loss that may have been bad luck: each further query cost `slope` plain steps."""
-        self._doubted = slope, lost
-
-    def settle(self, slope: float) -> float:
-        """The loss that a step with drafts confirms, whose further queries cost `slope`."""
-        (odd, lost), self._doubted = self._doubted, (0.0, 0.0)
-        return lost if slope > odd / 2 else 0.0
 
     def observe(self, taken: float, saved: float) -> None:
         """Takes in what a step took, and what it saved against those that its tokens would need."""

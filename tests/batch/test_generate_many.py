@@ -12,7 +12,8 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
-from selfspec.cost import Budget, SourceWorth
+from selfspec.cost import Budget
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.engine import Engine
 from selfspec.forward.backends import kv_bytes_per_token
 from selfspec.plugin.call import Call
