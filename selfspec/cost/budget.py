@@ -13,14 +13,13 @@ from selfspec.cost.ledger import Ledger, MeanRatio
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord
 
-# What the model says after a verified node is learned, and brings about this many tokens later.
+# Sources learn what the model says after a verified node: that brings about 0.01 tokens later.
 _LESSON = 0.01
-# A plain step is timed anew after this many others.
+# After 64 steps with drafts, a plain step is timed again.
 _RETIME = 64
-# Statistics mention plain steps from this many on, if they are half of all.
+# Statistics mention that drafting was paused if 16 steps or more, and half of all, were plain.
 _MANY = 16
-# A token that needs no step of its own saves about this share of a plain step: steps with drafts
-# take longer and yield several tokens.
+# One token more saves about half a plain step: steps with drafts take longer and yield several.
 _SAVED = 0.5
 
 
@@ -150,7 +149,7 @@ class MeasuredBudget(Budget):
 
     def charge(self, seconds: float) -> None:
         """Drafts have lost that."""
-        steps = seconds / (self.curve.slowness * self.curve.seconds(1))
+        steps = seconds / self.curve.seconds(1)
         self.ledger.observe(steps, -steps)
 
 
@@ -190,12 +189,15 @@ class MeasuredStep(Step):
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         """Refines the curve, and weighs what such a step takes against plain steps for its tokens.
 
-        A step is charged what the curve says once it has learned from it: one slow step of a width
-        that is known says little of the width, and drafts are not to blame for it.
+        A step is charged what the curve says once it has learned from it, since one slow step of a
+        known width is bad luck. As the first step of a width may be unlucky too, no step is charged
+        more than a plain step beyond what was expected. The curve will expect more of the next one.
         """
         budget, curve = self._budget, self._budget.curve
+        expected = curve.relative(took.width)
         curve.refine(took.width, took.rest)
-        steps = curve.relative(took.width) + took.drafting / (curve.slowness * curve.seconds(1))
+        steps = min(curve.relative(took.width), expected + 1)
+        steps += took.drafting / curve.seconds(1)
         num_tokens = sum(len(record.committed_ids) for record in records)
         drafts = self.max_nodes > 1 or took.width > 1
         saved = num_tokens / max(len(records), 1) - steps if drafts else 0.0

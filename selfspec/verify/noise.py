@@ -1,12 +1,11 @@
 """The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
 
-`torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. To draw
-`q` takes a CPU longer than all the rest of a token's sampling, most of it for logarithms, and all
-but a few tokens have a p of 0 or next to it. So there only the uniform numbers are drawn that the
-noise is made from, which moves the generator just as far, and logarithms are taken for the tokens
-that may win: those on a shortlist, and others whose number is next to nothing. This
-rounds otherwise than stock; where the two best are so near that it could matter, the noise is
-made as stock makes it.
+`torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. On a CPU,
+drawing `q` takes longer than all the rest of a token's sampling, most of it for logarithms, and
+nearly all tokens have a p of about 0. So a CPU draws only the uniform numbers, which advance the
+generator equally, and takes logarithms for possible winners only: those on a shortlist, and others
+whose uniform number is tiny. This rounds differently from stock. Where the two best are within
+0.01 %, the noise is made as stock makes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = ["Noise", "next_noise", "pick_from"]
 NoiseOf = Callable[[int], float]  # The noise of each token.
 
 _AS_THEY_ARE = Warpers()
-# Rounding, stock's and ours, moves what is compared by some 1e-6 at most.
+# One ratio clearly beats another if it is 0.01 % higher. Rounding moves ratios by about 1e-6.
 _CLEARLY = 1 + 1e-4
 
 
@@ -38,11 +37,11 @@ class Noise(Protocol):
         ...
 
     def least(self, row: int) -> float:
-        """A number that none of a row's is below."""
+        """A lower bound of a row's noise."""
         ...
 
     def of(self, row: int) -> NoiseOf:
-        """The noise of one token after the other, on a CPU."""
+        """Gives the noise of single tokens, on a CPU."""
         ...
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
@@ -69,8 +68,8 @@ class _Exponentials:
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """As `torch.multinomial` does it."""
         ratios = (scores.softmax(-1) / self._noise[row]).max(-1)
-        # One copy, since each waits for the device. A float holds every id below 2**24, and not
-        # every device has doubles.
+        # Both in one copy, since each copy waits for the device: as floats, which hold every id
+        # below 2**24. Not every device has doubles.
         best, token = torch.stack([each.float() for each in ratios]).tolist()
         if math.isnan(best):  # A NaN wins, and stock raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
@@ -93,7 +92,7 @@ class _Exponentials:
 
 
 class _Uniforms:
-    """What the noise is made from, and the generator's state before it was drawn."""
+    """The uniform numbers that noise is made from, and the generator's state before them."""
 
     def __init__(self, shape: tuple[int, int], generator: torch.Generator) -> None:
         self._shape = shape
@@ -102,7 +101,7 @@ class _Uniforms:
         self._values = values.uniform_(generator=generator)
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
-        """By way of a shortlist, and as stock does it where the shortlist can't tell."""
+        """Looks at a shortlist first, and makes all noise only if that is not clear."""
         few = shortlist(scores, _AS_THEY_ARE)
         token = None if few is None else pick_from(few, self, row)
         return self._made().pick(scores, row) if token is None else token
@@ -112,12 +111,12 @@ class _Uniforms:
         return -math.log1p(-self._values[row].min().item())
 
     def of(self, row: int) -> NoiseOf:
-        """Makes the noise in plain Python, which is faster than arrays for a few tokens."""
+        """Computes it in plain Python, which is faster than arrays for a few tokens."""
         values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """Makes the noise only of tokens whose uniform number is small enough."""
+        """Computes it only for tokens whose uniform number is small enough."""
         most = -math.expm1(-limit) * _CLEARLY
         numbers = self._values[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
@@ -130,9 +129,9 @@ class _Uniforms:
 
 
 def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
-    """The token that stock would draw, out of a shortlist; None where it is not sure.
+    """The token that stock would draw, out of a shortlist; None if that is not clear.
 
-    Likeliest first, up to where not even the least noise of all could help a token.
+    Stops at the first token that could not win even with the row's least noise.
     """
     least = noise.least(row)
     if not least > 0:
@@ -154,9 +153,9 @@ def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
 
 
 def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, float]:
-    """The two highest ratios of the rest, of those that come near to the best one.
+    """The two highest ratios among the tokens that are not on the shortlist but could win.
 
-    Their weights are small, so their noise must be smaller still.
+    Their weights are at most the shortlist's last one, so only tiny noise lets them win.
     """
     assert few.rest is not None
     tokens, theirs = noise.up_to(few.weights[-1] / best * _CLEARLY, row)
@@ -170,7 +169,7 @@ def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, fl
 
 
 def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
-    """The token with the highest ratio, if no other is nearly as high."""
+    """The token with the highest ratio; None if the second one is within 0.01 %."""
     best = max(ratios)
     index = ratios.index(best)
     second = max(ratios[:index] + ratios[index + 1 :], default=0.0)
@@ -181,7 +180,7 @@ def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
 def _is_made_of_uniforms() -> bool:
     """Does this torch make exponential noise of one double in [0, 1) for each number?
 
-    Some builds draw it otherwise, as those that leave it to MKL; they are taken as they are.
+    Builds that leave it to MKL draw otherwise. There, `_Exponentials` is used.
     """
     stock, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
     noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")

@@ -16,9 +16,9 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["ContextCursor", "ContextSource"]
 
-# The freshest positions are remembered for each suffix, at most this many.
+# Of the places that match the end of the text, the 32 longest matches are remembered.
 _MAX_MATCHES = 32
-# All longer matches count as the same evidence.
+# Matches of 4 tokens or more are the same evidence.
 _MAX_MATCH_LENGTH = 4
 # No match at the end of a prompt counts as longer than this.
 _LONGEST_IN_PROMPT = 64

@@ -19,12 +19,12 @@ from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecor
 
 __all__ = ["DraftModelCursor", "ModelText"]
 
-# From so likely on, candidates are kept apart more finely than by halves.
+# Chances of at least 0.75, 0.9 and 0.97 are evidence of their own; lower ones differ by halves.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
-# More unread tokens than these are read before a step, in parts: the first one has 32 tokens, and
-# each other one up to twice as many as the last, whose time shows what it will take.
+# More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
+# Each part's time tells what the next one will take.
 _FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
 
 # The tokens after the committed text.
@@ -51,9 +51,9 @@ class ModelText(Protocol):
 class DraftModelCursor(Cursor):
     """The chain of one row.
 
-    `budget` is asked how many tokens are worth some seconds: so likely a token must be for reading
-    it to pay. A prompt is read on while drafts may lose that time, and if it takes no longer than
-    the `num_left` tokens to come are worth.
+    The model reads a token if its chance is at least the price of a forward, which `budget` says
+    in tokens. A prompt is read on while drafts may lose that time, and if the rest of it costs no
+    more than the `num_left` tokens to come.
     """
 
     # What the model does not name after a token that it has read is unlikely.

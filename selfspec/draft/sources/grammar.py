@@ -20,9 +20,9 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Grammar", "GrammarCursor", "GrammarSource", "Words"]
 
-_AHEAD = 24  # Characters of a text that are looked for, so that its first token is known.
-_FEW = 8  # A text is free where more characters are allowed.
-_LONG = 5  # Values of at least this many tokens end equally often.
+_AHEAD = 24  # A text's first 24 characters are looked for, which tell its first token.
+_FEW = 8  # A text is free where more than 8 characters are allowed next.
+_LONG = 5  # Values of 5 tokens or more end equally often.
 # At first, a text is as sure as a match of this many tokens: the only token that is allowed; the
 # only text, where its whitespace was seen before; the only text; one of several.
 _ONLY_TOKEN, _SEEN_TEXT, _ONLY_TEXT, _ONE_OF_SEVERAL = 24, 8, 4, 2

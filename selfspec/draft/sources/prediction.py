@@ -19,17 +19,17 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
 
-# When this many tokens in a row agree, the text is taken to go on from there.
+# When 4 tokens in a row agree, the text goes on from there.
 _SURE = 4
-# To meet the prediction again near where it was left counts as this many tokens of agreement.
+# A token that is met again near where the prediction was left counts as 3 tokens, not as 1.
 _HEAD_START = 2
 # A change may lead to where the prediction was left, or to one of the next positions.
 _NUM_WAYS_ON = 3
-# The occurrences of a token that are looked at, nearest first, and the matches that are kept.
+# Of a token, 4 occurrences ahead and 2 behind are looked at. The best 4 matches are kept.
 _NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
-# This many tokens of a change are remembered.
+# The first 6 tokens of a change are remembered.
 _LONGEST_CHANGE = 6
-# Runs of agreement count as the same evidence from one of these lengths to the next.
+# Runs of agreement between two of these lengths are the same evidence.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
 
 
