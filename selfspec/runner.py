@@ -20,10 +20,11 @@ from selfspec.ability.state import State, state_of
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.config import SpecConfig
-from selfspec.cost import CostCurve, Ledger, SourceWorth
+from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner
 from selfspec.draft.sources import Source
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import Backend, TreeBackend, tokens_in
 from selfspec.forward.chains import ChainBackend

@@ -54,7 +54,7 @@ class SwitchCursor(Cursor):
     def root(self) -> Any:
         """Chooses by the longest match that the text's end has."""
         state = self._context.root()
-        lengths = [length for _, length in self._context.find(state)]
+        lengths = [length for _, length in state]
         self._copies = max(lengths, default=0) >= _LEAST_MATCH
         return state if self._copies else self._lut.root()
 

@@ -7,7 +7,6 @@ from selfspec.cost.budget import Budget, FixedBudget, MeasuredBudget, Step, Step
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.width import Choice, WidthSearch, best_width
-from selfspec.cost.worth import SourceWorth
 
 __all__ = [
     "WIDTHS",
@@ -17,7 +16,6 @@ __all__ = [
     "FixedBudget",
     "Ledger",
     "MeasuredBudget",
-    "SourceWorth",
     "Step",
     "StepTime",
     "WidthSearch",

@@ -13,19 +13,13 @@ from selfspec.cost.ledger import Ledger, MeanRatio
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord
 
-# What the model says after a verified node is learned, and brings about this many tokens later.
+# Sources learn what the model says after a verified node: that brings about 0.01 tokens later.
 _LESSON = 0.01
-# A plain step is timed anew after this many others.
+# After 64 steps with drafts, a plain step is timed again.
 _RETIME = 64
-# A time that is farther off than this factor from what its width took before counts as this far.
-_FAR = 1.5
-# Statistics mention plain steps from this many on, if they are half of all.
+# Statistics mention that drafting was paused if 16 steps or more, and half of all, were plain.
 _MANY = 16
-# Of a time that is this many times what was believed, one plain step is charged, and the rest only
-# if the next step with drafts shows that it was no bad luck.
-_SURPRISE = 2.0
-# A token that needs no step of its own saves about this share of a plain step: steps with drafts
-# take longer and yield several tokens.
+# One token more saves about half a plain step: steps with drafts take longer and yield several.
 _SAVED = 0.5
 
 
@@ -113,7 +107,6 @@ class MeasuredBudget(Budget):
         self.ledger = Ledger() if ledger is None else ledger
         self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
         self.num_since_plain = 0
-        self.is_surprised = False  # Was the last step with drafts far slower than believed?
 
     def run_as(self, kind: str, num_rows: int) -> None:
         """Sets the curve of such steps; a loss is forgiven once steps cost something else."""
@@ -130,8 +123,7 @@ class MeasuredBudget(Budget):
         end = plain + plain * self.ledger.room() - self.looking.value
         if num_pending is not None:  # A wrong draft lets the root be read again, too.
             end -= self.curve.seconds(pending + 2) - plain
-        # After a slow step, a plain one tells whether the machine is slow or the width.
-        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME or self.is_surprised
+        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
         widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
         return MeasuredStep(self, max(widest, 1), num_pending)
 
@@ -157,7 +149,7 @@ class MeasuredBudget(Budget):
 
     def charge(self, seconds: float) -> None:
         """Drafts have lost that."""
-        steps = seconds / (self.curve.slowness * self.curve.seconds(1))
+        steps = seconds / self.curve.seconds(1)
         self.ledger.observe(steps, -steps)
 
 
@@ -195,33 +187,23 @@ class MeasuredStep(Step):
         return self._trust * score + _LESSON
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
-        """Refines the curve, and weighs what the step took against plain steps for its tokens.
+        """Refines the curve, and weighs what such a step takes against plain steps for its tokens.
 
-        The plain steps near it count, and a time that is far from what is usual counts as this far.
+        A step is charged what the curve says once it has learned from it, since one slow step of a
+        known width is bad luck. As the first step of a width may be unlucky too, no step is charged
+        more than a plain step beyond what was expected. The curve will expect more of the next one.
         """
         budget, curve = self._budget, self._budget.curve
-        num_tokens = sum(len(record.committed_ids) for record in records)
-        believed = curve.relative(took.width)
+        expected = curve.relative(took.width)
         curve.refine(took.width, took.rest)
-        plain = curve.slowness * curve.seconds(1)
-        usual = curve.slowness * curve.seconds(took.width)
-        rest = min(max(took.rest, usual / _FAR), usual * _FAR, took.width * plain)
-        tokens, saved = num_tokens / max(len(records), 1), 0.0
-        if self.max_nodes > 1 or took.width > 1:
-            saved = tokens * plain - rest - took.drafting
+        steps = min(curve.relative(took.width), expected + 1)
+        steps += took.drafting / curve.seconds(1)
+        num_tokens = sum(len(record.committed_ids) for record in records)
+        drafts = self.max_nodes > 1 or took.width > 1
+        saved = num_tokens / max(len(records), 1) - steps if drafts else 0.0
+        budget.ledger.observe(steps, saved)
         if self.max_nodes > 1:
             budget.looking.observe(took.drafting, 1)
-        if took.width > 1:
-            slope = (rest / plain - 1) / (took.width - 1)
-            saved -= plain * budget.ledger.settle(slope)
-            budget.is_surprised = took.rest > _SURPRISE * believed * plain
-            if budget.is_surprised and saved < -plain:
-                budget.ledger.doubt(slope, saved / -plain - 1)
-                saved = -plain
-        else:
-            budget.is_surprised = False
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-        budget.ledger.observe((rest + took.drafting) / plain, saved / plain)
         for record in records:
-            promised = sum(record.tree.scores) - 1
-            budget.ledger.kept.observe(record.num_accepted, promised)
+            budget.ledger.kept.observe(record.num_accepted, sum(record.tree.scores) - 1)

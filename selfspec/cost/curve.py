@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -21,28 +19,21 @@ _MORE = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _ALL = np.array(WIDTHS + _MORE)
 # The place of each width in `_ALL`.
 _PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
-# No step takes less or more: seconds.
+# A clock is wrong that says less or more seconds than these.
 _SHORTEST, _LONGEST = 1e-9, 1e9
-# The time of a width follows the log of what its steps took: their mean at first, then fading at
-# this rate.
-_FADE = 1 / 16
-# What was expected of a width counts as much as this many steps.
-_PRIOR_STEPS = 0.1
-# Once a width has seen this many steps, a time farther off than by this factor counts as this far.
+# A width's time is the geometric mean of its first 8 steps. Each later one counts for 1/8.
 _KNOWN = 8
+# Once a width has 8 steps, a time that is off by more than 25 % counts as off by 25 %.
 _FAR = math.log(1.25)
-# If n steps of a width were seen, what they took beyond what is expected halves in this many times
-# width / 2 · n² plain steps in a row: what is dear to try again is believed for longer.
+# What a width took beyond the expected time may be bad luck. Half-life of this excess after n steps
+# of the width: 16 · width · n² plain steps, since wide steps are dear to try again.
 _HALVING = 16
-# The machine is in a slow or a fast moment if the median of the last plain steps is off by _FAR.
-_NEAR_PLAIN = 3
-# Plain steps tell of the machine for this many steps.
-_STALE = 16
-# A query is expected to cost this many plain steps at most: as where each is computed alone.
+# A kept curve expects a query to cost 0.7 plain steps at most. With more, none would be tried, and
+# the steps that it was learned from may have met a busy machine.
 _DEAREST = 0.7
-# Where both are flatter than this share of a plain step for each query, shapes are alike.
+# A query's cost is uncertain by 0.02 plain steps: this keeps the ratio of two tiny costs near 1.
 _FLAT = 0.02
-# A step may be this many of these widths wider than the widest timed one.
+# No step is more than two of the widths above wider than the widest timed one.
 _FARTHER = 2
 
 
@@ -80,8 +71,7 @@ class CostCurve:
         self._named = {*map(_place, widths)}  # Those that were asked for or timed.
         for place in self._named if is_timed else ():
             self._counts[place] = _KNOWN
-        self._last_plain: deque[float] = deque(maxlen=_NEAR_PLAIN)
-        self._since_plain = 0
+        self._was_plain = False  # Was the last step one of width 1?
         self._lock = threading.Lock()
         self._seconds = self._fitted()
 
@@ -99,14 +89,6 @@ class CostCurve:
     def knows_plain(self) -> bool:
         """Were two plain steps timed? Before, no width can be weighed against them."""
         return self._counts[0] > 1
-
-    @property
-    def slowness(self) -> float:
-        """How many times longer than usual plain steps take just now; 1.0 if that is not known."""
-        if len(self._last_plain) < _NEAR_PLAIN or self._since_plain > _STALE:
-            return 1.0
-        slowness = median(self._last_plain) / self._plain
-        return slowness if abs(math.log(slowness)) > _FAR else 1.0
 
     def seconds(self, width: int) -> float:
         """The seconds of a step of `width` >= 1 queries; a look into a list."""
@@ -137,29 +119,26 @@ class CostCurve:
         return max(bisect_right(range(1, within + 1), seconds, key=self.seconds), 1)
 
     def refine(self, width: int, seconds: float) -> None:
-        """Takes in what a real step of this width took; some 20 µs.
+        """Takes in the seconds of a step of this width; costs some 20 µs.
 
-        It is compared with the plain steps near it: a slow moment of the machine is no slow width.
         A change that lasts is followed within some 16 steps of its width. One odd step moves a
-        width that is known by less than 2 %.
+        known width by less than 3 %.
         """
-        if not 0 < seconds < math.inf:
+        if not _SHORTEST <= seconds <= _LONGEST:
             return
-        seconds = min(max(seconds, _SHORTEST), _LONGEST)
         with self._lock:
             place = _place(width)
-            before, taken = self._seconds[place], seconds
-            if place:
-                # No tree costs more than as many plain steps: what took longer was bad luck.
-                taken = min(seconds / self.slowness, width * self._plain)
-                self._since_plain += 1
-            after = before * math.exp(self._step_of(place, math.log(taken) - math.log(before)))
+            # Its nodes would take no longer one by one: what took longer was bad luck.
+            taken = min(seconds, width * self._plain) if place else seconds
+            before = self._seconds[place]
+            after = before * math.exp(self._step_of(place, math.log(taken / before)))
             self._named.add(place)
             if place:
                 self._timed[place] = after
             else:
                 self._plain = after
-                self._see_plain(seconds)
+                self._forget_bad_luck()
+            self._was_plain = not place
             self._seconds = self._fitted()
 
     def as_dict(self) -> dict[str, Any]:
@@ -188,24 +167,19 @@ class CostCurve:
 
     def _step_of(self, place: int, change: float) -> float:
         """How far a place moves for a time whose log is `change` away from it."""
-        count = self._counts[place] = self._counts[place] + 1
-        if count > _KNOWN:
+        was_known = self._counts[place] == _KNOWN
+        count = self._counts[place] = min(self._counts[place] + 1, _KNOWN)
+        if was_known:
             change = min(max(change, -_FAR), _FAR)
         # The very first plain step is often slow: the second one is taken for the truth.
-        is_scale = place == 0 and count <= 2
-        return change * (1.0 if is_scale else max(1 / (count + _PRIOR_STEPS), _FADE))
+        return change if place == 0 and count == 2 else change / count
 
-    def _see_plain(self, seconds: float) -> None:
-        """Takes in what the machine does now; what wide steps took is forgotten, if unlucky."""
-        self._last_plain.append(seconds)
-        in_a_row, self._since_plain = self._since_plain == 0, 0
-        if not in_a_row:
-            return
-        for place, count in enumerate(self._counts):
+    def _forget_bad_luck(self) -> None:
+        """After two plain steps in a row, wide steps are believed to take a little less."""
+        for place, count in enumerate(self._counts if self._was_plain else ()):
             above = self._timed[place] / (self._plain * self._expected[place])
             if place and count and above > 1:
-                seen = min(count, _KNOWN)
-                kept = 0.5 ** (2 / (_HALVING * int(_ALL[place]) * seen**2))
+                kept = 0.5 ** (1 / (_HALVING * int(_ALL[place]) * count**2))
                 self._timed[place] *= above ** (kept - 1)
 
     def _fitted(self) -> list[float]:

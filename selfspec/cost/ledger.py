@@ -6,13 +6,12 @@ than plain decoding by more than a little.
 
 from __future__ import annotations
 
-_SHARE = 0.015  # Of the decoding time, which drafts may lose.
-_STEPS = 1.0  # Plain steps, which they may lose besides, to find out what they bring.
-_CREDIT = 8  # Plain steps of earlier gains, at most, which they may lose again.
-
-# What scores promise is believed at first as after this many promised drafts that all came true.
+# Drafts may lose 1.5 % of the decoding time, one plain step to find out what they bring, and up to
+# eight plain steps of what they have saved.
+_SHARE, _STEPS, _CREDIT = 0.015, 1.0, 8
+# At first scores are trusted as if ten promised drafts had all come true.
 _PRIOR = 10.0
-# Each later one leaves an earlier one this share of its weight.
+# Each promised draft leaves the earlier ones 98 % of their weight.
 _FADE = 0.98
 
 
@@ -47,7 +46,6 @@ class Ledger:
     def __init__(self) -> None:
         self._taken = 0.0
         self._saved = 0.0
-        self._doubted = (0.0, 0.0)  # What a query cost in odd steps, and what these lost.
         self.kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
 
     @property
@@ -64,16 +62,7 @@ class Ledger:
         """Forgets a loss: steps cost something else from now on, so drafts may try anew."""
         self._saved = max(self._saved, 0.0)
 
-    def doubt(self, slope: float, lost: float) -> None:
-        """Notes a loss that may have been bad luck: each further query cost `slope` plain steps."""
-        self._doubted = slope, lost
-
-    def settle(self, slope: float) -> float:
-        """The loss that a step with drafts confirms, whose further queries cost `slope`."""
-        (odd, lost), self._doubted = self._doubted, (0.0, 0.0)
-        return lost if slope > odd / 2 else 0.0
-
     def observe(self, taken: float, saved: float) -> None:
-        """Takes in what a step took, and what it saved against those that its tokens would need."""
+        """Takes in what a step took, and what it saved against plain steps for its tokens."""
         self._taken += taken
         self._saved += saved

@@ -21,9 +21,9 @@ __all__ = ["PRIOR_WEIGHT", "Calibration", "FixedPrior", "Kinds", "combine", "mat
 PRIOR_WEIGHT = 4.0
 # A cache keeps at most this many rates.
 _MAX_ROWS = 2048
-# As soon as there are more in memory, those that were tried least are forgotten.
+# With more than 8,192 in memory, all but the 2,048 that were tried most are forgotten.
 _MOST_ROWS = 4 * _MAX_ROWS
-# Each later trial of its kind leaves a trial this share of its weight.
+# Each trial leaves the earlier ones of its kind 99.8 % of their weight.
 _FADE = 0.998
 
 # The evidence of each source that names a token, in the order of the sources.

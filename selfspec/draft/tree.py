@@ -29,7 +29,7 @@ Probability = Callable[[tuple[Evidence, ...]], float]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
 
-# An unseen best child is guessed to have at least this share of its parent's score.
+# A best child that was not looked for yet is guessed to have at least half of its parent's score.
 _LEAST_HOPE = 0.5
 
 Score = Callable[[float, int, int], float | None]  # of a chance, a depth and a rank

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from selfspec.compat.modules import embeddings_of, is_compiled
-from selfspec.cost import SourceWorth
 from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.draft.sources.source import RowStart, Source, TimeBudget
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.neural.map_prior import MapPrior
 from selfspec.records import MAP, Likely
 from selfspec.weights.copies import gives_rows

@@ -68,8 +68,8 @@ class _Exponentials:
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """As `torch.multinomial` does it."""
         ratios = (scores.softmax(-1) / self._noise[row]).max(-1)
-        # One copy, since each waits for the device. A float holds every id below 2**24, and not
-        # every device has doubles.
+        # Both in one copy, since each copy waits for the device: as floats, which hold every id
+        # below 2**24. Not every device has doubles.
         best, token = torch.stack([each.float() for each in ratios]).tolist()
         if math.isnan(best):  # A NaN wins, and stock raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
@@ -92,7 +92,7 @@ class _Exponentials:
 
 
 class _Uniforms:
-    """What the noise is made from, and the generator's state before it was drawn."""
+    """The uniform numbers that noise is made from, and the generator's state before them."""
 
     def __init__(self, shape: tuple[int, int], generator: torch.Generator) -> None:
         self._shape = shape
@@ -101,7 +101,7 @@ class _Uniforms:
         self._values = values.uniform_(generator=generator)
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
-        """By way of a shortlist, and as stock does it where the shortlist can't tell."""
+        """Looks at a shortlist first, and makes all noise only if that is not clear."""
         few = shortlist(scores, _AS_THEY_ARE)
         token = None if few is None else pick_from(few, self, row)
         return self._made().pick(scores, row) if token is None else token
@@ -111,12 +111,12 @@ class _Uniforms:
         return -math.log1p(-self._values[row].min().item())
 
     def of(self, row: int) -> NoiseOf:
-        """Makes the noise in plain Python, which is faster than arrays for a few tokens."""
+        """Computes it in plain Python, which is faster than arrays for a few tokens."""
         values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """Makes the noise only of tokens whose uniform number is small enough."""
+        """Computes it only for tokens whose uniform number is small enough."""
         most = -math.expm1(-limit) * _CLEARLY
         numbers = self._values[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
@@ -129,7 +129,7 @@ class _Uniforms:
 
 
 def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
-    """The token that stock would draw, out of a shortlist; None where it is not sure.
+    """The token that stock would draw, out of a shortlist; None if that is not clear.
 
     Goes down from the likeliest token, until not even the least noise could make one win.
     """
@@ -153,9 +153,9 @@ def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
 
 
 def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, float]:
-    """The two highest ratios of the rest, of those that come near to the best one.
+    """The two highest ratios among the tokens that are not on the shortlist but could win.
 
-    Their weights are small, so their noise must be smaller still.
+    Their weights are at most the shortlist's last one, so only tiny noise lets them win.
     """
     assert few.rest is not None
     tokens, theirs = noise.up_to(few.weights[-1] / best * _CLEARLY, row)
@@ -169,7 +169,7 @@ def _rivals(few: Shortlist, best: float, noise: Noise, row: int) -> dict[int, fl
 
 
 def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
-    """The token with the highest ratio, if no other is nearly as high."""
+    """The token with the highest ratio; None if the second one is within 0.01 %."""
     best = max(ratios)
     index = ratios.index(best)
     second = max(ratios[:index] + ratios[index + 1 :], default=0.0)

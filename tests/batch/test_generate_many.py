@@ -12,8 +12,9 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
-from selfspec.cost import Budget, SourceWorth
+from selfspec.cost import Budget
 from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.engine import Engine
 from selfspec.forward.prompt import Prefilled
 from selfspec.request import Request

@@ -140,7 +140,7 @@ def test_steps_of_several_threads_all_count(monkeypatch):
     yielding = SimpleNamespace(exp=exp, log=math.log, inf=math.inf)
     monkeypatch.setattr(curve_module, "math", yielding)
     curve, alone = CostCurve(TYPICAL), CostCurve(TYPICAL)
-    step = (8, 1e300)  # so far off that every one of them moves the curve
+    step = (8, 1e9)  # so far off that every one of them moves the curve
     feed(alone, [step], times=400)
     threads = [threading.Thread(target=feed, args=(curve, [step], 100)) for _ in range(4)]
     for thread in threads:

@@ -7,28 +7,25 @@ probabilities; the model itself is hidden by `ModelText`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from math import log2
-from statistics import median
 from time import perf_counter
 from typing import Protocol
 
 from selfspec.draft.sources.source import Cursor, TimeBudget
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecord
 
 __all__ = ["DraftModelCursor", "ModelText"]
 
-# From so likely on, candidates are kept apart more finely than by halves.
+# Chances of at least 0.75, 0.9 and 0.97 are evidence of their own; lower ones differ by halves.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6
-# More unread tokens than these are read before a step, in parts: the first one has 32 tokens, and
-# each other one up to twice as many as the last, whose time shows what it will take.
+# More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
+# Each part's time tells what the next one will take.
 _FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
-# A forward takes the median of the last few; the very first ones may be slow.
-_NUM_TIMED, _NUM_FIRST = 5, 3
 
 # The tokens after the committed text.
 Drafts = tuple[int, ...]
@@ -54,9 +51,9 @@ class ModelText(Protocol):
 class DraftModelCursor(Cursor):
     """The chain of one row.
 
-    `budget` is asked how many tokens are worth some seconds: so likely a token must be for reading
-    it to pay. A prompt is read on while drafts may lose that time, and if it takes no longer than
-    the `num_left` tokens to come are worth.
+    The model reads a token if its chance is at least the price of a forward, which `budget` says
+    in tokens. A prompt is read on while drafts may lose that time, and if the rest of it costs no
+    more than the `num_left` tokens to come.
     """
 
     # What the model does not name after a token that it has read is unlikely.
@@ -73,7 +70,7 @@ class DraftModelCursor(Cursor):
         self._text = text
         self._budget = budget
         self._num_left = num_left
-        self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)  # of forwards over one token
+        self._worth = SourceWorth()  # of forwards over one token
         self._part, self._per_token = _FIRST_PART, 0.0  # Tokens of the next; seconds in the last.
         self._unread = list(prompt_ids)  # Committed tokens.
         self._chain: list[int] = []
@@ -84,11 +81,8 @@ class DraftModelCursor(Cursor):
         """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
         while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
             num_tokens = min(self._part, len(self._unread))
-            is_worth_it = (
-                self._budget.break_even_tokens(self._per_token * len(self._unread))
-                <= self._num_left
-            )
-            if not is_worth_it or not self._budget.affords(self._per_token * num_tokens):
+            price = self._budget.break_even_tokens(self._per_token * len(self._unread))
+            if price > self._num_left or not self._budget.affords(self._per_token * num_tokens):
                 return
             start = perf_counter()
             self._read_unread(num_tokens)
@@ -112,7 +106,7 @@ class DraftModelCursor(Cursor):
             return
         start = perf_counter()
         likely = self._text.read(state[-1:])
-        self._seconds.append(perf_counter() - start)
+        self._worth.observe(seconds=perf_counter() - start)
         self._chain.append(state[-1])
         self._named.append(_candidates(likely))
 
@@ -139,10 +133,8 @@ class DraftModelCursor(Cursor):
         return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
-        if num_tokens > self._text.room:
-            return False
-        is_known = len(self._seconds) >= _NUM_FIRST
-        return chance >= self._budget.break_even_tokens(median(self._seconds) if is_known else 0.0)
+        is_worth_it = self._worth.pays(chance, self._budget.break_even_tokens)
+        return num_tokens <= self._text.room and is_worth_it
 
     def _read_unread(self, num_tokens: int) -> None:
         """Reads committed tokens; at their end it is known what may come next."""

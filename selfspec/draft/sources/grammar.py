@@ -20,9 +20,12 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Grammar", "GrammarCursor", "GrammarSource", "Words"]
 
-_AHEAD = 24  # Characters of a text that are looked for, so that its first token is known.
-_FEW = 8  # A text is free where more characters are allowed.
-_LONG = 5  # Values of at least this many tokens end equally often.
+_AHEAD = 24  # A text's first 24 characters are looked for, which tell its first token.
+_FEW = 8  # A text is free where more than 8 characters are allowed next.
+_LONG = 5  # Values of 5 tokens or more end equally often.
+# At first, a text is as sure as a match of this many tokens: the only token that is allowed; the
+# only text, where its whitespace was seen before; the only text; one of several.
+_ONLY_TOKEN, _SEEN_TEXT, _ONLY_TEXT, _ONE_OF_SEVERAL = 24, 8, 4, 2
 _NUMBER = ord("1")
 _DIGITS, _AFTER_NUMBER = b"0123456789", b",}]"
 
@@ -146,7 +149,7 @@ class GrammarCursor(Cursor):
         if self._mask is None:
             return []
         if (token := _only(self._mask)) is not None:
-            return [(token, Evidence("grammar", match_length=24))]
+            return [(token, Evidence("grammar", _ONLY_TOKEN))]
         chars, is_free = self._next(self._mask, state.text)
         if not is_free:
             return self._texts(state.text, chars)
@@ -208,8 +211,9 @@ class GrammarCursor(Cursor):
             gap, is_seen = self._gap(text, char)
             word = b"" if gap is None else self._word(text, gap + bytes((char,)))
             if word:
-                length = 2 if len(chars) > 1 else 8 if is_seen else 4
-                kind = Evidence("grammar", length, rank, count_bin=2 * len(chars) + is_seen)
+                alone = _SEEN_TEXT if is_seen else _ONLY_TEXT
+                sure_as = alone if len(chars) == 1 else _ONE_OF_SEVERAL
+                kind = Evidence("grammar", sure_as, rank, count_bin=2 * len(chars) + is_seen)
                 found.setdefault(self._words.token(word), kind)
         return list(found.items())
 
@@ -217,7 +221,7 @@ class GrammarCursor(Cursor):
         """The space before a number, if numbers do not begin with it."""
         gap, is_seen = self._gap(text, _NUMBER)
         word = self._words.first(gap) if gap and gap + b"1" not in self._words else b""
-        kind = Evidence("grammar", 4, count_bin=int(is_seen))
+        kind = Evidence("grammar", _ONLY_TEXT, count_bin=int(is_seen))
         return [(self._words.token(word), kind)] if word else []
 
     def _word(self, text: JsonText, piece: bytes) -> bytes:
@@ -249,7 +253,7 @@ class GrammarCursor(Cursor):
 
 def _after(length: int, kind: Evidence) -> Evidence:
     """The end of a value that has some tokens; a chance of one in six is assumed."""
-    return Evidence("grammar", 0, kind.rank, 100 + min(length, _LONG), probability_bin=2)
+    return Evidence("grammar", 0, kind.rank, min(length, _LONG), probability_bin=2)
 
 
 def _has(mask: NDArray[np.uint32], token: int) -> bool:

@@ -13,26 +13,24 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from selfspec.draft.sources.matches import Match, Places
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
 __all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
 
-# When this many tokens in a row agree, the text is taken to go on from there.
+# When 4 tokens in a row agree, the text goes on from there.
 _SURE = 4
-# To meet the prediction again near where it was left counts as this many tokens of agreement.
+# A token that is met again near where the prediction was left counts as 3 tokens, not as 1.
 _HEAD_START = 2
 # A change may lead to where the prediction was left, or to one of the next positions.
 _NUM_WAYS_ON = 3
-# The occurrences of a token that are looked at, nearest first, and the matches that are kept.
+# Of a token, 4 occurrences ahead and 2 behind are looked at. The best 4 matches are kept.
 _NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
-# This many tokens of a change are remembered.
+# The first 6 tokens of a change are remembered.
 _LONGEST_CHANGE = 6
-# Runs of agreement count as the same evidence from one of these lengths to the next.
+# Runs of agreement between two of these lengths are the same evidence.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
-
-# The position of the next token in the prediction, and how many tokens before it agree.
-Match = tuple[int, int]
 
 
 class Whereabouts(NamedTuple):
@@ -53,83 +51,69 @@ class Prediction(Source):
     name = "prediction"
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        self.token_ids = list(token_ids)
-        self._after: dict[int, list[int]] = {}  # The positions right after each token, in order.
-        for position, token in enumerate(self.token_ids, start=1):
-            self._after.setdefault(token, []).append(position)
+        self.places = Places(token_ids)
 
     def open(self, row: RowStart) -> PredictionCursor:
         """A cursor in front of the answer's first token, wherever the prompt ends."""
-        return PredictionCursor(self)
-
-    def step(self, place: Whereabouts, token: int) -> Whereabouts:
-        """The place one token later; O(log n) in the length of the prediction."""
-        ids = self.token_ids
-        matches = [(p + 1, n + 1) for p, n in place.matches if p < len(ids) and ids[p] == token]
-        if not matches or matches[0][1] < _SURE:
-            matches = self._with_fresh(matches, place.left, token)
-        if matches and matches[0][1] >= _SURE:
-            return Whereabouts(tuple(matches), matches[0][0], ())
-        astray = (*place.astray, token)[:_LONGEST_CHANGE]
-        return Whereabouts(tuple(matches), place.left, astray)
-
-    def _with_fresh(self, matches: list[Match], left: int, token: int) -> list[Match]:
-        """Adds other occurrences of a token; longest match first, then forward, then nearest."""
-        found = dict(self._near(left, token)) | dict(matches)
-        ranked = sorted(found.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
-        return ranked[:_MAX_MATCHES]
-
-    def _near(self, left: int, token: int) -> list[Match]:
-        after = self._after.get(token, [])
-        middle = bisect_left(after, left + 1)
-        near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
-        return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
+        return PredictionCursor(self.places)
 
 
 class PredictionCursor(Cursor):
     """The place of one row's text in its prediction, and the changes that the text has made."""
 
-    def __init__(self, prediction: Prediction) -> None:
-        self._prediction = prediction
+    def __init__(self, places: Places) -> None:
+        self._places = places
         # In front of the first token, which is expected with some trust.
-        self._place = Whereabouts(((0, _HEAD_START),), 0, ())
+        self._end = Whereabouts(((0, _HEAD_START),), 0, ())
         # The token that came last between an expected one and the tokens written instead so far.
         self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def root(self) -> Whereabouts:
         """The place of the committed text."""
-        return self._place
+        return self._end
 
     def expand(self, state: Whereabouts) -> list[Candidate]:
         """What comes next at each match, then by an earlier change, then at the ways on."""
-        ids = self._prediction.token_ids
         named: dict[int, Evidence] = {}
-        for position, run in state.matches:
-            if position < len(ids) and ids[position] not in named:
-                named[ids[position]] = _of_match(run, len(named) + 1)
+        for token, run in self._places.next_tokens(state.matches):
+            named.setdefault(token, _of_match(run, len(named) + 1))
         again = self._changes.get(self._change(state))
         if again is not None:
             named.setdefault(again, _of_change(len(state.astray)))
         if state.astray:
-            for way, token in enumerate(ids[state.left : state.left + _NUM_WAYS_ON]):
+            ways_on = self._places.token_ids[state.left : state.left + _NUM_WAYS_ON]
+            for way, token in enumerate(ways_on):
                 named.setdefault(token, _of_way_on(way, min(len(state.astray), _NUM_WAYS_ON)))
         return list(named.items())
 
     def follow(self, state: Whereabouts, token: int) -> Whereabouts:
-        """Any token leads somewhere, as a committed one does."""
-        return self._prediction.step(state, token)
+        """The place one token later; O(log n) in the length of the prediction."""
+        matches = self._places.longer(state.matches, token)
+        if not matches or matches[0][1] < _SURE:
+            # Other occurrences too: longest match first, then forward, then nearest.
+            left, found = state.left, dict(self._near(state.left, token)) | dict(matches)
+            matches = sorted(found.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
+        if matches and matches[0][1] >= _SURE:
+            return Whereabouts(tuple(matches[:_MAX_MATCHES]), matches[0][0], ())
+        astray = (*state.astray, token)[:_LONGEST_CHANGE]
+        return Whereabouts(tuple(matches[:_MAX_MATCHES]), state.left, astray)
 
     def observe(self, record: StepRecord) -> None:
         """Moves past the committed tokens and remembers the changes among them."""
         for token in record.committed_ids:
-            if len(self._place.astray) < _LONGEST_CHANGE:
-                self._changes[self._change(self._place)] = token
-            self._place = self._prediction.step(self._place, token)
+            if len(self._end.astray) < _LONGEST_CHANGE:
+                self._changes[self._change(self._end)] = token
+            self._end = self.follow(self._end, token)
+
+    def _near(self, left: int, token: int) -> list[Match]:
+        after = self._places.after(token)
+        middle = bisect_left(after, left + 1)
+        near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
+        return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
 
     def _change(self, state: Whereabouts) -> tuple[int, tuple[int, ...]]:
         """The token at which the prediction was left, and what came since."""
-        ids = self._prediction.token_ids
-        return ids[state.left] if state.left < len(ids) else -1, state.astray
+        return (*self._places.token_ids[state.left : state.left + 1], -1)[0], state.astray
 
 
 @lru_cache(maxsize=64)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from selfspec.draft.sources import ContextSource, RowStart
-from selfspec.draft.sources.context import ContextCursor, TextEnd
-from selfspec.records import Candidate, DraftTree, StepRecord
+from selfspec.draft.sources.context import ContextCursor
+from selfspec.records import DraftTree, StepRecord
 from tests.oracles import continuations, suffix_matches
 from tests.strategies import candidates_of, texts
 
@@ -22,15 +22,6 @@ def committed(tokens: list[int]) -> StepRecord:
 
 def cursor_behind(text: list[int], top_k: int = 8) -> ContextCursor:
     return ContextSource(top_k).open(RowStart(prompt_ids=text))
-
-
-def matches_at(cursor: ContextCursor, place: TextEnd | None = None) -> list[tuple[int, int]]:
-    return list(cursor.find(place or cursor.root()))
-
-
-def copies(cursor: ContextCursor, place: TextEnd | None = None) -> list[Candidate]:
-    """The candidates that suffix matches name."""
-    return candidates_of(cursor, place or cursor.root())
 
 
 class ContextMachine(RuleBasedStateMachine):
@@ -62,11 +53,11 @@ class ContextMachine(RuleBasedStateMachine):
 
     @invariant()
     def matches_are_those_of_a_full_search(self):
-        assert matches_at(self.cursor) == suffix_matches(self.text)
+        assert self.cursor.root() == suffix_matches(self.text)
 
     @invariant()
     def candidates_are_ranked_by_length_then_frequency_then_freshness(self):
-        candidates = copies(self.cursor)
+        candidates = candidates_of(self.cursor, self.cursor.root())
         expected = continuations(self.text)
         assert [c.token for c in candidates] == [token for token, _, _ in expected]
         for rank, (candidate, (_, length, _places)) in enumerate(
@@ -89,11 +80,11 @@ def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
     def check(drafted, state, depth):
         if depth == 3:
             return
-        for candidate in copies(cursor, state):
+        for candidate in candidates_of(cursor, state):
             longer = [*drafted, candidate.token]
             everywhere = suffix_matches([*text, *longer])
             copied = [(p, n) for p, n in everywhere if n > len(longer) and p <= len(text)]
-            assert matches_at(cursor, candidate.state) == copied
+            assert candidate.state == copied
             check(longer, candidate.state, depth + 1)
 
     cursor = cursor_behind(text)
@@ -103,17 +94,17 @@ def test_a_drafted_token_narrows_the_matches_to_those_it_goes_on(text):
 def test_behind_a_token_that_others_named_stands_what_the_text_said_there():
     cursor = cursor_behind([5, 6, 7, 8, 6, 9, 5])
     place = cursor.follow(cursor.root(), 8)
-    assert matches_at(cursor, place) == [(4, 1)]
-    assert [c.token for c in copies(cursor, place)] == [6]
+    assert place == [(4, 1)]
+    assert [c.token for c in candidates_of(cursor, place)] == [6]
     assert candidates_of(cursor, cursor.follow(cursor.root(), 99)) == []
 
 
 def test_memory_of_matches_is_bounded_and_fresh():
     cursor = cursor_behind([1, 2] * 500 + [1])
-    assert len(matches_at(cursor)) == MAX_MATCHES
+    assert len(cursor.root()) == MAX_MATCHES
     (candidate,) = candidates_of(cursor, cursor.root())
     assert candidate.token == 2
-    assert len(matches_at(cursor, candidate.state)) <= MAX_MATCHES
+    assert len(candidate.state) <= MAX_MATCHES
 
 
 @pytest.mark.parametrize("is_prompt", [True, False])
@@ -126,4 +117,4 @@ def test_an_old_long_match_outlives_many_short_ones(is_prompt):
         cursor.observe(committed(text))
     best = candidates_of(cursor, cursor.root())[0]
     assert best.token == 77
-    assert matches_at(cursor)[-1][1] == 7
+    assert cursor.root()[-1][1] == 7

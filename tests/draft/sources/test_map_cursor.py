@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget, SourceWorth
+from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget
 from selfspec.draft.sources import map_cursor
 from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import candidates_of
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfspec.draft.sources import RowStart
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor, Whereabouts
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import candidates_of
@@ -16,7 +17,7 @@ LONG = list(range(100, 140))
 
 
 def cursor_behind(prediction: Sequence[int], text: Sequence[int]) -> PredictionCursor:
-    cursor = PredictionCursor(Prediction(prediction))
+    cursor = Prediction(prediction).open(RowStart(prompt_ids=[]))
     tree = DraftTree.of_root(0)
     cursor.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=list(text)))
     return cursor

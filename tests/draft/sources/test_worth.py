@@ -1,0 +1,44 @@
+"""A source that takes seconds of its own is paused, and tried again, by steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfspec.draft.sources.worth import SourceWorth
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_pauses_are_counted_in_steps_whatever_the_number_of_rows(num_rows: int) -> None:
+    """It is tried until it was timed; what costs more than it may bring is not tried again."""
+    worth, asked = SourceWorth(), []
+    for _ in range(600):
+        asked.append(worth.should_ask(lambda seconds: seconds))
+        for _ in range(num_rows * asked[-1]):
+            worth.observe(seconds=0.1, tokens=0.0)
+    num_tried = asked.index(False)
+    assert num_tried == (44 + num_rows) // num_rows
+    trial = [True] * num_tried + [False] * 256
+    assert asked == (3 * trial)[:600]
+
+
+def test_what_costs_more_than_it_may_bring_is_asked_until_it_was_timed() -> None:
+    worth, num_asked = SourceWorth(), 0
+    for _ in range(600):
+        if worth.should_ask(lambda seconds: seconds):
+            worth.observe(seconds=9.0, tokens=0.0)
+            num_asked += 1
+    assert num_asked == 3
+
+
+def test_one_slow_answer_says_nothing() -> None:
+    worth = SourceWorth()
+    for seconds in (0.1, 9.0, 0.1, 0.1, 9.0, 0.1):
+        assert worth.pays(0.15, lambda seconds: seconds)
+        worth.observe(seconds=seconds)
+
+
+def test_what_costs_nothing_is_never_paused() -> None:
+    worth = SourceWorth()
+    for _ in range(600):
+        assert worth.should_ask(lambda _seconds: 0.0)
+        worth.observe(seconds=1.0, tokens=0.0)
