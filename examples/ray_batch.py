@@ -29,7 +29,7 @@ class Worker:
 
     def answers(self, prompts):
         found = generate_many(self.model, self.tokenizer, prompts, **self.how)
-        return [(prompts[answer.index], answer.text) for answer in found]
+        return [(prompts[answer.index], answer.text, repr(answer.error)) for answer in found]
 
 
 def main() -> None:
@@ -44,8 +44,8 @@ def main() -> None:
     device = "cuda" if options.gpus else "cpu"
     pool = ActorPool([worker.remote(options.model, device) for _ in range(number)])
     for answers in pool.map_unordered(lambda worker, part: worker.answers.remote(part), PARTS):
-        for prompt, answer in answers:
-            print(f"--- {prompt}{answer}")
+        for prompt, text, error in answers:
+            print(f"--- {prompt}{text}", "" if error == "None" else f"failed: {error}")
 
 
 def parse_options() -> argparse.Namespace:

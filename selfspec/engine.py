@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -36,7 +37,8 @@ Told: TypeAlias = tuple[Row, StepRecord]
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
 
 
-class _Seen(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Seen:
     """What a forward shows besides the logits that rows read."""
 
     tops: Fetched | None  # The likeliest tokens at each node, on their way to the CPU.

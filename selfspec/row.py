@@ -166,7 +166,13 @@ class Row:
     ) -> None:
         """Opens what drafts are made from; before that, the row has no drafts."""
         ids, left = [*self.encoder_ids, *self.prompt_ids], self.max_length - self.prompt.shape[1]
-        start = RowStart(prompt_ids=ids, learns=learned.learns, max_new_tokens=left, **known)
+        start = RowStart(
+            prompt_ids=ids,
+            learns=learned.learns,
+            max_new_tokens=left,
+            map_prior=learned.map_prior,
+            **known,
+        )
         opened = (source.open(start) for source in (*learned.sources, *sources))
         self.learned = learned
         self.cursors = [cursor for cursor in opened if cursor is not None]

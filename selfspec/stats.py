@@ -12,6 +12,13 @@ from selfspec.records import DraftTree, StepRecord, sources_of
 ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
 
 _ENOUGH = 4  # plain steps, for a mean of their times
+_MOST_POSITIONS = 8  # of which the report has acceptance rates
+
+# What follows from the fields, and is written with them.
+_DERIVED = (
+    *("tokens_per_step", "nodes_per_step", "overhead", "speed_up"),
+    *("num_draft_tokens", "num_accepted_tokens", "mean_acceptance_length", "acceptance_rates"),
+)
 
 # How the values of a field are merged: summed, or the later call's if it has one.
 _LATEST = {"merge": "latest"}
@@ -27,6 +34,7 @@ class GenerationStats:
         num_prompt_tokens_out: Those of them that the prompts' forwards yielded.
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
+        num_drafts: Those of the steps that verified a draft.
         num_read_again: Accepted tokens that were read a second time, since a running state can't
             take back the wrong drafts after them.
         num_draft_forwards: Forwards of the draft model, those over the prompts among them.
@@ -53,6 +61,7 @@ class GenerationStats:
     num_prompt_tokens_out: int = 0
     num_steps: int = 0
     num_nodes: int = 0
+    num_drafts: int = 0
     num_read_again: int = 0
     num_draft_forwards: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
@@ -84,6 +93,35 @@ class GenerationStats:
         """Mean number of verified nodes, the root included."""
         return self.num_nodes / max(self.num_steps, 1)
 
+    # What these five are, and their names, is as in vLLM, whose drafts are chains.
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafted tokens that were verified, those of all branches."""
+        return self.num_nodes - self.num_steps
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Those of them that were accepted."""
+        return sum(length * steps for length, steps in self.accepted_lengths.items())
+
+    @property
+    def num_accepted_tokens_per_pos(self) -> list[int]:
+        """The same by the position of the token in its draft; the first position is 0."""
+        longest = max(self.accepted_lengths, default=0)
+        steps = self.accepted_lengths.items()
+        return [sum(n for length, n in steps if length > place) for place in range(longest)]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens that a step with drafts yields on average, with the model's own one."""
+        return 1 + self.num_accepted_tokens / max(self.num_drafts, 1)
+
+    @property
+    def acceptance_rates(self) -> list[float]:
+        """The share of steps with drafts in which each position's token was accepted."""
+        return [each / self.num_drafts for each in self.num_accepted_tokens_per_pos]
+
     @property
     def overhead(self) -> float:
         """Share of the decoding time that is not the forward."""
@@ -111,6 +149,7 @@ class GenerationStats:
         """Adds one verified tree of one row."""
         self.num_steps += 1
         self.num_nodes += len(record.tree)
+        self.num_drafts += len(record.tree) > 1
         self.num_new_tokens += len(record.committed_ids)
         self.accepted_lengths[record.num_accepted] += 1
         _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
@@ -153,8 +192,7 @@ class GenerationStats:
         """All fields and what follows from them, of kinds that JSON knows."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
-        shares = ("tokens_per_step", "nodes_per_step", "overhead", "speed_up")
-        return plain | {name: getattr(self, name) for name in shares}
+        return plain | {name: getattr(self, name) for name in _DERIVED}
 
     def __str__(self) -> str:
         lines = [
@@ -204,7 +242,17 @@ class GenerationStats:
         if not steps:
             return []
         shares = (f"{n}: {c / steps:.0%}" for n, c in sorted(self.accepted_lengths.items()))
-        return [f"  drafts accepted in a step: {', '.join(shares)}"]
+        lines = [f"  drafts accepted in a step: {', '.join(shares)}"]
+        return [*lines, f"  {self.acceptance}"] if self.num_drafts else lines
+
+    @property
+    def acceptance(self) -> str:
+        """How many drafted tokens were accepted, as vLLM puts it."""
+        first = enumerate(self.acceptance_rates[:_MOST_POSITIONS])
+        rates = ", ".join(f"{place}: {rate:.2f}" for place, rate in first)
+        accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted tokens accepted"
+        by_place = f", rate by position {rates}" * bool(rates)
+        return f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}{by_place}"
 
 
 def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:

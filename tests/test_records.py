@@ -80,6 +80,25 @@ def test_a_step_is_counted_exactly():
     assert read["accepted_by_source"] == {"lut": 1, "context": 2}
 
 
+def test_acceptance_is_counted_as_in_vllm():
+    """Of steps with drafts: the tokens by position, and the step's own one as well."""
+    stats = GenerationStats()
+    for each in (step(2, 3), step(), step(1)):
+        stats.count_step(each)
+    stats.count_step(StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[9]))
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (3, 9, 3)
+    assert stats.num_accepted_tokens_per_pos == [2, 1]
+    assert stats.mean_acceptance_length == 2.0
+    assert stats.acceptance_rates == [2 / 3, 1 / 3]
+    assert (
+        "  Mean acceptance length 2.00: 3 of 9 drafted tokens accepted, rate by position 0: 0.67, "
+        "1: 0.33"
+    ) in str(stats)
+    assert stats.as_dict()["acceptance_rates"] == [2 / 3, 1 / 3]
+    assert GenerationStats().mean_acceptance_length == 1.0
+    assert "Mean" not in str(GenerationStats(num_new_tokens=4, num_steps=3, num_nodes=3))
+
+
 LATEST = (
     "disabled_reason",
     "paused",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from eval.runs.attempt import new_ids_of, padded_for
 from selfspec import SelfSpec, generate_many
 from selfspec.batch import ArrivalOrder, Scheduler, ShortestFirst
-from selfspec.forward.backends import kv_bytes_per_token
+from selfspec.weights.streamed.memory_plan import kv_bytes
 
 # One prompt's number and its new tokens, as soon as they are known.
 _Answers = Iterator[tuple[int, list[int]]]
@@ -92,11 +92,13 @@ def _with_rows(many: Many, spec: SelfSpec, *, scheduler: type[Scheduler]) -> _An
         many.prompts,
         assistant=spec,
         max_rows=many.max_rows,
-        max_memory=many.max_tokens and many.max_tokens * kv_bytes_per_token(many.model),
+        max_memory=many.max_tokens and kv_bytes(many.model, many.max_tokens),
         scheduler=scheduler(),
         max_new_tokens=many.max_new_tokens,
         do_sample=False,
     ):
+        if answer.error is not None:
+            raise answer.error
         yield answer.index, answer.ids
 
 

@@ -127,7 +127,7 @@ def call_for(
             )
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
-    stats, inputs = GenerationStats(num_calls=1), _inputs(prompt, model)
+    stats, inputs = GenerationStats(num_calls=1), inputs_on(prompt, model)
 
     @wraps(spec.open_call)  # transformers hands over what its signature names.
     def opened(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
@@ -219,7 +219,7 @@ class _Forwarder:
         """Does nothing: the answer itself is the end."""
 
 
-def _inputs(prompt: PromptInputs, model: Any) -> dict[str, Any]:
+def inputs_on(prompt: PromptInputs, model: Any) -> dict[str, Any]:
     """The arguments of `generate()` that are the prompt, on the model's device."""
     if not isinstance(prompt, Mapping):
         ids = torch.tensor([list(prompt)], device=model.device)

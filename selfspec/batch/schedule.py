@@ -5,10 +5,11 @@ Schedulers know lengths in tokens, and nothing of models.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol
+
+from sortedcontainers import SortedDict
 
 if TYPE_CHECKING:
     from selfspec.batch.prompt_call import PromptCall
@@ -83,9 +84,8 @@ class Waiting:
 
     def __init__(self, *, short_first: bool = False) -> None:
         self._short_first = short_first
-        self._line: list[
-            tuple[tuple[bool, int, int], PromptCall]
-        ] = []  # (turn, call); turns differ.
+        self._line = SortedDict()  # Calls by their turns, which differ.
+        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of the call.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
@@ -99,7 +99,8 @@ class Waiting:
             turn = (False, self._work_started + call.max_columns, self._num_arrived)
         else:
             turn = (call.alone_reason is not None, 0, self._num_arrived)
-        insort(self._line, (turn, call))
+        self._turns[call.index] = turn
+        self._line[turn] = call
 
     def start(self, call: PromptCall) -> None:
         """Removes a call whose prompt is read now."""
@@ -108,16 +109,13 @@ class Waiting:
 
     def leave(self, index: int) -> bool:
         """Removes the call of this index; False if it does not wait."""
-        for place, (_turn, call) in enumerate(self._line):
-            if call.index == index:
-                del self._line[place]
-                return True
-        return False
+        turn = self._turns.pop(index, None)
+        return self._line.pop(turn, None) is not None
 
     @property
     def first(self) -> PromptCall | None:
         """The call whose turn is next."""
-        return self._line[0][1] if self._line else None
+        return next(iter(self._line.values()), None)
 
     @property
     def next_alone(self) -> PromptCall | None:
@@ -127,5 +125,5 @@ class Waiting:
 
     def sharing(self) -> list[PromptCall]:
         """The first calls that may share forwards, up to the first that has to be alone."""
-        shown = (call for _turn, call in islice(self._line, _MOST_SHOWN))
+        shown = islice(self._line.values(), _MOST_SHOWN)
         return list(takewhile(lambda call: call.alone_reason is None, shown))

@@ -24,12 +24,13 @@ from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
-from selfspec.forward.backends import TreeBackend, kv_bytes_per_token
+from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import vocab_size
 from selfspec.forward.tree_kv import foreign_layer
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.row_rules import end_ids
 from selfspec.plugin.spec import SelfSpec
+from selfspec.weights.streamed.memory_plan import kv_bytes
 
 _LOOK_AHEAD = 256  # The most prompts that wait, if the reader asks how many are wanted.
 _SHORT_REST = 1.25  # A rest that is little longer than a part is read with it.
@@ -368,9 +369,9 @@ class Session:
             )
 
     def _found_limits(self, max_bytes: int, *, is_alone: bool) -> tuple[int | None, int | None]:
-        """To find out takes a forward over one token."""
+        """To find out what fits beside other rows takes a forward over one token."""
         if is_alone:
-            most = max_bytes // kv_bytes_per_token(self._model)
+            most = max_bytes // kv_bytes(self._model, 1)
             return most, most
         self._ready()
         assert self._backend is not None

@@ -28,7 +28,7 @@ _END = -1  # After each document.
 class Grams(NamedTuple):
     """The different n-grams of one length in lexicographic order, and what is counted of each.
 
-    An n-gram is one that is a token shorter, by its index, and a last token.
+    An n-gram is the index of its first n - 1 tokens in the level before, and its last token.
     """
 
     parents: Array

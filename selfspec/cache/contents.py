@@ -41,6 +41,7 @@ class CacheContents:
     tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
+    map_prior: Arrays | None = None  # of one model's hidden states: "mean", "scale", "weights"
     answers: NDArray[np.int32] | None = None  # what an engine's rows wrote, each with -1 after it
     about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
 
@@ -61,8 +62,8 @@ class CacheContents:
 def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     """The fingerprint of a tokenizer: a hash over its vocabulary, sorted by id.
 
-    Added and special tokens are part of it, merges and templates are not. Of a name that is a path
-    only the last part is kept, so that the same tokenizer gives the same card in any folder.
+    It includes added and special tokens, but neither merges nor templates. If the name is a path,
+    only its last part is kept, so that the same tokenizer gives the same card in any folder.
     """
     if isinstance(tokenizer, TokenizerInfo):
         return tokenizer

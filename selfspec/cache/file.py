@@ -126,6 +126,8 @@ def as_bytes(contents: CacheContents) -> bytes:
     }
     if contents.corpus is not None:
         arrays |= {f"corpus.{name}": array for name, array in contents.corpus.arrays().items()}
+    if contents.map_prior is not None:
+        arrays |= {f"map.{name}": array for name, array in contents.map_prior.items()}
     if contents.answers is not None:
         arrays["answers.tokens"] = contents.answers
     card = {
@@ -169,7 +171,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
-    corpus, answers = tables.pop("corpus", None), tables.pop("answers", None)
+    corpus, answers, prior = (tables.pop(name, None) for name in ("corpus", "answers", "map"))
     for source, table in tables.items():
         _check_table(source, table)
     return CacheContents(
@@ -177,6 +179,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
         tables=tables,
         corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
         calibration=_checked_rates(card.calibration),
+        map_prior=None if prior is None else _checked_prior(prior),
         answers=None if answers is None else _checked_answers(answers),
         about=card.about,
     )
@@ -195,7 +198,7 @@ def _card(text: str) -> _Card:
 
 
 def _check_table(source: str, table: Mapping[str, Any]) -> None:
-    """Checks the shapes and the lower bounds of a LUT. Its upper bound is the model's to know."""
+    """Checks the shapes and the lower bounds of a LUT. `restore` knows how many ids there are."""
     key = KEY_OF.get(source)
     if key is None or set(table) != {key, "ids", "probabilities"}:
         raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
@@ -211,8 +214,25 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
         raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
 
 
+def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a map of hidden states begins with. Whether it is of this model is checked later."""
+    if set(arrays) != {"mean", "scale", "weights", "model"}:
+        raise ValueError("its map of hidden states is not whole")
+    *halves, model = (arrays[name] for name in ("mean", "scale", "weights", "model"))
+    mean, scale, weights = halves
+    if not (
+        all(each.dtype == np.float16 and np.isfinite(each).all() for each in halves)
+        and (model.dtype, model.shape) == (np.uint32, (8,))
+        and weights.ndim == 2
+        and mean.shape == scale.shape == weights.shape[:1]
+        and weights.shape[1] <= len(weights)
+    ):
+        raise ValueError("its map of hidden states has a wrong shape, a wrong dtype or no numbers")
+    return arrays
+
+
 def _checked_answers(table: Mapping[str, Any]) -> Any:
-    """The tokens of answers; their upper bound is the model's to know."""
+    """The tokens of answers. `restore` knows how many ids there are."""
     tokens = table.get("tokens")
     if tokens is None or len(table) > 1 or tokens.dtype != np.int32 or tokens.ndim != 1:
         raise ValueError("its answers must be one row of int32")

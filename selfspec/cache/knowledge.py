@@ -66,7 +66,7 @@ class Knowledge:
             self._learned = None
 
     def contents(self, tokenizer: Any, about: Mapping[str, Any] | None) -> CacheContents:
-        """All of it, for a cache.
+        """Everything that was loaded or learned, for a cache.
 
         Tables that were loaded for a source that the knobs leave out are included unchanged.
         """
@@ -83,6 +83,7 @@ class Knowledge:
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,
+            map_prior=loaded.map_prior,
             about=loaded.about if about is None else about,
         )
 
@@ -101,6 +102,7 @@ class Knowledge:
         sources += [source.copy() for source in self._extra_sources]
         learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
         if loaded is not None:
+            learned.map_prior = loaded.map_prior
             restore(learned, loaded, vocab_size)
         if self.remembered is not None:
             self.remembered.open(learned, vocab_size)

@@ -27,7 +27,7 @@ from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 SAVE_SECONDS = 300.0
 _MAX_ANSWER_TOKENS = 1 << 17
-_MOST_ENTRIES = 1 << 28  # No vocabulary needs as many, but a file may name any token.
+_MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
 _MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
 
 _log = logging.getLogger("selfspec")

@@ -25,6 +25,7 @@ from selfspec.cli.report import print_report
 from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError
+from selfspec.serving.prompt_files import num_tokens
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
@@ -77,7 +78,8 @@ def _compared(
     """Prints what the figures depend on, measures, and prints the report."""
     check_options(asked)
     config, console = SpecConfig(), Console(highlight=False)
-    with loaded(asked) as writer:
+    sees = any(each.has_images for each in questions)
+    with loaded(asked, sees=sees) as writer:
         found, model = _that_fit(writer, questions), writer.loaded
         with working("Warming up"):
             # What is prepared of a model, such as packed weights, lives as long as this.
@@ -93,18 +95,20 @@ def _compared(
             num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
             new_spec = partial(model.new_spec, config)
             measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
-        return print_report(console, measured, asked, _learned_curve(writer, spec, found))
+        curve = _learned_curve(writer, spec, found)
+        return print_report(console, measured, asked, curve, sees=sees)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Asked:
     """The questions with their ids. Those that leave no room for an answer are left out."""
     limit = writer.loaded.max_positions or _ENDLESS
-    asked = [(each, each.ids(writer.tokenizer)) for each in questions]
-    found = [(each, ids) for each, ids in asked if 0 < len(ids) <= limit - _LEAST_TOKENS]
+    asked = [(each, each.encoded(writer.loaded)) for each in questions]
+    found = [(each, ids) for each, ids in asked if 0 < num_tokens(ids) <= limit - _LEAST_TOKENS]
     if not found:
+        shortest = min(num_tokens(ids) for _, ids in asked)
         raise CliError(
             f"a prompt must leave room for {_LEAST_TOKENS} tokens in the model's {limit} positions "
-            f"(got {min(len(ids) for _, ids in asked)} tokens in the shortest one); give another"
+            f"(got {shortest} tokens in the shortest one); give another"
         )
     return found
 
@@ -132,7 +136,7 @@ def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | 
     """What a step costs by its width, as the calls so far have taught."""
     from selfspec.forward.costs import learned_curve
 
-    length = int(median(len(ids) for _, ids in asked)) + _LEAST_TOKENS
+    length = int(median(num_tokens(ids) for _, ids in asked)) + _LEAST_TOKENS
     forward = spec.stats.forward or "eager"
     return learned_curve(writer.model, forward, length)
 
@@ -143,6 +147,7 @@ def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) ->
     if painter.in_colour:
         console.print(painter.legend(writer.origins(config)))
     for question, ids in asked:
+        assert isinstance(ids, list)  # The demo has no images.
         console.rule(Text(question.kind), align="left", style="dim")
         painter.write(str(question.prompt), "dim")
         writer.reseed()

@@ -13,6 +13,7 @@ import numpy as np
 
 from selfspec.cli.questions import Question
 from selfspec.machine.busy import LEAST_SHARE, processor_share
+from selfspec.serving.prompt_files import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 
-Asked = Sequence[tuple[Question, list[int]]]  # with the ids of each prompt
+Asked = Sequence[tuple[Question, Encoded]]  # with the ids of each prompt, or with its images
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Comparison:
 
 
 def timed(
-    writer: Writer, spec: SelfSpec | None, ids: Sequence[int], num_new: int
+    writer: Writer, spec: SelfSpec | None, ids: Encoded, num_new: int
 ) -> tuple[list[int], float]:
     """The new tokens of one call, and its seconds."""
     writer.reseed()
@@ -109,7 +110,7 @@ def measure(
             say(f"Measuring: round {number + 1}, {kind}")
             if writer.model.device.type == "cpu":
                 found.shares.append(processor_share())
-            length = int(min(num_new, limit - len(ids)))
+            length = int(min(num_new, limit - num_tokens(ids)))
             # The second run may find the processor's caches warm, so the order alternates.
             turns = (None, spec) if (number + index) % 2 == 0 else (spec, None)
             answers = {each: timed(writer, each, ids, length) for each in turns}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfspec.cli.messages import show_log
+from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.machine.model_names import check_model_name, find_model
+from selfspec.machine.model_names import check_model_name, file_here, find_model
 from selfspec.serving.images import ImageReader
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def load_all(
             f"chat needs a MODEL with a chat template, and {asked.model!r} has none; name another, "
             "or continue text with 'selfspec generate'"
         )
+    if note := memory_note(asked):
+        say(note)
     cache = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
     if asked.remember is not None:
         Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
@@ -117,6 +119,33 @@ def load_all(
     sizes: Any = {"max_length": room[0], "max_texts": room[1], "draft_model": small}
     model = load_model(asked, sees=images.processor is not None, packs=packs, **sizes)
     return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small, images)
+
+
+def memory_note(asked: RunOptions) -> str | None:
+    """What to do if the weights take more memory than there is; None if they fit.
+
+    It is no error, since a system may swap. Files that have yet to come are not waited for.
+    """
+    import torch
+
+    from selfspec.machine.memory import free_memory
+    from selfspec.weights.streamed.files import stored_bytes
+
+    is_on_gpu = asked.device != "cpu" and (asked.device != "auto" or torch.cuda.is_available())
+    if asked.model is None or asked.max_memory is not None or is_on_gpu:
+        return None
+    folder = file_here(asked.model, "config.json").parent
+    try:
+        needed = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
+    except (OSError, ValueError):
+        return None  # Weights of another kind, or what their loader will refuse.
+    free = free_memory()
+    if needed <= free:
+        return None
+    return (
+        f"note: the weights of {asked.model} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
+        f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
+    )
 
 
 def images_of(options: RunOptions) -> ImageReader:
@@ -172,11 +201,10 @@ def load_model(
         # same text holds to the last token.
         dtype = "float32"
     how: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
+    memory, weights = getattr(options, "max_memory", None), getattr(options, "weights", None)
     with _one_line(f"the {what} of {source!r}"):
-        if not isinstance(options, RunOptions):
-            return load_whole(source, **how)
-        if options.max_memory is not None or options.weights is not None or packs:
-            return load(source, options.max_memory, weights=options.weights, **how, **room)
+        if packs or memory is not None or weights is not None:
+            return load(source, memory, weights=weights, **how, **room)
         return load_whole(source, **how)
 
 
@@ -186,13 +214,13 @@ def memory_of_texts(
     """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
     if max_memory is None:
         return None
-    from selfspec.forward.backends import kv_bytes_per_token
+    from selfspec.weights.streamed.memory_plan import kv_bytes
 
     num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
-    weights, set_aside = _weight_bytes(model), num_tokens * kv_bytes_per_token(model)
+    weights, set_aside = _weight_bytes(model), kv_bytes(model, num_tokens)
     left = amount_in_bytes(max_memory, weights + set_aside) - weights
     if draft_model is not None:  # It keeps the texts' keys and values, too.
-        left -= _weight_bytes(draft_model) + num_tokens * kv_bytes_per_token(draft_model)
+        left -= _weight_bytes(draft_model) + kv_bytes(draft_model, num_tokens)
     return max(left, set_aside)
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.serving.prompt_files import as_turn, read_prompts
+from selfspec.serving.images import has_images
+from selfspec.serving.prompt_files import Encoded, as_turn, read_prompts
+
+if TYPE_CHECKING:
+    from selfspec.cli.loading import Loaded
 
 _PASSAGE = """\
 The harbour of Lindal was built twice. The first quay, of oak, was finished in 1871 and lasted for \
@@ -43,12 +47,18 @@ class Question(NamedTuple):
     prompt: Any  # a text, or messages
     is_turn: bool = False  # Is the text what a user would say to a model that can chat?
 
-    def ids(self, tokenizer: Any) -> list[int]:
-        """The tokens of the prompt."""
-        from selfspec.batch.prompts import encoded
+    @property
+    def has_images(self) -> bool:
+        """Must the model see?"""
+        return has_images(self.prompt)
 
-        prompt = as_turn(self.prompt, tokenizer) if self.is_turn else self.prompt
-        return encoded(prompt, tokenizer)
+    def encoded(self, loaded: Loaded) -> Encoded:
+        """The tokens of the prompt, with what belongs to its images."""
+        from selfspec.batch.prompts import inputs_of
+
+        prompt = as_turn(self.prompt, loaded.tokenizer) if self.is_turn else self.prompt
+        reader = loaded.images
+        return inputs_of(reader.pictured(prompt), reader.processor or loaded.tokenizer)
 
 
 # What the embedded model continues. Each ends in the middle of something that Python's library

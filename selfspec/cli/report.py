@@ -20,7 +20,12 @@ _ENOUGH = 96  # tokens of one answer to each prompt
 
 
 def print_report(
-    console: Console, measured: Comparison, asked: WriteOptions, curve: CostCurve | None = None
+    console: Console,
+    measured: Comparison,
+    asked: WriteOptions,
+    curve: CostCurve | None = None,
+    *,
+    sees: bool = False,
 ) -> int:
     """Prints everything, the verdict and the lines to copy last; returns the exit status."""
     is_wrong = measured.dtype == "float32" and bool(measured.parted)
@@ -29,10 +34,12 @@ def print_report(
     if has_times(measured) and curve is not None:
         costs = ", ".join(f"{width}: {curve.relative(width):.2f}" for width in curve.widths)
         console.print(f"Cost of a step by its width in tokens, in plain steps: {costs}")
+    if measured.total.num_drafts:
+        console.print(f"{measured.total.acceptance}.")
     console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
     console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
-        for line in python_lines(asked, measured.dtype):
+        for line in python_lines(asked, measured.dtype, sees=sees):
             console.print(f"    {line}", markup=False, soft_wrap=True)
     return 1 if is_wrong or not measured.num_drafted or (is_check and measured.is_busy) else 0
 
@@ -80,13 +87,14 @@ def verdict(measured: Comparison) -> str:
     return text
 
 
-def python_lines(asked: WriteOptions, dtype: str) -> list[str]:
-    """How to load the model, and how to draft."""
-    load = f'AutoModelForCausalLM.from_pretrained("{asked.model}", dtype="{dtype}")'
+def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:
+    """How to load the model, with what reads images if it `sees`, and how to draft."""
+    kind = "ImageTextToText" if sees else "CausalLM"
+    load = f'AutoModelFor{kind}.from_pretrained("{asked.model}", dtype="{dtype}")'
     if asked.max_memory is not None:
         load = f'selfspec.load("{asked.model}", max_memory="{asked.max_memory}")'
     if asked.weights is not None:
-        load = f'selfspec.load("{asked.model}", weights="{asked.weights}")'
+        load = f'selfspec.load("{asked.model}", weights="{asked.weights}"{", sees=True" * sees})'
     spec = "SelfSpec()"
     if asked.cache is not None:
         spec = f'SelfSpec.from_pretrained("{asked.cache}", tokenizer=tokenizer)'

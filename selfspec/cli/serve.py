@@ -16,6 +16,7 @@ from cyclopts.validators import Number
 from selfspec.cli.loading import check_options, load_all, memory_of_texts
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import DraftOptions, Knobs, Model
+from selfspec.cli.vllm_options import in_our_options
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.serving.prompt_files import Encoder
@@ -31,6 +32,8 @@ _LEAST_TOKENS = 64  # The KV of each text must have room for so many.
 
 _Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
+# vLLM's option, for those who have it in a script. What it does has options of its own below.
+_Config = Annotated[str | None, Parameter(show=False)]
 _Key = Annotated[str | None, Parameter(env_var="SELFSPEC_API_KEY")]
 
 
@@ -121,6 +124,7 @@ def serve(
     /,
     *,
     name: str | None = None,
+    speculative_config: _Config = None,
     listening: Listening = Listening(),
     asked: DraftOptions = DraftOptions(),
     knobs: Knobs = Knobs(),
@@ -130,7 +134,10 @@ def serve(
     Args:
         name: The model's name in requests. Default: MODEL.
     """
-    asked, config = replace(asked, model=model), knobs.config()
+    asked = replace(asked, model=model)
+    if speculative_config is not None:
+        asked, knobs = in_our_options(speculative_config, asked, knobs)
+    config = knobs.config()
     check_options(asked)
     listening.check()
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
@@ -171,14 +178,14 @@ def _model_thread(
     asked: DraftOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, ImageReader]:
     """Loads everything, and starts nothing yet."""
-    from selfspec.forward.backends import kv_bytes_per_token
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread
+    from selfspec.weights.streamed.memory_plan import kv_bytes
 
     max_rows = listening.max_rows
     loaded = load_all(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
     model = loaded.model
-    listening.check_memory(kv_bytes_per_token(model))
+    listening.check_memory(kv_bytes(model, 1))
     left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
     thread = ModelThread(
         model,

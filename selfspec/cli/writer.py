@@ -10,9 +10,11 @@ from selfspec.cli.loading import Loaded, load_all
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
 from selfspec.records import DRAFT_MODEL
+from selfspec.serving.prompt_files import num_tokens
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
+    from selfspec.batch.prompt_call import PromptInputs
 
 
 @contextmanager
@@ -63,7 +65,7 @@ class Writer:
 
     def write(
         self,
-        ids: Sequence[int],
+        prompt: PromptInputs,
         spec: SelfSpec | None,
         *,
         streamer: Any = None,
@@ -71,20 +73,17 @@ class Writer:
         max_new_tokens: int | None = None,
         prediction: Sequence[int] | None = None,
     ) -> Any:
-        """Calls `generate()` with `ids`; without a `spec` it is the stock one.
+        """Calls `generate()` with a prompt; without a `spec` it is the stock one.
 
         A streamer that has a method `hear` gets the record of each step, too.
         """
-        import torch
-
+        from selfspec.batch.prompt_call import inputs_on
         from selfspec.compat.generation import with_kv
 
-        input_ids = torch.tensor([list(ids)], device=self.model.device)
         hear = getattr(streamer, "hear", None)
         with spec.listening(hear) if spec and hear else nullcontext():
             return self.model.generate(
-                input_ids=input_ids,
-                attention_mask=torch.ones_like(input_ids),
+                **inputs_on(prompt, self.model),
                 assistant=spec,
                 prediction=prediction,
                 streamer=streamer,
@@ -94,10 +93,10 @@ class Writer:
                 **self.choice(),
             )
 
-    def new_ids(self, ids: Sequence[int], spec: SelfSpec | None, **options: Any) -> list[int]:
+    def new_ids(self, prompt: PromptInputs, spec: SelfSpec | None, **options: Any) -> list[int]:
         """What `write` writes after the prompt; waits for the device."""
-        output = self.write(ids, spec, **options)
-        new_ids: list[int] = output.sequences[0, len(ids) :].tolist()
+        output = self.write(prompt, spec, **options)
+        new_ids: list[int] = output.sequences[0, num_tokens(prompt) :].tolist()
         return new_ids
 
     def choice(self) -> dict[str, Any]:

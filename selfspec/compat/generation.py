@@ -92,7 +92,7 @@ def kv_of_decoder(kv: Any) -> Any:
 
 
 def with_kv_of_encoder(kv: Any) -> Any:
-    """A KV cache of a decoder, with a part in which the keys of the encoder's outputs find room."""
+    """Wraps a decoder's KV in an `EncoderDecoderCache` with an empty cross-attention part."""
     return EncoderDecoderCache(kv, DynamicCache())
 
 
@@ -119,7 +119,7 @@ def belongs_to_caller(kv: Any) -> bool:
     """Did the caller of `generate()` pass this KV cache?
 
     transformers marks it with a private attribute. Without the mark, each row of a batch would go
-    on at its own pace, and the cache would hold only as many tokens as its shortest row.
+    on at its own pace, and the cache would end where its shortest row ends.
     """
     return bool(getattr(kv, "_is_user_defined", False))
 

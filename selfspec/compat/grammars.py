@@ -1,7 +1,7 @@
 """The grammars that logits processors of xgrammar, llguidance and outlines hold.
 
-What a processor holds is never moved: a second matcher is made of it. Without a name below, such a
-processor works as ever, and nothing is drafted from its grammar.
+The matcher that a processor holds is never advanced: another one is made of its grammar. Without a
+name below, such a processor works as ever, and nothing is drafted from its grammar.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["grammars_of"]
 
 Words = Callable[[Iterable[bytes]], Any]  # Makes a vocabulary of the bytes of each token.
 _MAX_KEPT = 4
-_vocabularies: list[tuple[Any, Any]] = []  # To list one takes a third of a second.
+_vocabularies: list[tuple[Any, Any]] = []  # Listing one takes a third of a second.
 
 
 def grammars_of(processors: Sequence[Any], num_rows: int, words: Words) -> list[Any]:
@@ -32,7 +32,7 @@ def grammars_of(processors: Sequence[Any], num_rows: int, words: Words) -> list[
 
 def _held(processor: Any, library: str, name: str) -> list[Any]:
     """The objects of a class of a library that a processor holds, itself or in lists."""
-    kind = getattr(sys.modules.get(library), name, ())  # Nothing is of no class.
+    kind = getattr(sys.modules.get(library), name, ())  # Nothing is an instance of ().
     found: list[Any] = []
     for value in getattr(processor, "__dict__", {}).values():
         found += value if isinstance(value, (list, tuple)) else [value]

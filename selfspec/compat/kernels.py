@@ -80,8 +80,8 @@ def int8_product(
 ) -> torch.Tensor:
     """The float32 product of uint8 inputs, whose zero is 128, with packed weights.
 
-    Each row of the weights has a scale, and as many int64 zeros are there to say where 0 is. Sums
-    are whole numbers.
+    Each row of the weights has a scale, and an int64 zero that says where its 0 is. Sums are whole
+    numbers.
     """
     outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""

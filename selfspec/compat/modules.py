@@ -41,7 +41,7 @@ _CONTAINERS = frozenset((nn.ModuleDict, nn.ModuleList))
 
 
 def accelerate_hooks(module: nn.Module) -> Sequence[Any]:
-    """What was handed to accelerate's `add_hook_to_module`; its users may have classes of theirs.
+    """The hooks that were handed to accelerate's `add_hook_to_module`, those of users among them.
 
     Without it, a user's hook would pass for one that moves tensors about.
     """

@@ -57,7 +57,7 @@ OF_MODELS = "transformers_modules"
 _HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
 # Gradient checkpointing puts this on embeddings.
 _REQUIRES_GRAD = "make_inputs_require_grads"
-# What leads from a wrapper to the function inside of it.
+# The attributes in which a wrapper may hold the function inside.
 _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable")
 
 
@@ -144,8 +144,9 @@ def is_harmless(hook: Any) -> bool:
 def layer_that_mixes_tokens(module: nn.Module) -> str | None:
     """The name of a layer whose result for a token depends on the other tokens of the forward.
 
-    LLM.int8 of bitsandbytes computes columns in half precision that are large in any token. Without
-    this, a trial whose tokens have no such column would pass, and a text could differ from stock's.
+    LLM.int8 of bitsandbytes computes a column in half precision if any token of the forward has a
+    large value there. Without this, a trial without such a token would pass, and a text could
+    differ from stock's.
     """
     if type(module).__name__ != "Linear8bitLt":
         return None

@@ -1,8 +1,7 @@
 """Which versions of transformers selfspec was tried with. Imports no torch.
 
 torch has no upper bound. On a CPU, all tests were run with torch 2.13 and the fast ones with
-2.14.1.
-2.15 was not tried.
+2.14.1; 2.15 was not tried.
 """
 
 from __future__ import annotations

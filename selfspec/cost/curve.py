@@ -121,8 +121,8 @@ class CostCurve:
     def refine(self, width: int, seconds: float) -> None:
         """Takes in the seconds of a step of this width; costs some 20 µs.
 
-        A change that lasts is followed within 16 steps of its width. One odd step moves a width
-        that is known by less than 3 %.
+        A change that lasts is followed within some 16 steps of its width. One odd step moves a
+        known width by less than 3 %.
         """
         if not _SHORTEST <= seconds <= _LONGEST:
             return

@@ -19,7 +19,7 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.forward.tree_kv import ENDLESS, TreeKV, bytes_per_token
 from selfspec.records import DraftTree
 
-__all__ = ["Backend", "TreeBackend", "kv_bytes_per_token", "tokens_in"]
+__all__ = ["Backend", "TreeBackend", "tokens_in"]
 
 
 class Backend(Protocol):
@@ -257,25 +257,15 @@ class TreeBackend:
         self.kv.release(fills=fills)
 
 
-def kv_bytes_per_token(model: Any) -> int:
-    """What the keys and values of one token take; reads a token to find out."""
-    return bytes_per_token(_cache_of_one_token(model))[0]
-
-
 def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
     """How many tokens of KV fit into `max_bytes` where `max_rows` rows come and go.
 
     A prompt that is being read has one share of `max_rows + 1`, and room is left for the copy of a
-    part that is made when rows get more columns. Reads a token to find out.
+    part that is made when rows get more columns. Reads a token, whose KV shows what is exact.
     """
-    whole, part = bytes_per_token(_cache_of_one_token(model))
-    return max_rows * (max_bytes // (whole * (max_rows + 1) + part * max_rows))
-
-
-def _cache_of_one_token(model: Any) -> DynamicCache:
-    """Shows the shape, the dtype and the device of each layer's keys and values."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{KV: cache})
-    return cache
+    whole, part = bytes_per_token(cache)
+    return max_rows * (max_bytes // (whole * (max_rows + 1) + part * max_rows))

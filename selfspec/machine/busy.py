@@ -1,4 +1,4 @@
-"""How much of the processor other programs leave. Knows no model; brings torch along when asked."""
+"""How much of the processor other programs leave. Knows no model; imports torch only when asked."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from selfspec.machine.control_groups import control_groups, numbers_in
 
 __all__ = ["LEAST_SHARE", "num_processors", "processor_share"]
 
-LEAST_SHARE = 0.8  # Times say little if we get less of the processor than that.
-_LOOK = 0.05  # Seconds of a look.
-_LOOK_AT_QUOTA = 0.3  # Of one at a process with a quota, which is counted for each 0.1 seconds.
+LEAST_SHARE = 0.8  # Below this share of the processor, times say little.
+_LOOK = 0.05  # Seconds that one look takes.
+_LOOK_AT_QUOTA = 0.3  # The same under a quota, which Linux counts in periods of 0.1 seconds.
 
 
 def processor_share() -> float:
-    """The part of what this process may use of the processor that it gets if it asks for all.
+    """The share of its processors that this process gets if it asks for all of them.
 
-    Half means that others are as busy as we are.
+    Half means that other programs are as busy as this one.
     """
     import torch
 

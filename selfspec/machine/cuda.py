@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -22,11 +22,17 @@ _FIRST_TORCH = (2, 12)
 _capturing = threading.Lock()
 
 
+class _Event(Protocol):
+    def synchronize(self) -> object:
+        """Waits for the work that was queued before it."""
+        ...
+
+
 class Fetched(NamedTuple):
     """Tensors that are being copied to the CPU, and an event that tells when that is done."""
 
     tensors: tuple[torch.Tensor, ...]
-    event: Any = None  # None if it is done.
+    event: _Event | None = None  # None if it is done.
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Waits for the tensors, but not for work that was queued after them."""

@@ -44,7 +44,7 @@ class Device(Protocol):
     def capture(self, work: Callable[[], None]) -> Replay | str:
         """Returns a function that queues `work` again on the same tensors, or why there is none.
 
-        `work` is run once more than needed, so another run of it must change nothing.
+        `work` runs one extra time, so running it again must change nothing.
         """
         ...
 

@@ -17,7 +17,7 @@ _NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the card or of the processor; devices of other kinds add theirs to the latter."""
+    """The name of the card or the processor; for other devices, their type and the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor() if device.type == "cpu" else f"{device.type}, {processor()}"

@@ -1,8 +1,8 @@
 """What was measured on this machine: one JSON file in the user's cache folder.
 
-It is read once in a process, and written once in some minutes and at the end. A file that can't be
-read counts as empty. Where none can be written, a warning says so once, and each process measures
-anew. Knows keys and plain values; not what they mean.
+A process reads it once, and writes it every five minutes at most, and when it ends. A file that
+can't be read counts as empty. If it can't be written, a warning says so once, and each process
+measures anew. Knows keys and plain values; not what they mean.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["Key", "find_measured", "keep_measured"]
 _log = logging.getLogger("selfspec")
 
 _FORMAT = 3
-_SAVE_SECONDS = 300.0  # Between two times that the file is written.
-_MAX_ENTRIES = 64  # Those kept first are dropped.
+_SAVE_SECONDS = 300.0  # Between two saves.
+_MAX_ENTRIES = 64  # The oldest are dropped.
 _PATIENCE = 1.0  # In seconds, for other processes that write.
 
 Key = Mapping[str, str | int]  # Names and values of everything that a measurement depends on.

@@ -72,7 +72,7 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
 def return_freed_memory() -> None:
     """Gives freed memory back to the system, where the C library has a call for that.
 
-    glibc keeps it for later. After a model of a billion weights was packed, that were 280 MB.
+    glibc keeps it for later. After packing a 1B model this returned 280 MB.
     """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

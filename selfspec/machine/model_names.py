@@ -7,7 +7,7 @@ from pathlib import Path
 
 from selfspec.errors import ConfigError, one_line
 
-__all__ = ["check_model_name", "find_model"]
+__all__ = ["check_model_name", "file_here", "find_model"]
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FILES = ("config.json", "adapter_config.json")  # Every model or adapter has one of them.
@@ -28,7 +28,7 @@ def check_model_name(name: str, option: str = "name") -> None:
 
 
 def find_model(name: str, option: str = "name") -> None:
-    """Refuses a name that is no model here, and none that the Hub has or can be asked for.
+    """Refuses a name that is no model, here or on the Hub, also if the Hub can't be asked.
 
     The Hub is asked once. Without this, each file that a loader looks for is tried for half a
     minute where the Hub can't be reached.
@@ -51,6 +51,16 @@ def find_model(name: str, option: str = "name") -> None:
     except Exception as error:  # Errors of the client's HTTP library have no name of their own.
         why = f"the Hub's cache has no such model, and the Hub can't be asked: {one_line(error)}"
         raise ConfigError(_no_model(name, option, why)) from error
+
+
+def file_here(name: str, file: str) -> Path:
+    """Where a file of a model is on this machine, or would be; asks no network."""
+    if not Path(name).is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        if isinstance(found := try_to_load_from_cache(name, file), str):
+            return Path(found)
+    return Path(name) / file
 
 
 def _no_model(name: str, option: str, why: str) -> str:

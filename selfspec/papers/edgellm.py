@@ -1,10 +1,10 @@
 """EdgeLLM: a small model drafts a tree while it has memory to itself, and stops when it is unsure.
 
 "EdgeLLM: Fast On-Device LLM Inference With Speculative Decoding" (IEEE TMC 2025). The target does
-not fit into memory and is read layer by layer, so one verification costs as much as many drafts of
-a small LLM that stays. A branch i of the tree has T_i tokens and the confidence C_i, the product of
-the draft LLM's probabilities. In a tree of M tokens it should have M · C_i of them, so the branch
-pacer goes on with the branch that lacks most (equations 1 and 2):
+not fit into memory and is read layer by layer, so one verification takes the time of many drafts by
+a small LLM that stays in memory. A branch i of the tree has T_i tokens and the confidence C_i, the
+product of the draft LLM's probabilities. In a tree of M tokens it should have M · C_i of them, so
+the branch pacer goes on with the branch that lacks most (equations 1 and 2):
 
     D = argmax_i (M · C_i - T_i).
 

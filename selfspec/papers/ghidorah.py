@@ -96,7 +96,7 @@ class FittedTree(Shape):
 
 
 def best_tree(rates: Rates, num_drafted: int) -> FittedTree:
-    """A shape: the likeliest nodes below the root, likeliest first, as many as can come true.
+    """A shape: the `num_drafted` likeliest nodes, likeliest first; none whose rate is 0.
 
     A child is never likelier than its parent, so the likeliest node next gives the best tree of
     every width.

@@ -21,9 +21,9 @@ fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
 What the text leaves open, and how it is read here:
 
-- How many random tokens begin a branch: three, drawn from the prompt, by dice of its own, so that
-  sampling with a seed comes out as without them.
-- How many drafts C has: as many as fit `max_nodes`, the freshest first.
+- How many random tokens begin a branch: three, drawn from the prompt by a generator of their own,
+  so that a seeded sample is the same as without branches.
+- How many drafts C has: those that fit into `max_nodes`, the freshest first.
 - Candidates and branches are rows of their own there and one tree here, which asks fewer queries
   for the same. The tree has `max_nodes` and the nodes of all branches.
 """

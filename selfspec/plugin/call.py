@@ -59,12 +59,12 @@ class Call:
 
     @property
     def max_new_columns(self) -> int:
-        """How many tokens after the prompt the last one may be, drafted or not."""
+        """The most tokens that may follow the prompt, drafted ones among them."""
         return max(self.max_length - self.num_tokens, 1)
 
     @property
     def max_columns(self) -> int:
-        """How many columns of KV each row may come to need, the widest tree's among them."""
+        """The most columns of KV that a row may need, those of the widest tree among them."""
         return self.num_tokens + self.max_new_columns + self.config.max_nodes
 
     @property

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable
+from selfspec.machine.model_names import file_here
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunners
 from selfspec.weights import Packing
 
-# Sizes of vocabularies that differ by less are taken for one vocabulary with other padding.
+# Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
-# Two tokenizers that share their ids but for special tokens differ in fewer tokens than this share.
+# Tokenizers that differ in special tokens alone differ in less than this share of their tokens.
 _FEW = 0.01
 
 
@@ -100,23 +99,10 @@ def _check_vocabularies(draft: Any, target: Any) -> None:
 
 def _tokens_by_id(name: str) -> dict[int, str] | None:
     """The tokens of a model's tokenizer, if its file is on this machine; asks no network."""
+    from tokenizers import Tokenizer
+
     try:
-        values = json.loads(_tokenizer_file(name).read_text(encoding="utf-8"))
-        vocabulary = values["model"]["vocab"]
-        if isinstance(vocabulary, list):  # Of a unigram model: pairs of a token and its score.
-            tokens = {number: pair[0] for number, pair in enumerate(vocabulary)}
-        else:
-            tokens = {number: token for token, number in vocabulary.items()}
-        return tokens | {added["id"]: added["content"] for added in values["added_tokens"]}
-    except (OSError, ValueError, KeyError, TypeError, LookupError):
+        vocabulary = Tokenizer.from_file(str(file_here(name, "tokenizer.json"))).get_vocab()
+    except Exception:  # tokenizers has no narrower one, also for a file that is not there.
         return None
-
-
-def _tokenizer_file(name: str) -> Path:
-    folder = Path(name)
-    if folder.is_dir():
-        return folder / "tokenizer.json"
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(name, "tokenizer.json")
-    return Path(found) if isinstance(found, str) else folder / "tokenizer.json"
+    return {number: token for token, number in vocabulary.items()}

@@ -43,9 +43,9 @@ def load(
     faster. So the model takes as much memory as its weights. Code that reads packed weights gets
     them back, and from then on the model is packed no more.
 
-    With `max_memory`, embeddings, norms, the output head and as many decoder layers as the budget
-    allows are resident. The other layers are *streamed*: read from the model's safetensors files
-    ahead of the forward, by a thread, round and round. A streamed model can't be moved, cast,
+    With `max_memory`, embeddings, norms and the output head are resident, and the decoder layers
+    that the budget still holds. The other layers are *streamed*: a thread reads them again for each
+    forward, ahead of it, from the model's safetensors files. A streamed model can't be moved, cast,
     saved, copied or trained, and its weights can't be written.
 
     With `weights="int8"`, its linear layers and its embedding get 8 bits, a layer at a time. It

@@ -30,7 +30,7 @@ class _Unended:
 
 
 class _Counting(StoppingCriteriaList):  # type: ignore[misc]
-    """The criteria of a call for stock's loop, which also count the tokens; pads are none."""
+    """The criteria of a call for stock's loop, which also count the tokens, without pads."""
 
     def __init__(self, criteria: Iterable[Any]) -> None:
         super().__init__(criteria)

@@ -52,7 +52,7 @@ class Arguments(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """It applies where `looks_at` gives something, which the reason may name.
+    """Applies if `looks_at(call)` is truthy; its value is formatted into `reason`.
 
     `looks_at` gets `Arguments` or a `Call`; both have a `model` and a `setting(name)`. `shown` is
     the row of README's table and the words in it.

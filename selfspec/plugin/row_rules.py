@@ -76,7 +76,7 @@ def end_ids(generation_config: Any) -> list[int]:
 
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:
-    """The processors of each row of a batch: the same ones, but for what holds a value a row."""
+    """The processors of each row: the same objects, except those that hold a value for each row."""
     return [
         type(processors)(_for_row(processor, row) for processor in processors)
         for row in range(num_rows)
@@ -112,7 +112,7 @@ def split_warpers(processors: Any) -> Processing:
 
 
 def _rules_all_out(warper: Any) -> bool:
-    """Does a warper keep no more than it says, and give no score to what it rules out?"""
+    """Does a warper keep no more than it says, and score what it rules out as minus infinity?"""
     keeps = getattr(warper, "min_tokens_to_keep", 1)
     return keeps == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
 

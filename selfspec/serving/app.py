@@ -112,7 +112,7 @@ class _Routes:
         self._model = model
         self._name = name
         self._encoder = encoder
-        self._meters = Meters(model)
+        self._meters = Meters(model, name)
         self._turn = asyncio.Lock()
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
         if encoder.images.processor is not None:

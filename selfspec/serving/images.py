@@ -14,7 +14,7 @@ from urllib.request import urlopen
 from selfspec.errors import one_line
 from selfspec.serving.schema import RequestError
 
-__all__ = ["MAX_IMAGE_BYTES", "ImageReader"]
+__all__ = ["MAX_IMAGE_BYTES", "ImageReader", "has_images"]
 
 # Of all images of a request together.
 MAX_IMAGE_BYTES = 32 << 20
@@ -79,6 +79,11 @@ class ImageReader:
         if len(data) > most:
             raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
         return data
+
+
+def has_images(prompt: Any) -> bool:
+    """Does a conversation name any image?"""
+    return any(_images_in(prompt))
 
 
 def _images_in(prompt: Any) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,11 @@
-"""What the server counts, for Prometheus and for its own statistics."""
+"""What the server counts, for Prometheus and for its own statistics.
+
+Dashboards for vLLM's servers work too: what both count has its name there as well.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -11,8 +15,9 @@ from selfspec.serving.model_thread import ModelThread
 class Meters:
     """Counts of requests and tokens. The other numbers are read when somebody asks for them."""
 
-    def __init__(self, model: ModelThread) -> None:
+    def __init__(self, model: ModelThread, name: str) -> None:
         self._model = model
+        self._name = name
         self.requests: Counter[tuple[str, int]] = Counter()  # By route and status.
         self.counts: dict[str, float] = {
             "requests_cancelled_total": 0,
@@ -30,7 +35,29 @@ class Meters:
         }
         numbers |= {**self.counts, **self.numbers()}
         del numbers["alone_reasons"]
-        return "".join(f"selfspec_{name} {value or 0}\n" for name, value in numbers.items())
+        ours = {f"selfspec_{name}": value or 0 for name, value in numbers.items()}
+        named = {**ours, **self._as_in_vllm()}
+        return "".join(f"{name} {value}\n" for name, value in named.items())
+
+    def _as_in_vllm(self) -> dict[str, float]:
+        """By the names and labels that vLLM gives, those of what answers have drafted first."""
+        stats, model = self._model.spec.total_stats, self._model
+        counts: dict[str, float] = {
+            "spec_decode_num_drafts_total": stats.num_drafts,
+            "spec_decode_num_draft_tokens_total": stats.num_draft_tokens,
+            "spec_decode_num_accepted_tokens_total": stats.num_accepted_tokens,
+            "prompt_tokens_total": self.counts["prompt_tokens_total"],
+            "generation_tokens_total": self.counts["new_tokens_total"],
+            "num_requests_running": model.session.num_running,
+            "num_requests_waiting": model.num_waiting,
+        }
+        # A label's value may be any text in quotation marks, with these escaped.
+        label = f"model_name={json.dumps(self._name, ensure_ascii=False)}"
+        named = {f"vllm:{name}{{{label}}}": value for name, value in counts.items()}
+        accepted = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        for place, number in enumerate(stats.num_accepted_tokens_per_pos):
+            named[f'{accepted}{{{label},position="{place}"}}'] = number
+        return named
 
     def numbers(self) -> dict[str, Any]:
         """What runs and waits now, and how much memory it takes."""

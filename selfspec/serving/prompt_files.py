@@ -38,9 +38,9 @@ _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given
 Encoded = list[int] | dict[str, Any]
 
 
-def num_tokens(encoded: Encoded) -> int:
+def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
     """How many tokens a prompt has, with those of its images."""
-    return len(encoded) if isinstance(encoded, list) else int(encoded["input_ids"].shape[1])
+    return int(encoded["input_ids"].shape[1]) if isinstance(encoded, Mapping) else len(encoded)
 
 
 @dataclass(frozen=True)

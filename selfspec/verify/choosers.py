@@ -196,7 +196,7 @@ class ProcessedChooser:
     def _drawn_from_few(
         tape: NoiseTape, scores: torch.Tensor, warpers: Warpers | None, place: tuple[int, int]
     ) -> int | None:
-        """The token that is drawn of those that the warpers leave; None if only they can tell."""
+        """The token drawn from those that the warpers leave; None if only stock's can tell."""
         if warpers is None or scores.device.type != "cpu" or scores.dtype != torch.float32:
             return None
         few = shortlist(scores, warpers)

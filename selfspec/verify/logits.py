@@ -15,14 +15,14 @@ __all__ = ["fits_at_once", "in_float32", "largest", "likeliest", "top_k"]
 # In a smaller vocabulary one look at everything costs less than looking at blocks first.
 _LEAST_VOCABULARY = 1 << 14
 _BLOCK = 64
-# So many numbers are worked on as a whole. Of more, this many are worked on at a time: two arrays
-# of 4 MB.
+# Up to 2**18 numbers are worked on as a whole, and larger arrays in parts of 2**20, for which two
+# buffers of 4 MB are kept.
 _AT_ONCE = 1 << 18
 _NUM_AT_A_TIME = 1 << 20
 
 
 class _Scratch(threading.local):
-    """A float32 buffer on the CPU that each thread keeps; asking for new pages takes longer."""
+    """A float32 buffer on the CPU that each thread keeps, since a new one takes longer to get."""
 
     _held: torch.Tensor | None = None
 
@@ -48,8 +48,8 @@ def in_float32(logits: torch.Tensor) -> torch.Tensor:
 def fits_at_once(logits: torch.Tensor) -> bool:
     """Are these few enough numbers to be worked on as a whole?
 
-    More than that takes megabytes each time, and for a system to hand out so many new pages takes
-    longer than to fill them.
+    More than that takes megabytes each time, and allocating fresh pages takes longer than filling
+    them.
     """
     return logits.device.type != "cpu" or logits.numel() <= _AT_ONCE
 
@@ -64,7 +64,7 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
 def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids (..., K) of the K likeliest, likeliest first, and their probabilities; no waiting.
 
-    Where the model says NaN or infinity, which ids come is left open, and their probability is NaN.
+    If a node's logits have NaN or infinity, its ids may be any, and their probabilities are NaN.
     """
     k = min(k, logits.shape[-1])
     if not fits_at_once(logits):

@@ -1,11 +1,11 @@
 """The random numbers that sampling takes: drawn as stock draws them, read only where they matter.
 
 `torch.multinomial(p, 1)` is `(p / q).argmax(-1)` with `q` exponential noise of p's shape. On a CPU,
-drawing `q` takes longer than all the rest of a token's sampling, most of it for logarithms, and
-nearly all tokens have a p of about 0. So a CPU draws only the uniform numbers, which advance the
-generator equally, and takes logarithms for possible winners only: those on a shortlist, and others
-whose uniform number is tiny. This rounds differently from stock. Where the two best are within
-0.01 %, the noise is made as stock makes it.
+drawing `q` takes longer than the rest of a token's sampling, mostly for logarithms, although all
+but a few tokens have a p near 0. So on a CPU only the uniform numbers are drawn, from which the
+noise is made. This advances the generator equally. Logarithms are taken for possible winners only:
+tokens on a shortlist, and others whose uniform number is near 0. This rounds differently from
+stock. If the two best are so near that it could matter, the noise is made as stock makes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Noise", "next_noise", "pick_from"]
 NoiseOf = Callable[[int], float]  # The noise of each token.
 
 _AS_THEY_ARE = Warpers()
-# One ratio clearly beats another if it is 0.01 % higher. Rounding moves ratios by about 1e-6.
+# Rounding, here and in stock, changes a ratio by about 1e-6 at most.
 _CLEARLY = 1 + 1e-4
 
 
@@ -37,11 +37,11 @@ class Noise(Protocol):
         ...
 
     def least(self, row: int) -> float:
-        """A lower bound of a row's noise."""
+        """No token of the row has less noise than this."""
         ...
 
     def of(self, row: int) -> NoiseOf:
-        """Gives the noise of single tokens, on a CPU."""
+        """A function that gives the noise of a token, on a CPU."""
         ...
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
@@ -131,7 +131,7 @@ class _Uniforms:
 def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:
     """The token that stock would draw, out of a shortlist; None if that is not clear.
 
-    Stops at the first token that could not win even with the row's least noise.
+    Goes down from the likeliest token, until not even the least noise could make one win.
     """
     least = noise.least(row)
     if not least > 0:
@@ -180,7 +180,7 @@ def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
 def _is_made_of_uniforms() -> bool:
     """Does this torch make exponential noise of one double in [0, 1) for each number?
 
-    Builds that leave it to MKL draw otherwise. There, `_Exponentials` is used.
+    Some builds draw it differently, such as those that use MKL. There the noise is drawn whole.
     """
     stock, ours = (torch.Generator("cpu").manual_seed(0) for _ in range(2))
     noise = torch.empty(2, 1024, dtype=torch.float32, device="cpu")

@@ -2,8 +2,8 @@
 
 Stock warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a handful.
 On a CPU that takes as long as a part of the forward. The handful is known from the largest scores
-alone, up to cases so near to a threshold that it depends on how sums were rounded. Those cases
-are left to stock's own warpers, so the answer is always the one that stock would give.
+alone, unless a value is so near to a threshold that rounding decides. Then stock's own warpers are
+asked, so the answer is always the one that stock would give.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from selfspec.verify.logits import largest
 
 __all__ = ["Shortlist", "Tokens", "Warpers", "Weights", "shortlist"]
 
-# So many tokens are looked at beyond the K likeliest, since all that equal the K-th stay.
+# Tokens that are looked at beyond the K likeliest, since top-k keeps all that equal the K-th.
 _SPARE = 14
-# So many are looked at where probabilities decide what stays. With more, arrays are faster.
+# Tokens that are looked at if top-p or min-p decides what stays. For more, arrays are faster.
 _WIDE = 256
-# So many are looked at where nothing is ruled out.
+# Tokens that are looked at if no warper rules any out.
 _NARROW = 64
-# A value this near to a threshold, relative to it, is not sure: rounding moves it by some 1e-6.
+# A value within this share of a threshold is not sure: rounding moves it by about 1e-6.
 _NEARLY = 1e-5
-# The rounding error of a float32 sum, relative and for each token: half a unit for each addition,
+# The relative rounding error of a float32 sum, for each token in it: half a unit for each addition,
 # in four lanes or more.
 _OFF = 2.0**-26
 

@@ -31,7 +31,7 @@ class NoiseTape:
         return self._taken(step, scores).pick(scores, row)
 
     def draw_from(self, few: Shortlist, like: torch.Tensor, row: int, step: int) -> int | None:
-        """The same out of all that may be drawn, where stock's scores would be `like` others.
+        """The same from a shortlist; `like` has the shape, dtype and device of stock's scores.
 
         None where two are so near that only `draw` can tell.
         """

@@ -13,11 +13,13 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
 from selfspec.cost import Budget
+from selfspec.draft.sources.map_cursor import MapCursor
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.engine import Engine
-from selfspec.forward.backends import kv_bytes_per_token
-from selfspec.plugin.call import Call
+from selfspec.forward.prompt import Prefilled
+from selfspec.request import Request
 from selfspec.row import Row
+from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
 from tests.streamed import load_tightly, saved_model
@@ -111,7 +113,8 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
     for index, length in lengths.items():
         session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
-        num_maps = sum(row.state_map is not None for row in rows_of(session))
+        cursors = [cursor for row in rows_of(session) for cursor in row.cursors]
+        num_maps = sum(isinstance(cursor, MapCursor) for cursor in cursors)
         assert num_maps <= 4
         steps.append(step_of(session))
     while not session.is_empty:
@@ -134,8 +137,7 @@ def step_of(session: Session) -> tuple[int, bool]:
     def noted(engine: Engine) -> None:
         rows = engine.rows
         step(engine)
-        maps = [row.state_map for row in rows if row.state_map]
-        seen.append((len(rows), any(each.wanted for each in maps)))
+        seen.append((len(rows), any(row.wants_states for row in rows)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", noted)
@@ -174,21 +176,21 @@ def test_the_global_generator_is_left_alone() -> None:
 class Greedy:
     """Wants everything at once, in the wrong order, and twice."""
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], columns_now: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         return [*range(len(waiting) - 1, -1, -1), 0]
 
 
 def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny_model("mistral"), prompts((20, 8, 12, 5, 20, 7, 9))
-    limit = kv_bytes_per_token(model) * 180
+    limit = kv_bytes(model, 180)
     session = Session(
         model, tiny_tokenizer(), wild(), max_rows=6, max_memory=limit, scheduler=Greedy()
     )
     taken, rows = [], []
 
-    def note(self: Engine, call: Call, read: Any) -> None:
-        join(self, call, read)
-        reading = call.num_tokens * kv_bytes_per_token(model)
+    def note(self: Engine, request: Request, prompt: Prefilled) -> None:
+        join(self, request, prompt)
+        reading = kv_bytes(model, prompt.input_ids.shape[1])
         copied = session.kv_bytes // (2 * model.config.num_hidden_layers)
         taken.append(session.kv_bytes + reading + copied)
         rows.append(session.num_running)
@@ -224,10 +226,7 @@ def test_text_and_reasons_to_finish() -> None:
 
 
 REFUSED: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
-    ([[]], {}, UnsupportedError, "at least one token"),
-    ([7], {}, UnsupportedError, "a prompt must be text"),
     ("Hi", {}, UnsupportedError, "list of prompts"),
-    ([[{"role": "user", "content": "x"}]], {}, UnsupportedError, "chat template"),
     (["the"], {"streamer": object()}, UnsupportedError, "streamer"),
     (["the"], {"past_key_values": 1}, UnsupportedError, "past_key_values"),
     (["the"], {"cache": 1}, UnsupportedError, "cache"),

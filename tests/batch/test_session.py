@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import pytest
@@ -216,6 +217,33 @@ def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
         overtaken = [index for index in came if index < first.index]
         assert all(own - came[index] < needs[index] for index in overtaken)
     assert not len(waiting)
+
+
+@given(
+    asks=st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=30),
+    gone=st.sets(st.integers(0, 30)),
+    short_first=st.booleans(),
+)
+def test_the_line_is_in_the_order_of_turns(
+    asks: list[tuple[int, bool]], gone: set[int], short_first: bool
+) -> None:
+    """Whoever leaves it, and nobody leaves it twice."""
+    waiting: Any = Waiting(short_first=short_first)
+    lines = [Line(n, need, "why" if alone else None) for n, (need, alone) in enumerate(asks)]
+    for line in lines:
+        waiting.add(line)
+    for index in gone:
+        assert waiting.leave(index) == (index < len(lines))
+        assert not waiting.leave(index)
+    left = [line for line in lines if line.index not in gone]
+    left.sort(key=lambda line: line.max_columns if short_first else bool(line.alone_reason))
+    assert len(waiting) == len(left)
+    while left:
+        assert waiting.first == left[0]
+        assert waiting.sharing() == list(takewhile(lambda line: not line.alone_reason, left))
+        assert waiting.next_alone == (left[0] if left[0].alone_reason else None)
+        waiting.start(left.pop(0))
+    assert waiting.first is None
 
 
 def test_memory_bounds_what_is_alone_too() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
-from selfspec.forward.backends import kv_bytes_per_token
+from selfspec.serving.prompt_files import Encoder
+from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
@@ -108,7 +109,47 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
     assert [answer["line"] for answer in read(tmp_path / "out.jsonl")] == [1]
     errors = {each["line"]: each["error"] for each in read(tmp_path / "out.errors.jsonl")}
     for number, said in enumerate(wrong.values(), start=2):
-        assert said in errors[number]
+        assert said in errors[number]["message"]
+        assert errors[number]["code"]
+
+
+def test_lines_whose_text_breaks_off(batch, tmp_path, stock_text, monkeypatch):
+    """The others are answered; the next run tries these lines again, and no others."""
+
+    class Broken:
+        looks_at_rows = True
+        num_left = 3
+
+        def __call__(self, ids, scores):
+            self.num_left -= 1
+            if not self.num_left:
+                raise torch.OutOfMemoryError("on purpose")
+            return scores
+
+    def treacherous(self, prompt, settings):
+        encoded, arguments = arguments_for(self, prompt, settings)
+        return encoded, {**arguments, **({"logits_processor": [Broken()]} if prompt == "y" else {})}
+
+    arguments_for = Encoder.arguments_for
+    lines = [{"id": text, "prompt": text} for text in PROMPTS]
+    lines[1:1] = [{"custom_id": "b", "body": {"prompt": "y"}}, {"id": 3, "prompt": "y"}]
+    given, out = write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "arguments_for", treacherous)
+        for num_tokens in (6 * len(PROMPTS), 0):
+            result = batch(given, out)
+            assert result.exit_code == 1
+            assert f" {num_tokens} tokens" in result.stderr
+            answers = {each["id"]: each["text"] for each in read(out)}
+            assert answers == {text: stock_text(text, 6) for text in PROMPTS}
+            error = {"code": "OutOfMemoryError", "message": "on purpose"}
+            assert sorted(read(tmp_path / "out.errors.jsonl"), key=lambda e: e["line"]) == [
+                {"line": number, "custom_id": name, "response": None, "error": error}
+                for number, name in ((2, "b"), (3, 3))
+            ]
+    assert batch(given, out).exit_code == 0
+    assert len(read(out)) == 7
+    assert not (tmp_path / "out.errors.jsonl").exists()
 
 
 def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
@@ -148,4 +189,4 @@ def test_within_a_memory(batch, tmp_path, stock_text, loaded):
     model = loaded.model  # A draft model takes its part of the memory.
     alone, beside = (memory_of_texts(model, small, "1GB", 3) for small in (None, model))
     weights = sum(each.nbytes for each in model.parameters())
-    assert alone - beside == weights + TOKENS_A_TEXT * (3 + OTHER_TEXTS) * kv_bytes_per_token(model)
+    assert alone - beside == weights + kv_bytes(model, TOKENS_A_TEXT * (3 + OTHER_TEXTS))

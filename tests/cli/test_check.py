@@ -80,10 +80,35 @@ def test_a_cache_within_a_memory(run, chat_folder, prompts, tmp_path, loaded):
     assert "Same text: 2 of 2" in said
 
 
+def test_prompts_with_images(run, fails, chat_folder, tmp_path):
+    pytest.importorskip("PIL", reason="needs the extra: pip install 'selfspec[serve]'")
+    from tests.processors import data_url, picture, seeing_pair
+
+    for part in seeing_pair():
+        part.save_pretrained(tmp_path / "seeing")
+    shown = [{"type": "image_url", "image_url": {"url": data_url(picture(n))}} for n in range(2)]
+    asked = [{"role": "user", "content": [{"type": "text", "text": "the fox"}, *shown]}]
+    lines = write_lines(tmp_path / "prompts.jsonl", {"messages": asked}, {"prompt": "the dog"})
+    said = run("check", tmp_path / "seeing", "--prompts", lines, *BRIEFLY).stdout
+    assert "Same text: 2 of 2" in said
+    assert "this model reads no images" in fails("check", chat_folder, "--prompts", lines)
+
+
 def test_what_is_wrong_is_one_line(fails, chat_folder, tmp_path):
     assert "--prompts" in fails("check", chat_folder, "--prompts", tmp_path)
     long = write_lines(tmp_path / "long.jsonl", {"prompt": "x" * 600})
     assert "512 positions" in fails("check", chat_folder, "--prompts", long)
+
+
+def test_acceptance_is_told_as_by_vllm(writer):
+    console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1])
+    found.stats["a"] = GenerationStats(num_steps=4, num_nodes=12, num_drafts=4)
+    found.stats["a"].accepted_lengths.update({2: 3, 0: 1})
+    print_report(console, found, writer.asked)
+    assert (
+        "Mean acceptance length 2.50: 6 of 8 drafted tokens accepted, rate by position 0: 0.75, "
+        "1: 0.75.\n"
+    ) in console.file.getvalue()
 
 
 def test_the_demo_shows_the_embedded_model(run):
@@ -158,6 +183,10 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     plain, attached = python_lines(replace(asked, cache=None), "float32")
     assert plain == 'model = AutoModelForCausalLM.from_pretrained("me/model", dtype="float32")'
     assert attached == "selfspec.attach(model, selfspec.SelfSpec())"
+    seeing, _ = python_lines(replace(asked, cache=None), "float32", sees=True)
+    assert "AutoModelForImageTextToText" in seeing
+    eight_bits, _ = python_lines(replace(asked, weights="int8"), "float32", sees=True)
+    assert eight_bits.endswith('weights="int8", sees=True)')
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from selfspec.cli import loading
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer
+from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError, SelfSpecError
+from selfspec.machine import memory
 from selfspec.weights import missing_for_eight_bits, packing
 from tests.streamed import least_memory, saved_model
 
@@ -74,6 +75,19 @@ def test_a_hub_id_without_a_network_and_a_device_that_is_not_there(plain_folder)
         load("owner/nothing")
     with pytest.raises(ConfigError, match="device must"):
         load(plain_folder, device="toaster")
+
+
+def test_weights_that_take_more_memory_than_there_is(plain_folder, monkeypatch):
+    """A note says what to do. It is no error: the system may have a way."""
+    needed = 4 * sum(each.numel() for each in load(plain_folder).parameters())
+    asked = {"model": str(plain_folder), "device": "cpu"}
+    monkeypatch.setattr(memory, "free_memory", lambda: needed)
+    assert memory_note(RunOptions(**asked)) is None
+    monkeypatch.setattr(memory, "free_memory", lambda: needed - 1)
+    assert "--max-memory" in memory_note(RunOptions(**asked))
+    for other in ({"max_memory": "1MB"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
+        assert memory_note(RunOptions(**{**asked, **other})) is None
+    assert memory_note(RunOptions(model="owner/nothing", device="cpu")) is None
 
 
 def test_within_a_memory_layers_are_streamed(run, fails, plain_folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -21,8 +22,11 @@ pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[tes
 import openai
 
 from selfspec.cli import serve
-from selfspec.cli.options import DraftOptions
+from selfspec.cli.options import DraftOptions, Knobs
+from selfspec.cli.vllm_options import in_our_options
 from selfspec.config import SpecConfig
+from tests.fakes import new_model
+from tests.tiny import make_tokenizer
 from tests.waiting import PATIENCE, free_port, wait_until
 
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
@@ -127,12 +131,63 @@ def test_options_that_can_not_be(fails, chat_folder: str, name: str, value: str)
     assert name in fails("serve", chat_folder, *port, name, value)
 
 
+def ours(config: dict[str, Any], **knobs: Any) -> tuple[DraftOptions, SpecConfig]:
+    asked, found = in_our_options(json.dumps(config), DraftOptions(), Knobs(**knobs))
+    return asked, found.config()
+
+
+def test_a_config_for_vllm_is_read() -> None:
+    searched = {"prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 5}
+    _, config = ours({"method": "ngram", **searched})
+    assert config == SpecConfig(sources=("context",), max_nodes=6)
+    assert ours({"method": "suffix"}, budget="fixed")[1] == SpecConfig(budget="fixed")
+    asked, config = ours({"method": "draft_model", "model": "a/small", "num_speculative_tokens": 3})
+    assert (asked.draft_model, config) == ("a/small", SpecConfig(max_nodes=4))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("ngram", "must be JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"method": "eagle3", "model": "a/head"}', "from --draft-model"),
+        ('{"method": "mtp"}', "method must be 'ngram', 'suffix' or 'draft_model' (got 'mtp')"),
+        ('{"method": "draft_model"}', "model must be given for the method 'draft_model'"),
+        ('{"method": "ngram", "model": "x"}', "and for no other (got 'x' for 'ngram')"),
+        ('{"method": "ngram", "num_speculative_token": 5}', "num_speculative_tokens"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "greater than 0 (got 0)"),
+    ],
+)
+def test_of_vllms_configs_what_selfspec_does_not_have(
+    fails, chat_folder: str, config: str, said: str
+) -> None:
+    assert said in fails("serve", chat_folder, "--speculative-config", config)
+
+
+def test_a_config_for_vllm_and_an_option_that_say_the_same(fails, chat_folder: str) -> None:
+    given = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
+    for option in (("--max-nodes", 9), ("--sources", "lut")):
+        said = fails("serve", chat_folder, *given, *option)
+        assert f"--speculative-config and {option[0]} exclude each other" in said
+
+
 def test_within_a_memory(chat_folder: str) -> None:
     """Keys and values get what the model leaves."""
     asked = DraftOptions(model=chat_folder, dtype="float32", max_memory="3MB")
     answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
     weights = sum(4 * each.numel() for each in answering.model.parameters())
     assert answering.max_memory == 3_000_000 - weights
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "mamba"])
+def test_a_model_whose_layers_keep_no_keys(name: str, tmp_path: Path) -> None:
+    """What they keep instead is little, whatever the length of a text."""
+    new_model(name, vocab_size=512).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    asked = DraftOptions(model=str(tmp_path), dtype="float32", device="cpu")
+    answering, _ = serve._model_thread(asked, serve.Listening(max_rows=3), SpecConfig())
+    answering.start()
+    answering.join(PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram, WordLevel
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from selfspec import ConfigError, SelfSpec, VocabularyError
@@ -134,12 +135,11 @@ def test_tokenizers_are_compared_where_they_are_at_hand(tmp_path: Path) -> None:
     lists = {"mine": words, "same": [*words, "more"], "other": words[::-1]}
     models = {name: new_model() for name in lists}
     for name, tokens in lists.items():
-        vocabulary = {token: number for number, token in enumerate(tokens)}
+        kind = WordLevel({token: number for number, token in enumerate(tokens)}, tokens[0])
         if name == "same":
-            vocabulary = [[token, -1.0] for token in tokens]  # As in a unigram model.
+            kind = Unigram([(token, -1.0) for token in tokens], 0)
         (tmp_path / name).mkdir()
-        text = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
-        (tmp_path / name / "tokenizer.json").write_text(text)
+        Tokenizer(kind).save(str(tmp_path / name / "tokenizer.json"))
         models[name].config._name_or_path = str(tmp_path / name)
     model, spec = models["mine"], SelfSpec(draft_model=models["same"], **FIXED)
     run_both(model, prompt(), spec, max_new_tokens=4, **GREEDY)

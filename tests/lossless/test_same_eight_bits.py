@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from selfspec import ConfigError, UnsupportedError, generate_many, load
+from selfspec.compat.generation import KV
 from selfspec.plugin import loading
 from selfspec.weights import copies, is_in_eight_bits, missing_for_eight_bits
 from tests.fakes import prompt, tiny_tokenizer
@@ -40,6 +41,19 @@ def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     both = run_both(model, call.inputs, spec, drafts=kind != "bloom", **call.options)
     assert_same_ids(both.stock.ids, stock.ids)
     assert both.stats.forward == "packed"
+
+
+@needs_int8
+def test_logits_hardly_depend_on_how_many_tokens_a_forward_has(tmp_path: Path) -> None:
+    """Attention adds up in another order for several tokens. Rounding must not make much of it."""
+    model, ids = loaded(tmp_path), torch.arange(64)[None] % 50
+    logits = []
+    for width in (1, 8):
+        kv = DynamicCache()
+        with torch.no_grad():
+            parts = [model(part, **{KV: kv}).logits for part in torch.split(ids, width, 1)]
+        logits.append(torch.cat(parts, 1))
+    assert (logits[0] - logits[1]).abs().max() < 1e-3 * logits[0].std()
 
 
 @needs_int8

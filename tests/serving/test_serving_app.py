@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfspec.engine import Engine
 from selfspec.serving.exchange import AnswerText
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.tiny import make_tokenizer
@@ -134,12 +136,33 @@ def test_statistics_and_metrics(served: Served) -> None:
         assert f"\nselfspec_{name}" in text, name
 
 
+def test_metrics_have_vllms_names_too(served: Served) -> None:
+    """And nothing that no scraper can read: a name, labels in quotation marks, and a number."""
+    served.ask(COMPLETION, prompt="the quick brown fox the quick", max_tokens=24, temperature=0)
+    stats = served.client.get("/selfspec/stats").json()
+    lines = served.client.get("/metrics").text.splitlines()
+    form = re.compile(r'[a-z_:]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
+    assert all(map(form.fullmatch, lines)), lines
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    label = f'model_name="{NAME}"'
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    for name in names:
+        value = found[f"vllm:spec_decode_{name}_total{{{label}}}"]
+        assert int(value) == stats[name] > 0, name
+    first = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{label},position="0"}}'
+    assert int(found[first]) / stats["num_drafts"] == stats["acceptance_rates"][0]
+    assert found[f"vllm:num_requests_running{{{label}}}"] == "0"
+    ours = found["selfspec_new_tokens_total"]
+    assert found[f"vllm:generation_tokens_total{{{label}}}"] == ours
+
+
 def test_a_fault_ends_no_more_than_it_has_to(served: Served, monkeypatch: Any) -> None:
     """The model's thread goes on, and so does the next request."""
-    monkeypatch.setattr(served.thread.session, "step", lambda: [][1])
-    response = served.post(COMPLETION, {"model": NAME, "prompt": "def", "max_tokens": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", lambda _engine: [][1])
+        response = served.post(COMPLETION, {"model": NAME, "prompt": "def", "max_tokens": 4})
     assert response.status_code == 500
-    assert "fault of the server" in response.json()["error"]["message"]
+    assert "fault of the server (IndexError)" in response.json()["error"]["message"]
     assert "list index" not in response.text
     assert served.ask(COMPLETION, prompt="def", max_tokens=4, temperature=0)
 

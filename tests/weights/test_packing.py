@@ -53,7 +53,7 @@ def held(packing: Packing) -> list[Any]:
 
 def test_another_thread_may_ask_while_layers_are_looked_at(model, monkeypatch):
     packing, asked = packed(model), []
-    monkeypatch.setattr(module, "CopyOf", lambda: asked.append(packing.is_packed) or CopySlot())
+    monkeypatch.setattr(module, "CopySlot", lambda: asked.append(packing.is_packed) or CopySlot())
     model.append(nn.Linear(24, 16).requires_grad_(False))
     packing.renew(model)
     assert set(asked) == {True}

@@ -61,6 +61,7 @@ class RowStart:
         max_new_tokens: The most tokens that may follow.
         budget: What a cursor asks before it takes time of its own.
         num_rows: How many rows share its forwards.
+        map_prior: What the map of hidden states begins with, as a cache holds it.
         states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
     """
 
@@ -69,6 +70,7 @@ class RowStart:
     max_new_tokens: int = maxsize
     budget: TimeBudget = ANY_TIME
     num_rows: int = 1
+    map_prior: Mapping[str, NDArray[Any]] | None = None
     states: Any = None
 
 

@@ -43,7 +43,7 @@ class SourceWorth:
 
     def should_ask(self, price: Callable[[float], float]) -> bool:
         """Are rows to ask it in the next step? To be called once for each step."""
-        if self._num_paused:
+        if self._num_paused > 0:
             self._num_paused -= 1
         elif self.pays(self._tokens, price):
             return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -26,7 +26,15 @@ from transformers.utils import (
 from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
-__all__ = ["BLOCK", "Shard", "StoredTensor", "aligned_buffer", "find_files", "in_blocks"]
+__all__ = [
+    "BLOCK",
+    "Shard",
+    "StoredTensor",
+    "aligned_buffer",
+    "find_files",
+    "in_blocks",
+    "stored_bytes",
+]
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most this many bytes.
@@ -136,6 +144,14 @@ def find_files(name: str) -> list[Path]:
                 "load the model with from_pretrained() once, and save it with save_pretrained()"
             )
     return [_required(name, SAFE_WEIGHTS_NAME)]
+
+
+def stored_bytes(name: str, dtype: torch.dtype | None = None) -> int:
+    """What the weights take in memory, in a dtype or, if none is named, in that of the files."""
+    with ExitStack() as opened:
+        shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
+        tensors = [tensor for shard in shards for tensor in shard.tensors.values()]
+    return sum(tensor.numel * (dtype or tensor.dtype).itemsize for tensor in tensors)
 
 
 def _required(name: str, file: str) -> Path:

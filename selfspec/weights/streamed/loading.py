@@ -113,11 +113,9 @@ class _Layers(NamedTuple):
 
     def sizes(self, model: Any, max_length: int, max_texts: int) -> Sizes:
         """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
-        config = model.config.get_text_config(decoder=True)
-        reserve = text_bytes(config, max_length, model.dtype.itemsize, max_texts)
         layers = [_num_bytes(module) for module in self.modules]
         return Sizes(
-            _num_bytes(model) - sum(layers) + reserve,
+            _num_bytes(model) - sum(layers) + text_bytes(model, max_length, max_texts),
             layers,
             [each.num_bytes for each in self.stored],
             max(each.scratch_bytes for each in self.stored),

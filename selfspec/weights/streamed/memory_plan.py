@@ -71,10 +71,9 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
     )
 
 
-def text_bytes(config: Any, num_tokens: int, itemsize: int, num_texts: int = 1) -> int:
+def text_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
     """What `num_texts` texts of `num_tokens` tokens take: their KV, and a forward over one."""
-    sizes = (config, num_tokens, itemsize)
-    return num_texts * kv_bytes(*sizes) + forward_bytes(*sizes)
+    return num_texts * kv_bytes(model, num_tokens) + forward_bytes(model, num_tokens)
 
 
 def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
@@ -84,12 +83,15 @@ def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
     """
     weights: int = sum(each.numel() * each.dtype.itemsize for each in model.parameters())
     copies = weights if model.device.type == "cpu" else 0
+    return weights + copies + text_bytes(model, num_tokens, num_texts)
+
+
+def kv_bytes(model: Any, num_tokens: int) -> int:
+    """What the keys and values of `num_tokens` tokens take, as if each layer kept all of them.
+
+    It is known before the model has weights. A window, or a layer that keeps a state, takes less.
+    """
     config = model.config.get_text_config(decoder=True)
-    return weights + copies + text_bytes(config, num_tokens, model.dtype.itemsize, num_texts)
-
-
-def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
-    """What the keys and values of `num_tokens` tokens take, as if no layer had a window."""
     query_heads = getattr(config, "num_attention_heads", None)
     if not query_heads:  # A recurrent model keeps no keys.
         return 0
@@ -97,10 +99,10 @@ def kv_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
     width = 2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // query_heads)
     if getattr(config, "kv_lora_rank", None):  # Latent attention keeps one narrow state.
         width = config.kv_lora_rank + config.qk_rope_head_dim
-    return int(num_tokens * config.num_hidden_layers * width * itemsize)
+    return int(num_tokens * config.num_hidden_layers * width * model.dtype.itemsize)
 
 
-def forward_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
+def forward_bytes(model: Any, num_tokens: int) -> int:
     """Roughly what a forward over `num_tokens` tokens holds at most, without weights and KV.
 
     In a decoder layer this is, for each token, about ten vectors of the hidden size (the input, the
@@ -108,11 +110,12 @@ def forward_bytes(config: Any, num_tokens: int, itemsize: int) -> int:
     expert of the token. Measured on a Llama with a hidden size of 2,048 and an MLP of 3,584: 28,000
     to 35,000 elements a token, with the memory that the allocator can't give back.
     """
+    config = model.config.get_text_config(decoder=True)
     hidden = config.hidden_size
     sizes = (getattr(config, f"{kind}intermediate_size", None) for kind in ("moe_", ""))
     wide = next((size for size in sizes if isinstance(size, int)), 4 * hidden)
     num_experts = getattr(config, "num_experts_per_tok", None) or 1
-    return int(num_tokens * (10 * hidden + 4 * wide * num_experts) * itemsize)
+    return int(num_tokens * (10 * hidden + 4 * wide * num_experts) * model.dtype.itemsize)
 
 
 def _spread(items: Sequence[int], number: int) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def test_the_kv_is_what_a_forward_leaves(name):
     model, inputs = new_model(name), prompt(length=10)
     cache = kv_of(model(**inputs, use_cache=True))
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert kv_bytes(model.config, 10, 4) == held
+    assert kv_bytes(model, 10) == held
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "gpt2", "mixtral"])
@@ -64,7 +64,7 @@ def test_a_forward_holds_no_more_than_was_reckoned(name):
     model, inputs = new_model(name), prompt(length=100)
     with StorageLog() as log, torch.no_grad():
         model(**inputs, use_cache=False, logits_to_keep=1)
-    assert log.peak() <= forward_bytes(model.config, 100, 4) <= 3 * log.peak()
+    assert log.peak() <= forward_bytes(model, 100) <= 3 * log.peak()
 
 
 @pytest.mark.parametrize("max_memory", ["60%", "90%"])

@@ -1,0 +1,71 @@
+"""vLLM's option `--speculative-config`, in our own options.
+
+Of vLLM's methods it may name those that need no heads which were trained for the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+from selfspec.cli.options import DraftOptions, Knobs
+from selfspec.errors import CliError
+from selfspec.serving.schema import RequestError, checked, json_object
+
+__all__ = ["in_our_options"]
+
+_OPTION = "--speculative-config"
+_OURS = (
+    "; leave the option out, and selfspec drafts from this text, from earlier ones, from --cache "
+    "and from --draft-model"
+)
+
+
+class _Given(BaseModel):
+    """What a config may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    method: Literal["ngram", "suffix", "draft_model"]
+    model: str | None = None
+    num_speculative_tokens: PositiveInt | None = None
+    # How long a match is and what is kept for it is measured here, so these change nothing.
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    suffix_decoding_max_cached_requests: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_min_token_prob: float | None = None
+
+    def knobs(self) -> dict[str, Any]:
+        """What it says of our knobs. Drafts are trees here, of which N tokens are verified too."""
+        # "suffix" drafts from earlier texts also, as all of our sources together do.
+        found: dict[str, Any] = {"sources": ("context",)} if self.method == "ngram" else {}
+        if self.num_speculative_tokens is not None:
+            found["max_nodes"] = self.num_speculative_tokens + 1
+        return found
+
+
+def in_our_options(text: str, asked: DraftOptions, knobs: Knobs) -> tuple[DraftOptions, Knobs]:
+    """The options with what the config asks for; refuses what selfspec does not have."""
+    try:
+        given = checked(_Given, json_object(text.encode(), "its value"))
+    except RequestError as error:
+        why = _OURS if error.field == "method" else ""
+        raise CliError(f"{_OPTION}: {error}{why}") from None
+    if (given.method == "draft_model") != (given.model is not None):
+        raise CliError(
+            f"{_OPTION}: model must be given for the method 'draft_model', and for no other (got "
+            f"{given.model!r} for {given.method!r})"
+        )
+    found = given.knobs()
+    both = [name for name in found if getattr(knobs, name) != getattr(Knobs(), name)]
+    if given.model is not None and asked.draft_model is not None:
+        both.append("draft_model")
+    if both:
+        other = f"--{both[0].replace('_', '-')}"
+        raise CliError(f"{_OPTION} and {other} exclude each other here; leave one out")
+    asked = asked if given.model is None else replace(asked, draft_model=given.model)
+    return asked, replace(knobs, **found)

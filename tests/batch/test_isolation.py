@@ -1,0 +1,573 @@
+"""A prompt that fails has its error as its answer, and every other text is as without it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation import StopStringCriteria
+
+from selfspec import SelfSpec, UnsupportedError, generate_many
+from selfspec.batch.prompt_call import Answer
+from selfspec.batch.session import Session
+from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.engine import Engine
+from selfspec.forward import prompt as prompt_module
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.model import Forwarded
+from selfspec.forward.tree_kv import TreeKV
+from selfspec.plugin.call import Call
+from selfspec.records import Candidate
+from selfspec.row import Row
+from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
+from tests.lossless.same import MODES
+from tests.lossless.seeing import prompt_with_image, seeing_model
+
+NUM_NEW = 10
+ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+class Fuse:
+    """Raises at the n-th time, in a text that begins with the token `ILL`, or in any text."""
+
+    looks_at_rows = True  # As a processor of one text.
+
+    def __init__(self, at: int, error: type[Exception] = Broken) -> None:
+        self.left = at
+        self._error = error
+
+    def burn(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self._error("on purpose")
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.burn()
+        return scores
+
+
+class OfOne(Fuse):
+    """The same as a stopping rule, which may look at more than its row."""
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # type: ignore[override]
+        self.burn()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+
+class Silent(Cursor):
+    def root(self) -> None:
+        return None
+
+    def expand(self, state: None) -> list[Candidate]:
+        return []
+
+
+class Treacherous(Source):
+    """Knows nothing, and breaks where a text begins with `ILL`."""
+
+    name = "treacherous"
+
+    def __init__(self, fuse: Fuse, place: str) -> None:
+        self.fuse, self.place = fuse, place
+
+    def open(self, row: RowStart) -> Cursor:
+        fuse, place, cursor = self.fuse, self.place, Silent()
+        if row.prompt_ids[0] == ILL:
+            if place == "open":
+                fuse.burn()
+            elif place == "draft":
+                cursor.root = fuse.burn  # type: ignore[method-assign]
+            else:
+                cursor.observe = fuse.burn  # type: ignore[method-assign]
+        return cursor
+
+
+def prompts(number: int = 5) -> list[list[int]]:
+    """Random ids; the second one will fail."""
+    dice = torch.Generator().manual_seed(5)
+    lengths = [9, 3, 31, 1, 14] * number
+    ids = [torch.randint(PAD + 1, ILL, (n,), generator=dice).tolist() for n in lengths[:number]]
+    ids[1][0] = ILL
+    return ids
+
+
+def alone(model: Any, ids: list[int], seed: int, **options: Any) -> list[int]:
+    """The new tokens of stock's own call."""
+    torch.manual_seed(seed)
+    inputs = torch.tensor([ids])
+    options = {"max_new_tokens": NUM_NEW, **options}
+    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
+    return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
+
+
+def wild(*sources: Source, **knobs: Any) -> SelfSpec:
+    own = [WildSource(ILL), *sources]
+    return SelfSpec(extra_sources=own, budget="fixed", max_nodes=6, **knobs)
+
+
+def played(session: Session, **of_the_second: Any) -> dict[int, Answer]:
+    """The answers to all prompts, of which the second one has arguments of its own."""
+    common = of_the_second.pop("common", {})
+    for index, ids in enumerate(prompts()):
+        own = of_the_second if index == 1 else {}
+        session.submit(index, ids, index, {"max_new_tokens": NUM_NEW, **common, **own})
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert sorted(answer.index for answer in answers) == list(range(5))
+    assert session.kv_bytes_in_use == session.num_running == 0
+    return {answer.index: answer for answer in answers}
+
+
+def assert_only_the_second_failed(
+    answers: dict[int, Answer], model: Any, error: type[Exception] = Broken, **options: Any
+) -> None:
+    for index, ids in enumerate(prompts()):
+        answer, expected = answers[index], alone(model, ids, index, **options)
+        if index == 1:
+            assert type(answer.error) is error
+            assert answer.finish_reason == "error"
+            assert answer.ids == expected[: len(answer.ids)]
+        else:
+            assert answer.error is None
+            assert answer.ids == expected, f"prompt {index}"
+
+
+TIMES = {"first": 1, "middle": 4, "last": NUM_NEW}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at", TIMES)
+def test_an_error_of_a_processor(mode: str, at: str) -> None:
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    answers = played(session, common=MODES[mode], logits_processor=[Fuse(TIMES[at])])
+    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
+    assert len(answers[1].ids) == TIMES[at] - 1
+    assert not session.alone_reasons
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at", TIMES)
+def test_an_error_of_a_stopping_rule_of_ones_own(mode: str, at: str) -> None:
+    """Such a prompt is decoded alone."""
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    rule = StoppingCriteriaList([OfOne(TIMES[at])])
+    answers = played(session, common=MODES[mode], stopping_criteria=rule)
+    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
+    assert session.alone_reasons
+
+
+@pytest.mark.parametrize("at", [1, 4, NUM_NEW - 1])
+def test_an_error_of_stop_strings(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked once a token is there, but not after the last one."""
+    fuse, looked = Fuse(at), StopStringCriteria.__call__
+
+    def watched(self: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        if ids[0, 0] == ILL:
+            fuse.burn()
+        return looked(self, ids, *rest, **more)
+
+    common = {"stop_strings": ["never there"], "eos_token_id": VOCAB - 2}
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    monkeypatch.setattr(StopStringCriteria, "__call__", watched)
+    answers = played(session, common=common)
+    monkeypatch.undo()
+    assert_only_the_second_failed(answers, tiny_model(), eos_token_id=VOCAB - 2)
+    assert len(answers[1].ids) == (at if at > 1 else 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at", TIMES)
+def test_an_error_of_who_listens(mode: str, at: str) -> None:
+    fuse = Fuse(TIMES[at])
+
+    def hear(index: int, ids: Sequence[int]) -> bool:
+        if index == 1:
+            fuse.burn()
+        return True
+
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, hear=hear)
+    answers = played(session, common=MODES[mode])
+    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
+
+
+@pytest.mark.parametrize("place", ["open", "draft", "observe"])
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_error_of_a_source(place: str, at: int) -> None:
+    spec = wild(Treacherous(Fuse(at if place != "open" else 1), place))
+    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+    assert_only_the_second_failed(played(session), tiny_model())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = prompt_module.read_prompt
+
+    def watched(model: Any, ids: torch.Tensor, *rest: Any) -> Any:
+        if ids[0, 0] == ILL:
+            raise torch.OutOfMemoryError("on purpose")
+        return read(model, ids, *rest)
+
+    monkeypatch.setattr(prompt_module, "read_prompt", watched)
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    answers = played(session, common=MODES[mode])
+    monkeypatch.undo()
+    assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
+
+
+@pytest.mark.parametrize("where", ["slots", "row"])
+def test_an_error_while_a_row_comes(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before or after its keys and values are there."""
+    kind, name = (TreeKV, "add") if where == "slots" else (Row, "begin")
+    work, fuse, spec = getattr(kind, name), Fuse(2), wild()
+    spec.ability(tiny_model())  # The trial has slots too.
+
+    def watched(*args: Any, **options: Any) -> Any:
+        fuse.burn()
+        return work(*args, **options)
+
+    monkeypatch.setattr(kind, name, watched)
+    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+    assert_only_the_second_failed(played(session), tiny_model())
+
+
+def test_an_error_of_decoding_the_text() -> None:
+    class Careful:
+        """A tokenizer that can't read everything."""
+
+        def decode(self, ids: list[int], **options: Any) -> str:
+            if ids == written:
+                raise Broken("on purpose")
+            return tiny_tokenizer().decode(ids, **options)  # type: ignore[no-any-return]
+
+    written = alone(tiny_model(), prompts()[1], 1)
+    session = Session(tiny_model(), Careful(), wild(), max_rows=3)
+    answers = played(session)
+    assert_only_the_second_failed(answers, tiny_model())
+    assert answers[1].ids == written
+
+
+def test_a_listener_that_breaks_is_the_fault_of_what_it_heard() -> None:
+    spec, fuse = wild(), Fuse(3)
+    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+    with spec.listening(lambda record: fuse.burn() if record.row == 1 else None):
+        assert_only_the_second_failed(played(session), tiny_model())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_probabilities_that_are_none(is_late: bool) -> None:
+    """The model answers one prompt with NaN, after the prompt or after a token of its own."""
+    model, options = new_model(), {"do_sample": True, "eos_token_id": None}
+    ids = prompts()
+    texts = [alone(model, each, index, **options) for index, each in enumerate(ids)]
+    others = {token for i in (0, 2, 3, 4) for token in ids[i] + texts[i]}
+    ill = next(each for each in (texts[1] if is_late else ids[1]) if each not in others)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[ill] = float("nan")
+    # No other text may have the token even as a draft.
+    spec = SelfSpec(sources=("context",), budget="fixed", max_nodes=6)
+    answers = played(Session(model, tiny_tokenizer(), spec, max_rows=3), common=options)
+    assert [answers[index].ids for index in (0, 2, 3, 4)] == texts[:1] + texts[2:]
+    assert "probability tensor" in str(answers[1].error)
+    assert answers[1].ids == (texts[1][: texts[1].index(ill) + 1] if is_late else [])
+
+
+@pytest.mark.parametrize("at", TIMES)
+def test_a_grammar_that_comes_to_a_dead_end(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    from selfspec.batch import guides
+    from tests.batch.test_guides import PROMPTS, TOKENIZER, text_alone
+    from tests.tiny import make_model
+
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 40}
+    fuse, called = Fuse(TIMES[at], UnsupportedError), guides.GuideProcessor.__call__
+
+    def watched(self: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids[0, 0] == PROMPTS[1][0]:
+            fuse.burn()
+        return called(self, ids, scores)
+
+    expected = [text_alone(index, schema) for index in range(3)]
+    monkeypatch.setattr(guides.GuideProcessor, "__call__", watched)
+    model = make_model(len(TOKENIZER))
+    options: dict[str, Any] = {"max_new_tokens": 60, "schema": schema, "seed": 3}
+    answers = {a.index: a for a in generate_many(model, TOKENIZER, PROMPTS, **options)}
+    assert [TOKENIZER.decode(answers[i].ids) for i in (0, 2)] == [expected[0], expected[2]]
+    assert isinstance(answers[1].error, UnsupportedError)
+    assert expected[1].startswith(TOKENIZER.decode(answers[1].ids))
+
+
+def test_a_guide_that_allows_nothing_raises() -> None:
+    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    from selfspec.batch.guides import Guides, guide_of
+    from tests.batch.test_guides import TOKENIZER
+
+    guides = Guides(TOKENIZER, [TOKENIZER.eos_token_id], len(TOKENIZER))
+    processor = guides.processor(guide_of({"type": "boolean"}))
+    scores = torch.zeros(1, len(TOKENIZER))
+    processor(torch.tensor([[5]]), scores)
+    wrong = TOKENIZER("quick")["input_ids"][:1]
+    with pytest.raises(UnsupportedError, match="schema"):
+        processor(torch.tensor([[5, *wrong]]), scores)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["llava", "qwen2-vl"])
+def test_with_images(name: str, mode: str) -> None:
+    model, options = seeing_model(name), {"max_new_tokens": NUM_NEW, **MODES[mode]}
+    given: list[Any] = [prompt_with_image(name, seed=seed) for seed in (2, 3, 4, 5)]
+    given[1] = {**given[1], "pixel_values": torch.zeros(1, 1)}  # No image at all.
+    expected = []
+    for index, inputs in enumerate(given):
+        torch.manual_seed(3 + index)
+        if index != 1:
+            output = model.generate(**inputs, **options)
+            expected.append(output[0, inputs["input_ids"].shape[1] :].tolist())
+    found = generate_many(model, tiny_tokenizer(), given, assistant=wild(), seed=3, **options)
+    answers = {answer.index: answer for answer in found}
+    assert [answers[index].ids for index in (0, 2, 3)] == expected
+    assert answers[1].error is not None
+    assert answers[1].text == ""
+
+
+def broken_forward(fails: Callable[[TreeBackend, torch.Tensor], bool]) -> Any:
+    """A forward over drafts that breaks after it has written keys and values."""
+    forward = TreeBackend.forward
+
+    def watched(self: TreeBackend, layout: Any, **asked: Any) -> Forwarded:
+        found = forward(self, layout, **asked)
+        if fails(self, found.logits):
+            raise torch.OutOfMemoryError("on purpose")
+        return found
+
+    return watched
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3"])
+def test_a_forward_that_fails_is_tried_again_over_fewer_rows(
+    name: str, most: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it succeeds; no text differs, and no random number is drawn twice."""
+    sizes: list[int] = []
+
+    def too_many(backend: TreeBackend, logits: torch.Tensor) -> bool:
+        sizes.append(len(logits))
+        return len(logits) > most
+
+    monkeypatch.setattr(TreeBackend, "forward", broken_forward(too_many))
+    spec = wild()
+    session = Session(tiny_model(name), tiny_tokenizer(), spec, max_rows=5)
+    for answer in played(session, common=MODES[mode]).values():
+        assert answer.error is None
+        expected = alone(tiny_model(name), prompts()[answer.index], answer.index, **MODES[mode])
+        assert answer.ids == expected
+    assert max(sizes) == 5
+    assert spec.total_stats.seconds["retry"] > 0
+    assert spec.total_stats.num_new_tokens == 5 * NUM_NEW
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_forward_that_fails_over_one_row_alone(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, steps = prompts()[1], []
+
+    def is_ill(backend: TreeBackend, logits: torch.Tensor) -> bool:
+        there = any(row.start == 0 and row.max_columns in needs for row in backend.kv.rows)
+        steps.append(there)
+        return there and len(steps) > 6
+
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    needs = {session.call(1, ids, 1, {"max_new_tokens": NUM_NEW}).max_columns}
+    monkeypatch.setattr(TreeBackend, "forward", broken_forward(is_ill))
+    answers = played(session, common=MODES[mode])
+    assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
+    assert answers[1].ids
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the row that needs them fails: the others have their places."""
+    model, asked = tiny_model(name), {0: 20, 1: 300, 2: 20}
+    given = [[5, 6, 7], [8, 9], [10]]
+    make_room = TreeKV._make_room
+
+    def scarce(self: TreeKV, part: Any, needs: Any, end: int, more: int) -> bool:
+        if end > part.capacity and end > 128:
+            raise torch.OutOfMemoryError("on purpose")
+        return make_room(self, part, needs, end, more)
+
+    monkeypatch.setattr(TreeKV, "_make_room", scarce)
+    session = Session(model, tiny_tokenizer(), wild(), max_rows=3)
+    late = {3: [11, 12], 4: [13]}
+    for index, ids in enumerate(given):
+        session.submit(index, ids, index, {"max_new_tokens": asked[index]})
+    answers: dict[int, Answer] = {}
+    while not session.is_empty:
+        answers |= {answer.index: answer for answer in session.work()}
+        for index, ids in late.items():  # They begin while the long row is there.
+            session.submit(index, ids, index, {"max_new_tokens": 100})
+        given, late = [*given, *late.values()], {}
+    assert isinstance(answers[1].error, torch.OutOfMemoryError)
+    assert 100 < len(answers[1].ids) < 300
+    for index, ids in enumerate(given):
+        most = asked.get(index, 100)
+        expected = alone(model, ids, index, max_new_tokens=most)
+        assert answers[index].ids == expected[: len(answers[index].ids)]
+        assert (answers[index].error is None) == (index != 1)
+
+
+def test_an_error_in_the_middle_of_a_commit_ends_all_rows_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows which columns were moved; the prompts that wait begin anew."""
+    fuse, commit = Fuse(3), TreeKV.commit
+
+    def watched(self: TreeKV, paths: Any) -> None:
+        fuse.burn()
+        commit(self, paths)
+
+    monkeypatch.setattr(TreeKV, "commit", watched)
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    answers = played(session)
+    for index, ids in enumerate(prompts()):
+        answer, expected = answers[index], alone(tiny_model(), ids, index)
+        assert (answer.error is None) == (index > 2)
+        assert answer.ids == expected[: len(answer.ids)]
+
+
+def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, model = wild(), tiny_model()
+    session, fuse = Session(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
+    monkeypatch.setattr(spec.models.run(model), "renew", fuse.burn)
+    answers = played(session)
+    assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
+
+
+def test_an_interrupt_ends_everything() -> None:
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    error: Any = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        played(session, logits_processor=[Fuse(3, error)])
+
+
+def test_a_call_of_its_own_raises_what_it_always_raised() -> None:
+    """With nothing around it, and no other row goes on."""
+    from selfspec import attach
+
+    model, inputs = attach(new_model()), torch.tensor([[5, 6, 7], [8, 9, 10]])
+    with pytest.raises(Broken) as caught:
+        model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            assistant=wild(),
+            logits_processor=[Fuse(6)],
+            max_new_tokens=NUM_NEW,
+        )
+    assert caught.value.__context__ is None
+    assert caught.traceback[-1].name == "burn"
+
+
+# `generate_many`
+
+TOO_MANY_PLACES: list[Any] = [[], 7, [{"role": "user", "content": "x"}], ["no", "ids"], {"a": 1}]
+
+
+def test_prompts_that_are_refused_are_answers_too() -> None:
+    good = prompts()[0]
+    given = [TOO_MANY_PLACES[0], good, *TOO_MANY_PLACES[1:], [5] * 40, good]
+    found = generate_many(
+        tiny_model(), tiny_tokenizer(), given, assistant=wild(), seed=0, max_memory=20_000,
+        max_new_tokens=NUM_NEW, do_sample=True, max_rows=2,
+    )  # fmt: skip
+    answers = {answer.index: answer for answer in found}
+    assert sorted(answers) == list(range(len(given)))
+    for index in (1, len(given) - 1):
+        assert answers[index].ids == alone(tiny_model(), good, index, do_sample=True)
+    refused = [answers[index] for index in sorted(set(answers) - {1, len(given) - 1})]
+    assert all(isinstance(each.error, UnsupportedError) for each in refused)
+    assert {(each.text, each.finish_reason) for each in refused} == {("", "error")}
+    assert "must fit" in str(refused[-1].error)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"no_such_argument": 1}, ValueError, "no_such_argument"),
+        ({"num_beams": 2, "max_new_tokens": 2}, UnsupportedError, "beam search"),
+        ({"max_memory": 10_000, "max_new_tokens": 5000}, UnsupportedError, "must fit"),
+    ],
+)
+def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
+    options: dict[str, Any], error: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "step", None)
+    with pytest.raises(error, match=said):
+        next(generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options))
+
+
+def test_a_scheduler_that_breaks_is_no_prompts_fault() -> None:
+    class Lost:
+        def choose(self, *_: Any, **__: Any) -> list[int]:
+            raise Broken("on purpose")
+
+    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": 2}
+    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options)
+    with pytest.raises(Broken):
+        list(found)
+
+
+@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_what_failed_leaves_no_memory(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many prompts that fail as there are others, and all answers are kept."""
+    live: dict[type, weakref.WeakSet[Any]] = {Call: weakref.WeakSet(), Row: weakref.WeakSet()}
+    for kind, those in live.items():
+        name = "__post_init__" if kind is Row else "__init__"
+        work = getattr(kind, name)
+
+        def noted(self: Any, *args: Any, those: Any = those, work: Any = work, **given: Any) -> Any:
+            those.add(self)
+            return work(self, *args, **given)
+
+        monkeypatch.setattr(kind, name, noted)
+    model = tiny_model()
+    spec = SelfSpec(budget="fixed", max_nodes=4, learning="frozen", sources=("context",))
+    session = Session(model, tiny_tokenizer(), spec, max_rows=16)
+    given = [[5 + index % 40, 6, 7] for index in range(2 * number)]
+    expected = {ids[0]: alone(model, ids, 0, max_new_tokens=3) for ids in given[:40]}
+    answers, sizes = [], set()
+    for index, ids in enumerate(given):
+        broken = {"logits_processor": [Fuse(1 + index // 2 % 3)]} if index % 2 else {}
+        session.submit(index, ids, index, {"max_new_tokens": 3, **broken})
+        while not session.num_wanted or (index == 2 * number - 1 and not session.is_empty):
+            answers += session.step()
+            sizes.add(session.kv_bytes)
+    gc.collect()
+    assert {kind: len(those) for kind, those in live.items()} == {Call: 0, Row: 0}
+    assert session.kv_bytes_in_use == 0
+    assert max(sizes) <= 2 * min(sizes - {0})
+    assert len(answers) == 2 * number
+    for answer in answers:
+        assert isinstance(answer.error, Broken) == bool(answer.index % 2)
+        if answer.error is None:
+            assert answer.ids == expected[given[answer.index][0]]
+    assert "burn" in "".join(traceback_of(answers[-1].error or answers[-2].error))
+
+
+def traceback_of(error: Any) -> list[str]:
+    import traceback
+
+    return traceback.format_exception(error)

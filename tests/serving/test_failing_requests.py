@@ -1,0 +1,212 @@
+"""Requests that fail among others: each error goes to its own client, and no text is lost."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+
+from openai import OpenAI
+from starlette.testclient import TestClient
+
+from selfspec import SelfSpec
+from selfspec.batch.guides import GuideProcessor
+from selfspec.engine import Engine
+from selfspec.plugin.call import Call
+from selfspec.serving.app import application
+from selfspec.serving.images import ImageReader
+from selfspec.serving.model_thread import ModelThread
+from selfspec.serving.prompt_files import Encoder
+from tests.processors import data_url, picture, seeing_pair
+from tests.serving.test_images import asked, text_alone
+
+CHAT = "/v1/chat/completions"
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+class Hostile:
+    """A logits processor that breaks at its eighth token."""
+
+    looks_at_rows = True
+
+    def __init__(self) -> None:
+        self.left = 8
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if not self.left:
+            raise Broken("on purpose")
+        return scores
+
+
+class DeadEnd:
+    """What llguidance has of a grammar that allows nothing after some tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._bits, self._left = np.full(num_tokens, 255, np.uint8), 4
+
+    def consume_tokens(self, ids: list[int]) -> None:
+        self._left -= len(ids)
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+    def get_error(self) -> str:
+        return ""
+
+    def compute_bitmask(self) -> bytes:
+        return bytes(self._bits if self._left > 0 else 0 * self._bits)
+
+
+class Treacherous(Encoder):
+    """Gives a processor that fails to prompts that ask for it."""
+
+    def arguments_for(self, prompt: Any, settings: Any) -> Any:
+        encoded, arguments = super().arguments_for(prompt, settings)
+        if "hostile" in str(prompt):
+            arguments["logits_processor"] = [Hostile()]
+        if "dead end" in str(prompt):
+            arguments["logits_processor"] = [GuideProcessor(DeadEnd(self.vocab_size), None)]
+        return encoded, arguments
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    return seeing_pair()
+
+
+@pytest.fixture
+def client(pair: tuple[Any, Any]) -> Iterator[Any]:
+    model, processor = pair
+    spec = SelfSpec(max_nodes=6, budget="fixed")
+    thread = ModelThread(model, processor.tokenizer, spec, max_rows=4, max_memory=1 << 24)
+    thread.start()
+    vocab_size = model.config.text_config.vocab_size
+    encoder = Treacherous(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
+    with TestClient(application(thread, name="tiny", encoder=encoder), "http://localhost") as made:
+        made.thread = thread
+        yield made
+
+
+def told(client: Any, messages: Any, *, stream: bool) -> tuple[int, Any]:
+    """The status, and the text or the error."""
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0, "stream": stream}
+    response = client.post(CHAT, json=body)
+    if not stream or response.status_code != 200:
+        value = response.json()
+        if "error" in value:
+            return response.status_code, value["error"]
+        return response.status_code, value["choices"][0]["message"]["content"]
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    text = ""
+    for line in lines:
+        if line == "[DONE]":
+            return 200, text
+        event = json.loads(line)
+        if "error" in event:
+            assert line == lines[-1]
+            return 200, event["error"]
+        text += event["choices"][0]["delta"]["content"] or ""
+    raise AssertionError("the stream came to no end")
+
+
+FAULTS = {
+    "hostile": (asked(text="hostile"), "Broken"),
+    "image": (asked("data:image/png;base64,AAAA"), None),
+    "grammar": (asked(text="dead end"), "UnsupportedError"),
+    "long": (asked(text="fox " * 400), "context_length_exceeded"),
+}
+TEXTS = ("the fox", "a lazy dog", "jumps over", "class", "def read", "quick", "self", "brown")
+
+
+def test_of_two_hundred_requests_every_fifth_fails(
+    client: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, init = weakref.WeakSet[Any](), Call.__init__
+
+    def noted(self: Call, **given: Any) -> None:
+        live.add(self)
+        init(self, **given)
+
+    monkeypatch.setattr(Call, "__init__", noted)
+    expected = {text: text_alone(pair, text=text) for text in TEXTS}
+    seen = text_alone(pair, picture())
+
+    def ask(number: int) -> tuple[int, Any]:
+        if number % 5 == 0:
+            messages = list(FAULTS.values())[number // 5 % 4][0]
+        elif number % 7 == 0:
+            messages = asked(data_url(picture()))
+        else:
+            messages = asked(text=TEXTS[number % 8])
+        return told(client, messages, stream=number % 2 == 0)
+
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(ask, range(200)))
+    for number, (status, answer) in enumerate(answers):
+        if number % 5:
+            is_seen = number % 7 == 0
+            assert (status, answer) == (200, seen if is_seen else expected[TEXTS[number % 8]])
+            continue
+        name, (_, code) = list(FAULTS.items())[number // 5 % 4]
+        assert answer["code"] == code, name
+        assert answer["type"] == ("server_error" if name == "hostile" else "invalid_request_error")
+        assert answer["message"]
+        if number % 2 or name in ("image", "long"):
+            assert status == (500 if name == "hostile" else 400)
+    session = client.thread.session
+    assert session.kv_bytes_in_use == session.num_running == client.thread.num_waiting == 0
+    assert session.is_empty
+    gc.collect()
+    assert len(live) <= 1  # The thread may hold the last one until its next.
+
+
+def test_what_openais_client_makes_of_errors(client: Any) -> None:
+    theirs = OpenAI(
+        base_url="http://localhost/v1", api_key="none", http_client=client, max_retries=0
+    )
+    ours: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+    with pytest.raises(openai.InternalServerError) as caught:
+        theirs.chat.completions.create(messages=FAULTS["hostile"][0], **ours)
+    assert caught.value.code == "Broken"
+    assert "on purpose" not in caught.value.message
+    with pytest.raises(openai.BadRequestError) as refused:
+        theirs.chat.completions.create(messages=FAULTS["grammar"][0], **ours)
+    assert refused.value.code == "UnsupportedError"
+    stream = theirs.chat.completions.create(messages=FAULTS["hostile"][0], stream=True, **ours)
+    chunks: list[Any] = []
+    with pytest.raises(openai.APIError) as broken:
+        chunks.extend(stream)
+    assert chunks
+    assert broken.value.code == "Broken"
+
+
+def test_a_fault_of_the_step_itself_ends_the_texts_that_run(
+    client: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next request is answered as ever."""
+
+    def broken(_engine: Engine) -> None:
+        raise Broken("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", broken)
+        status, error = told(client, asked(), stream=False)
+    assert (status, error["code"]) == (500, "Broken")
+    assert told(client, asked(), stream=False) == (200, text_alone(pair))
