@@ -57,10 +57,10 @@ class MapPrior(NamedTuple):
             return None
         return cls(*(torch.from_numpy(arrays[name]).float() for name in cls._fields))
 
-    def scales(self, dims: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    def scales(self, dims: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """The mean and the scale of states, and those of embeddings."""
-        sizes = dims, len(self.mean) - dims
-        return tuple(zip(self.mean.split(sizes), self.scale.split(sizes), strict=True))
+        mean, scale = self.mean, self.scale
+        return (mean[:dims], scale[:dims]), (mean[dims:], scale[dims:])
 
     def guess(self, before: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """(N, D): the states after, from states and embeddings that were scaled."""
@@ -78,9 +78,9 @@ class PriorSums:
         self.num = 0
         self._embeddings = embeddings
         # X' X and X' Y, with a column of ones at the end of X.
-        read, where = dims + embeddings.shape[1] + 1, {"dtype": torch.double, "device": "cpu"}
-        self._products = torch.zeros(read, read, **where)
-        self._answers = torch.zeros(read, dims, **where)
+        read = dims + embeddings.shape[1] + 1
+        self._products = torch.zeros(read, read, dtype=torch.double, device="cpu")
+        self._answers = torch.zeros(read, dims, dtype=torch.double, device="cpu")
 
     @classmethod
     def of(cls, model: Any) -> PriorSums | None:
@@ -109,8 +109,8 @@ class PriorSums:
         mean = products[-1, :-1] / num
         products = products[:-1, :-1] - num * mean.outer(mean)
         answers = answers[:-1] - mean.outer(answers[-1])
-        parts = (products.diag() / num).split([dims, size - dims])
-        scale = torch.cat([_scale(part) for part in parts])
+        variances = products.diag() / num
+        scale = torch.cat([_scale(variances[:dims]), _scale(variances[dims:])])
         products = products * scale.outer(scale)
         ridge = _RIDGE * products.diag().mean() * torch.eye(size, dtype=torch.double, device="cpu")
         weights = torch.linalg.solve(products + ridge, answers * scale[:, None])
