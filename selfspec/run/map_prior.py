@@ -26,6 +26,7 @@ __all__ = ["MapPrior", "PriorSums", "fingerprint"]
 _RIDGE = 1e-3  # Of the mean variance of what is read.
 _LEAST_PAIRS = 4  # For each number that is read. From fewer, the guesses are hardly worth having.
 _MOST_READ = 8192  # Numbers. The sums over 8,192 take 800 MB, and solving them half a minute.
+_MOST_NUMBERS = 1_600_000  # Of the two matrices, which every step reads.
 _NUM_ROWS = 64  # Tokens whose embeddings tell one model from another.
 
 _log = logging.getLogger("selfspec")
@@ -43,7 +44,8 @@ class MapPrior(NamedTuple):
 
     mean: torch.Tensor  # (D + E,): of X
     scale: torch.Tensor  # (D + E,): what makes each half of X about as long as 1
-    weights: torch.Tensor  # (D + E, D)
+    down: torch.Tensor  # (D + E, R)
+    up: torch.Tensor  # (R, D)
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any] | None, embeddings: Any, dims: int) -> MapPrior | None:
@@ -64,7 +66,8 @@ class MapPrior(NamedTuple):
 
     def guess(self, before: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """(N, D): the states after, from states and embeddings that were scaled."""
-        return torch.cat([before, embedded], dim=-1) @ self.weights + self.mean[: before.shape[1]]
+        read = torch.cat([before, embedded], dim=-1)
+        return read @ self.down @ self.up + self.mean[: before.shape[1]]
 
 
 class PriorSums:
@@ -114,8 +117,11 @@ class PriorSums:
         products = products * scale.outer(scale)
         ridge = _RIDGE * products.diag().mean() * torch.eye(size, dtype=torch.double, device="cpu")
         weights = torch.linalg.solve(products + ridge, answers * scale[:, None])
-        found = {"mean": mean, "scale": scale, "weights": weights}
-        halves = {name: each.to(torch.float16).numpy() for name, each in found.items()}
+        # Of what the guesses vary in, the R directions in which they vary most (ascending order).
+        rank = max(1, min(dims, _MOST_NUMBERS // (size + dims)))
+        ways = torch.linalg.eigh(weights.T @ products @ weights).eigenvectors[:, -rank:]
+        found = {"mean": mean, "scale": scale, "down": weights @ ways, "up": ways.T}
+        halves = {name: each.half().contiguous().numpy() for name, each in found.items()}
         if not all(np.isfinite(each).all() for each in halves.values()):
             return None
         return {**halves, "model": fingerprint(self._embeddings)}
