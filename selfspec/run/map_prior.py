@@ -104,27 +104,33 @@ class PriorSums:
         self.num += len(after)
 
     def arrays(self) -> dict[str, NDArray[Any]] | None:
-        """The prior for a cache; None from too few pairs, or from what is not finite."""
-        products, answers, num = self._products, self._answers, self.num
-        dims, size = answers.shape[1], len(answers) - 1
-        if num < _LEAST_PAIRS * size or not bool(products.isfinite().all()):
+        """The prior for a cache; None from too few pairs, or from what is constant or not finite."""
+        if self.num < _LEAST_PAIRS * (len(self._products) - 1):
             return None
-        mean = products[-1, :-1] / num
-        products = products[:-1, :-1] - num * mean.outer(mean)
-        answers = answers[:-1] - mean.outer(answers[-1])
+        try:
+            found = self._solved()
+        except RuntimeError:  # There is no factor.
+            return None
+        halves = {name: each.half().contiguous().numpy() for name, each in found.items()}
+        if not all(np.isfinite(each).all() for each in halves.values()):
+            return None
+        return {**halves, "model": fingerprint(self._embeddings)}
+
+    def _solved(self) -> dict[str, torch.Tensor]:
+        """The numbers of a `MapPrior`, in double precision."""
+        dims, size, num = self._answers.shape[1], len(self._answers) - 1, self.num
+        mean = self._products[-1, :-1] / num
+        products = self._products[:-1, :-1] - num * mean.outer(mean)
+        answers = self._answers[:-1] - mean.outer(self._answers[-1])
         variances = products.diag() / num
         scale = torch.cat([_scale(variances[:dims]), _scale(variances[dims:])])
         products = products * scale.outer(scale)
         ridge = _RIDGE * products.diag().mean() * torch.eye(size, dtype=torch.double, device="cpu")
         weights = torch.linalg.solve(products + ridge, answers * scale[:, None])
-        # Of what the guesses vary in, the R directions in which they vary most (ascending order).
+        # Of what the guesses vary in, the R directions in which they vary most; ascending order.
         rank = max(1, min(dims, _MOST_NUMBERS // (size + dims)))
         ways = torch.linalg.eigh(weights.T @ products @ weights).eigenvectors[:, -rank:]
-        found = {"mean": mean, "scale": scale, "down": weights @ ways, "up": ways.T}
-        halves = {name: each.half().contiguous().numpy() for name, each in found.items()}
-        if not all(np.isfinite(each).all() for each in halves.values()):
-            return None
-        return {**halves, "model": fingerprint(self._embeddings)}
+        return {"mean": mean, "scale": scale, "down": weights @ ways, "up": ways.T}
 
 
 def _scale(variances: torch.Tensor) -> torch.Tensor:

@@ -81,6 +81,7 @@ def test_too_few_pairs_or_numbers_that_are_none_give_no_prior(embeddings):
     for wrong in (float("nan"), float("inf"), 1e30):
         assert summed(embeddings, (before * wrong, ids, after)).arrays() is None
         assert summed(embeddings, (before, ids, after * wrong)).arrays() is None
+    assert summed(embeddings, (before * 0, ids * 0, after)).arrays() is None, "constants"
 
 
 def test_only_the_model_that_it_was_made_with_uses_it(embeddings):
