@@ -104,7 +104,7 @@ class PriorSums:
         self.num += len(after)
 
     def arrays(self) -> dict[str, NDArray[Any]] | None:
-        """The prior for a cache; None from too few pairs, or from what is constant or not finite."""
+        """The prior for a cache; None from too few pairs, constants or what is not finite."""
         if self.num < _LEAST_PAIRS * (len(self._products) - 1):
             return None
         try:
