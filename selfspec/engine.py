@@ -7,7 +7,7 @@ criteria. So a scripted model can drive it, and no word of transformers is neede
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import perf_counter
@@ -26,6 +26,7 @@ from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
 from selfspec.neural.hidden_map import HiddenMap, MapWeights
+from selfspec.neural.map_prior import MapPrior
 from selfspec.neural.small_model import DraftText
 from selfspec.records import MAP, DraftTree, StepRecord
 from selfspec.row import Row
@@ -122,7 +123,8 @@ class Engine:
         self.backend.admit(prompt, reach=call.reach, width=call.width)
         budget = self._budget_for(len(self.rows) + len(rows))
         start = self._clock()
-        maps = self._maps(call, prompt, budget) if learned.learns else [None] * len(rows)
+        prior = learned.map_prior
+        maps = self._maps(call, prompt, budget, prior) if learned.learns else [None] * len(rows)
         call.stats.seconds["learn"] += self._clock() - start
         given = zip(rows, call.predictions, call.grammars(), maps, strict=True)
         for row, prediction, grammar, state_map in given:
@@ -134,7 +136,9 @@ class Engine:
             row.begin(learned, self.config, *others, self._num_readable)
         self.add(rows, first)
 
-    def _maps(self, call: Any, prompt: Prefilled, budget: Budget) -> list[MapCursor | None]:
+    def _maps(
+        self, call: Any, prompt: Prefilled, budget: Budget, known: Mapping[str, Any] | None
+    ) -> list[MapCursor | None]:
         """A map of hidden states for each row; None for all where there can be none.
 
         Maps of many rows would take more time than they save.
@@ -147,12 +151,15 @@ class Engine:
             return [None] * len(texts)
         if hidden is None:
             hidden = torch.empty(len(texts), 0, weights.head.shape[1], device="cpu")
+        prior = MapPrior.of(known, weights.embeddings, weights.head.shape[1])
 
         def price(seconds: float) -> float:
             return budget.worth(seconds * num_rows)
 
         return [
-            MapCursor(HiddenMap(weights, ids, states), self.config.top_k, run.map_worth, price)
+            MapCursor(
+                HiddenMap(weights, ids, states, prior), self.config.top_k, run.map_worth, price
+            )
             for ids, states in zip(texts, hidden, strict=True)
         ]
 

@@ -30,6 +30,7 @@ from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.machine.memory import free_memory
+from selfspec.neural.map_prior import PriorSums
 
 _MAX_MEMORY = 1 << 32  # In bytes, for counting; what does not fit loses its rarest n-grams.
 _COLUMNS = (
@@ -90,18 +91,20 @@ class _Build:
 
     def of(self, documents: Iterable[TokenIds | None]) -> CacheContents:
         """A cache of the phrases of documents, and of what the model predicts in them."""
-        recipe, tables = self.recipe, {}
+        recipe, tables, prior = self.recipe, {}, None
         if recipe.wants_lut:
             model = self.load_model().eval()
             learned = Knowledge(SpecConfig()).learned(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
-            read = teach(learned, model, documents, recipe, prefix=prefix)
+            sums = PriorSums.of(model)
+            read = teach(learned, model, documents, recipe, prefix=prefix, sums=sums)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
             self.facts["tokens_read"] = self._some(done, "a document with text in it")
             tables = learned.tables()
+            prior = None if sums is None else sums.arrays()
             documents = read_ids(recipe, self.tokenizer)
         corpus = self._counted(documents, recipe.max_documents) if recipe.wants_ngrams else None
-        return self._contents(tables=tables, corpus=corpus)
+        return self._contents(tables=tables, corpus=corpus, map_prior=prior)
 
     def _counted(self, documents: Iterable[TokenIds | None], total: int | None) -> CorpusTables:
         recipe = self.recipe

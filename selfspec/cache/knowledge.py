@@ -82,6 +82,7 @@ class Knowledge:
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,
+            map_prior=loaded.map_prior,
             about=loaded.about if about is None else about,
         )
 
@@ -100,6 +101,7 @@ class Knowledge:
         sources += [source.copy() for source in self._extra_sources]
         learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
         if loaded is not None:
+            learned.map_prior = loaded.map_prior
             restore(learned, loaded, vocab_size)
         if self.remembered is not None:
             self.remembered.open(learned, vocab_size)

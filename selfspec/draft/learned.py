@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ class Learned:
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
     shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
+    map_prior: Mapping[str, NDArray[Any]] | None = None  # What maps of hidden states begin with.
 
     @property
     def nbytes(self) -> int:

@@ -4,6 +4,7 @@ The state that enters the output head holds what the model expects. From the sta
 and the embedding of that token, a ridge regression guesses the state after it, and so which tokens
 come next. It learns from each token of the prompt and from each verified node, accepted or not,
 since the forward gives all their states anyway. Nothing is trained, and nothing outlives the text.
+A cache may hold a prior: then the text's map learns what the prior's guesses leave over.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.nn.functional import embedding
 
 from selfspec.compat.modules import is_compiled
 from selfspec.forward.model import embeddings_of
+from selfspec.neural.map_prior import MapPrior
 from selfspec.records import Likely
 from selfspec.weights.copies import gives_rows
 
@@ -125,13 +127,23 @@ def _alike(pairs: _Pairs, before: torch.Tensor, embedded: torch.Tensor) -> torch
 class HiddenMap:
     """The map of one text, which begins with a prompt."""
 
-    def __init__(self, weights: MapWeights, ids: Sequence[int], states: torch.Tensor) -> None:
+    def __init__(
+        self,
+        weights: MapWeights,
+        ids: Sequence[int],
+        states: torch.Tensor,
+        prior: MapPrior | None = None,
+    ) -> None:
         """The prompt's tokens (P,), and the states (N, D) after the last of them."""
         num_known = min(len(ids), len(states), NUM_STATES)
         states, ids_known = states[len(states) - num_known :].float(), ids[len(ids) - num_known :]
-        self._weights = weights
-        self._scales = _scale(states), 1.0
-        self._scales = _scale(states), _scale(self._embedded(ids_known))
+        self._weights, self._prior = weights, prior
+        # The mean and the scale of states, and those of embeddings.
+        self._scales: tuple[tuple[Any, Any], tuple[Any, Any]] = (
+            prior.scales(weights.head.shape[1])
+            if prior is not None
+            else ((0.0, _scale(states)), (0.0, _scale(self._read(ids_known))))
+        )
         self._last = states[-1:]  # (1, D): the state before the next token; none if unknown
         self._waiting = [self._pairs(states[:-1], ids_known[1:], states[1:])]
         self._ridge = _Ridge(weights.head.shape[1], weights.embeddings.shape[1])
@@ -182,8 +194,13 @@ class HiddenMap:
             asked = self._pairs(self._last, [token], self._last[:0])
             new = _Pairs(*(torch.cat(held) for held in zip(*self._waiting, asked, strict=True)))
             self._waiting = []
+            if self._prior is None:
+                expected = torch.zeros(1, device="cpu")
+            else:
+                expected = self._prior.guess(new.before, new.embedded)
+                new = new._replace(after=new.after - expected[:-1])
             try:
-                state = self._ridge.guess(new)
+                state = self._ridge.guess(new) + expected[-1]
             except RuntimeError:  # No factor is to be had of what is not finite.
                 self._is_finite = False
                 return []
@@ -203,14 +220,15 @@ class HiddenMap:
         return [(names[i], p) for i, p in zip(places.tolist(), chances.tolist(), strict=True)]
 
     def _pairs(self, before: torch.Tensor, ids: Sequence[int], after: torch.Tensor) -> _Pairs:
-        scale, _ = self._scales
-        return _Pairs(before * scale, self._embedded(ids), after, after.new_ones(len(after)))
+        (mean, scale), (middle, length) = self._scales
+        embedded = (self._read(ids) - middle) * length
+        return _Pairs((before - mean) * scale, embedded, after, after.new_ones(len(after)))
 
-    def _embedded(self, ids: Sequence[int]) -> torch.Tensor:
-        """(N, E) in the map's scale. An id that the model can't read stands for the last one."""
+    def _read(self, ids: Sequence[int]) -> torch.Tensor:
+        """(N, E): embeddings. An id that the model can't read stands for the last one."""
         embeddings = self._weights.embeddings
         tokens = torch.tensor(ids, dtype=torch.long, device="cpu").clamp_(0, len(embeddings) - 1)
-        return embedding(tokens, embeddings).float() * self._scales[1]
+        return embedding(tokens, embeddings).float()
 
 
 def _scale(vectors: torch.Tensor) -> float:

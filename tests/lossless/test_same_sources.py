@@ -15,6 +15,7 @@ from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
 from selfspec.neural.hidden_map import HiddenMap
+from selfspec.neural.map_prior import fingerprint
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import Candidate
 from tests.caches import count_grams
@@ -154,6 +155,22 @@ def test_a_map_of_states_that_mean_nothing(
     monkeypatch.setattr(HiddenMap, "learn", shown)
     spec = SelfSpec(sources=("map", "lut"), **FIXED)
     run_both(tiny_model(), call.inputs, spec, **call.options)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 3e38])
+def test_a_map_whose_prior_means_nothing(scale: float, call: Call) -> None:
+    model, generator = tiny_model(), torch.Generator().manual_seed(0)
+    embeddings, dims = model.get_input_embeddings().weight, model.config.hidden_size
+    read = torch.randn(2, dims + embeddings.shape[1], generator=generator)
+    down = torch.randn(read.shape[1], 3, generator=generator) * scale
+    up = torch.randn(3, dims, generator=generator)
+    halves = {"mean": read[0], "scale": read[1], "down": down.clamp(-6e4, 6e4), "up": up}
+    prior = {name: each.half().numpy() for name, each in halves.items()}
+    owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
+    held = CacheContents(tokenizer=owner, map_prior={**prior, "model": fingerprint(embeddings)})
+    spec = SelfSpec(contents=held, sources=("map", "lut"), **FIXED)
+    both = run_both(model, call.inputs, spec, drafts=False, **call.options)
+    assert both.stats.drafted_by_source["map"] or both.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])
