@@ -24,7 +24,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.weights.copies import PackedWeight, linears_of
 from selfspec.weights.packing import InPlacePacking, pack_loaded
 
-__all__ = ["is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
+__all__ = ["eight_bit_bytes", "is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -172,6 +172,7 @@ class EightBitRows:
 
     def __init__(self, weight: Numbers, head: EightBits | None) -> None:
         self._weight, self._head = weight, head
+        self.is_head = head is not None
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of the weight that belong to these ids, in float32."""
@@ -186,6 +187,9 @@ class EightBitRows:
     def unpacked(self) -> torch.Tensor:
         """The weight in float32."""
         return self._weight.numbers * self._weight.scale[:, None]
+
+
+_KINDS = (EightBits, EightBitRows)
 
 
 def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
@@ -219,8 +223,16 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
 
 def is_in_eight_bits(model: nn.Module) -> bool:
     """Has a model weights in 8 bits?"""
-    kinds = (EightBits, EightBitRows)
-    return any(isinstance(getattr(each, "packed", None), kinds) for each in model.parameters())
+    return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
+
+
+def eight_bit_bytes(model: nn.Module) -> int:
+    """About what the parameters of such a model take. A head has its own copy of an embedding."""
+    held = [(each, getattr(each, "packed", None)) for each in model.parameters()]
+    heads = sum(each.numel() for each, has in held if isinstance(has, EightBitRows) and has.is_head)
+    return heads + sum(
+        each.numel() if isinstance(has, _KINDS) else each.nbytes for each, has in held
+    )
 
 
 _Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
