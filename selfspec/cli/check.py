@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,21 +15,21 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.comparison import MIN_ROUNDS, Asked, measure, timed
+from selfspec.cli.comparison import MIN_ROUNDS, Asked, Comparison, measure, seconds_of, timed
 from selfspec.cli.live_text import LiveText
-from selfspec.cli.loading import check_options
+from selfspec.cli.loading import check_options, load_model
 from selfspec.cli.messages import working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
 from selfspec.cli.paint import Painter
 from selfspec.cli.questions import SNIPPETS, Question, questions_of
-from selfspec.cli.report import print_report
-from selfspec.cli.writer import loaded
+from selfspec.cli.report import about_eight_bits, has_times, print_report
+from selfspec.cli.writer import Writer, loaded
 from selfspec.config import SpecConfig
-from selfspec.errors import CliError
+from selfspec.errors import CliError, SelfSpecError
+from selfspec.machine.memory import free_memory
 from selfspec.serving.prompt_files import num_tokens
 
 if TYPE_CHECKING:
-    from selfspec.cli.writer import Writer
     from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
@@ -96,7 +97,8 @@ def _compared(
             new_spec = partial(model.new_spec, config)
             measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
         curve = _learned_curve(writer, spec, found)
-        return print_report(console, measured, asked, curve, sees=sees)
+        eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
+        return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Asked:
@@ -139,6 +141,36 @@ def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | 
     length = int(median(num_tokens(ids) for _, ids in asked)) + _LEAST_TOKENS
     forward = spec.stats.forward or "eager"
     return learned_curve(writer.model, forward, length)
+
+
+def _in_eight_bits(writer: Writer, asked: Asked, measured: Comparison, *, sees: bool) -> str | None:
+    """What `--weights int8` would bring, or why that wasn't measured; None where it is no question.
+
+    The model is then there twice, so there must be room for it in 16 bits.
+    """
+    from selfspec.weights import eight_bit_bytes, missing_for_eight_bits
+
+    model, options = writer.model, writer.asked
+    is_held = options.model is None or options.weights is not None or options.max_memory is not None
+    if is_held or model.device.type != "cpu" or missing_for_eight_bits() or not has_times(measured):
+        return None
+    needed, free = 2 * model.num_parameters() / 1e9, free_memory() / 1e9
+    if needed > free:
+        return (
+            f"Not compared with weights in 8 bits: the second model needs {needed:.1f} GB, and "
+            f"{free:.1f} are free; run this again with --weights int8."
+        )
+    rounded = replace(options, weights="int8")
+    try:
+        with working("Comparing with weights in 8 bits"):
+            held = replace(writer.loaded, model=load_model(rounded, sees=sees))
+            other = Writer(held, rounded)
+            timed(other, held.new_spec(SpecConfig()), asked[0][1], _LEAST_TOKENS)
+            seconds = seconds_of((writer, other), asked, measured.lengths)
+    except SelfSpecError as error:
+        return f"Not compared with weights in 8 bits: {error}."
+    own = sum(each.nbytes for each in model.parameters()) + measured.total.packed_bytes
+    return about_eight_bits(seconds, (own, eight_bit_bytes(held.model)))
 
 
 def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> None:

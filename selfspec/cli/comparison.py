@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from selfspec.cli.questions import Question
+from selfspec.config import SpecConfig
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.serving.prompt_files import Encoded, num_tokens
 from selfspec.stats import GenerationStats
@@ -125,3 +126,15 @@ def measure(
         if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break
     return found
+
+
+def seconds_of(writers: Sequence[Writer], asked: Asked, lengths: dict[str, int]) -> list[float]:
+    """The seconds of each writer for answers of the same lengths with drafts, in turns."""
+    specs = [writer.loaded.new_spec(SpecConfig()) for writer in writers]
+    total = [0.0] * len(writers)
+    for question, ids in asked:
+        length = lengths[question.kind]
+        for index, (writer, spec) in enumerate(zip(writers, specs, strict=True)):
+            new_ids, took = timed(writer, spec, ids, length)
+            total[index] += took / len(new_ids) * length
+    return total

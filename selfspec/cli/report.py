@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -26,6 +27,7 @@ def print_report(
     curve: CostCurve | None = None,
     *,
     sees: bool = False,
+    eight_bits: str | None = None,
 ) -> int:
     """Prints everything, the verdict and the lines to copy last; returns the exit status."""
     is_wrong = measured.dtype == "float32" and bool(measured.parted)
@@ -37,6 +39,8 @@ def print_report(
     if measured.total.num_drafts:
         console.print(f"{measured.total.acceptance}.")
     console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
+    if eight_bits is not None:
+        console.print(eight_bits, markup=False, soft_wrap=True)
     console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
         for line in python_lines(asked, measured.dtype, sees=sees):
@@ -85,6 +89,18 @@ def verdict(measured: Comparison) -> str:
             f"{total.packed_bytes / 1e6:.0f} MB more."
         )
     return text
+
+
+def about_eight_bits(seconds: Sequence[float], num_bytes: Sequence[int]) -> str:
+    """What weights in 8 bits would bring, from figures of the model as it is, and of that one."""
+    (own, other), (whole, less) = seconds, (each / 1e6 for each in num_bytes)
+    brought = (
+        f"With weights in 8 bits the same answers take {other:.1f} s in place of {own:.1f} "
+        f"({own / other:.2f}x), and the weights {less:.0f} MB in place of {whole:.0f}"
+    )
+    if own / other < _GAIN:
+        return f"{brought}: no faster here, so leave --weights int8 out unless memory is short."
+    return f"{brought}: add --weights int8 if you accept texts of a rounded model."
 
 
 def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:

@@ -83,7 +83,7 @@ def int8_product(
     Each row of the weights has a scale, and an int64 zero that says where its 0 is. Sums are whole
     numbers.
     """
-    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
         x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return outcome

@@ -7,6 +7,7 @@ packed too, and are there instead of a model's own.
 """
 
 from selfspec.weights.eight_bits import (
+    eight_bit_bytes,
     is_in_eight_bits,
     missing_for_eight_bits,
     to_eight_bits,
@@ -22,6 +23,7 @@ from selfspec.weights.packing import (
 __all__ = [
     "InPlacePacking",
     "Packing",
+    "eight_bit_bytes",
     "is_in_eight_bits",
     "is_packed_in_place",
     "missing_for_eight_bits",

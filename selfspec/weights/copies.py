@@ -299,6 +299,7 @@ class PackedWeight(HeldWeight):
 
     packed: PackedMatrix | None
     kept: str | None
+    like: tuple[torch.dtype, int]  # Its dtype and its columns. To ask torch for them takes longer.
 
     @classmethod
     def of(
@@ -312,6 +313,7 @@ class PackedWeight(HeldWeight):
         blank = torch.full((), math.nan, dtype=dtype or weight.dtype, device=weight.device)
         made = cls(blank.expand(weight.shape), requires_grad=False)
         made.packed, made.kept = copy, kept
+        made.like = (dtype or weight.dtype, weight.shape[1])
         return made
 
     @classmethod
@@ -393,13 +395,13 @@ _OF_NO_VALUES = frozenset(
 )
 
 
-def _is_plain_call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _is_plain_call(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> bool:
     """Is this a product that wants neither gradients nor another dtype than the weight's?"""
     has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
     if has_gradient and torch.is_grad_enabled():
         return False
-    fits = x.dtype is weight.dtype and x.shape[-1:] == weight.shape[1:]
-    return fits and not torch.is_autocast_enabled("cpu")
+    fits = x.dim() and (x.dtype, x.shape[-1]) == weight.like
+    return bool(fits) and not torch.is_autocast_enabled("cpu")
 
 
 def _packed_product(

@@ -24,7 +24,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.weights.copies import PackedWeight, linears_of
 from selfspec.weights.packing import InPlacePacking, pack_loaded
 
-__all__ = ["is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
+__all__ = ["eight_bit_bytes", "is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -40,8 +40,10 @@ _STEPS = 256 * _LARGEST + 127
 # Added to a float32 from -_STEPS to _STEPS, it leaves the nearest whole number in the lowest bits,
 # with 128 added to both parts. That makes them unsigned, as oneDNN wants them.
 _ROUNDER = float((1 << 23) + 256 * 128 + 128)
+# Numbers of Python would be made tensors anew in each product, which takes longer than their use.
 _PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
-_LEAST = 1e-30  # The scale of an input that is all zeros.
+_STEP = torch.tensor(1 / _STEPS, dtype=torch.float32, device="cpu")
+_LEAST = torch.tensor(1e-30, dtype=torch.float32, device="cpu")  # The scale of what is all zeros.
 _AT_ONCE = 256  # Tokens that are split at once, so that what belongs to them stays in the cache.
 
 
@@ -73,9 +75,10 @@ class _Matrix:
     def __init__(self, weights: Numbers, sizes: Sequence[int]) -> None:
         self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
         self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
-        ends = [0, *accumulate(sizes)]
-        self.spans = [slice(*ends[i : i + 2]) for i in range(len(sizes))]  # the rows of each layer
+        # The first row of each layer, and how many it has.
+        self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
         self.num_in = weights.numbers.shape[1]
+        self._rounder = torch.full((self.num_in,), _ROUNDER, dtype=torch.float32, device="cpu")
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
@@ -90,10 +93,10 @@ class _Matrix:
     def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Few and simple operations: a step makes four of these for each decoder layer."""
         x = x.float().contiguous()
-        scale = x.abs().amax(-1, keepdim=True).mul_(1 / _STEPS).add_(_LEAST)
-        whole = x.div(scale).add_(_ROUNDER).view(torch.int32)
+        scale = x.abs().amax(-1, keepdim=True).mul_(_STEP).add_(_LEAST)
+        whole = torch.addcdiv(self._rounder, x, scale).view(torch.int32)
         both = (whole >> _PLACES).to(torch.uint8).view(-1, self.num_in)
-        coarse, fine = self._sums(both).view(2, len(x), -1)
+        coarse, fine = self._sums(both).chunk(2)
         return torch.add(fine, coarse, alpha=256, out=out).mul_(scale)
 
     def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -153,7 +156,7 @@ class EightBits:
             last.matrix, last.x, last.outcome = matrix, x.clone(), matrix.product(x)
             last.waiting = frozenset(range(len(matrix.spans)))
         assert last.outcome is not None
-        part = last.outcome[:, matrix.spans[which]]
+        part = last.outcome.narrow(1, *matrix.spans[which])
         last.waiting -= {which}
         if not last.waiting:
             last.x = last.outcome = None
@@ -161,7 +164,7 @@ class EightBits:
 
     def unpacked(self) -> torch.Tensor:
         """The weight in float32."""
-        return self._matrix.unpacked()[self._matrix.spans[self._which]]
+        return self._matrix.unpacked().narrow(0, *self._matrix.spans[self._which])
 
 
 class EightBitRows:
@@ -169,6 +172,7 @@ class EightBitRows:
 
     def __init__(self, weight: Numbers, head: EightBits | None) -> None:
         self._weight, self._head = weight, head
+        self.is_head = head is not None
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of the weight that belong to these ids, in float32."""
@@ -183,6 +187,9 @@ class EightBitRows:
     def unpacked(self) -> torch.Tensor:
         """The weight in float32."""
         return self._weight.numbers * self._weight.scale[:, None]
+
+
+_KINDS = (EightBits, EightBitRows)
 
 
 def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
@@ -216,8 +223,16 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
 
 def is_in_eight_bits(model: nn.Module) -> bool:
     """Has a model weights in 8 bits?"""
-    kinds = (EightBits, EightBitRows)
-    return any(isinstance(getattr(each, "packed", None), kinds) for each in model.parameters())
+    return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
+
+
+def eight_bit_bytes(model: nn.Module) -> int:
+    """About what the parameters of such a model take. A head has its own copy of an embedding."""
+    held = [(each, getattr(each, "packed", None)) for each in model.parameters()]
+    heads = sum(each.numel() for each, has in held if isinstance(has, EightBitRows) and has.is_head)
+    return heads + sum(
+        each.numel() if isinstance(has, _KINDS) else each.nbytes for each, has in held
+    )
 
 
 _Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.

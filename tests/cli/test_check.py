@@ -12,10 +12,11 @@ from selfspec.cache import save_cache, tokenizer_info
 from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.questions import SNIPPETS, Question
-from selfspec.cli.report import has_times, print_report, python_lines, verdict
+from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
 from selfspec.cost import CostCurve
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
+from selfspec.weights import missing_for_eight_bits
 from tests.caches import contents, count_grams
 from tests.cli.conftest import write_lines
 from tests.fakes import new_model
@@ -187,6 +188,58 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     assert "AutoModelForImageTextToText" in seeing
     eight_bits, _ = python_lines(replace(asked, weights="int8"), "float32", sees=True)
     assert eight_bits.endswith('weights="int8", sees=True)')
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (
+            (3.0, 2.0),
+            "2.0 s in place of 3.0 (1.50x), and the weights 5 MB in place of 9: add --weig",
+        ),
+        (
+            (2.0, 2.0),
+            "2.0 s in place of 2.0 (1.00x), and the weights 5 MB in place of 9: no faster",
+        ),
+    ],
+)
+def test_what_weights_in_eight_bits_would_bring(seconds, text):
+    assert text in about_eight_bits(seconds, (9e6, 5e6))
+
+
+@pytest.fixture
+def eight_bits(writer, chat_folder):
+    """What `check` says of weights in 8 bits to a user who measures a model as it is."""
+    if missing_for_eight_bits() is not None:
+        pytest.skip("no products of 8 bits here")
+    asked = [(Question("a", "the quick"), writer.tokenizer("the quick")["input_ids"])]
+    found = measured([2, 2], [1, 1], tokens=24)
+    found.lengths["b"] = 96
+
+    def said(**options):
+        writer.asked = replace(writer.asked, **{"model": str(chat_folder), **options})
+        return check._in_eight_bits(writer, asked, found, sees=False)
+
+    return said
+
+
+def test_the_model_is_compared_with_itself_in_eight_bits(eight_bits):
+    assert eight_bits().startswith("With weights in 8 bits the same answers take ")
+
+
+def test_a_model_that_does_not_fit_twice_is_not_loaded_twice(eight_bits, monkeypatch):
+    monkeypatch.setattr(check, "free_memory", lambda: 1000)
+    assert eight_bits().endswith("and 0.0 are free; run this again with --weights int8.")
+
+
+def test_a_model_that_can_not_have_eight_bits_says_why(eight_bits, tmp_path):
+    new_model("gpt2", vocab_size=512).save_pretrained(tmp_path / "other")
+    assert "most of its weights in linear layers" in eight_bits(model=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("options", [{"weights": "int8"}, {"max_memory": "1GB"}, {"model": None}])
+def test_eight_bits_are_no_question_for_some(eight_bits, options):
+    assert eight_bits(**options) is None
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
