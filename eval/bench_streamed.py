@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval.benches.prompts import EVERY, load_questions
 from eval.errors import EvalError
@@ -119,7 +119,9 @@ def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
     files = Path(options.model).expanduser().glob("*.safetensors")
     dtype, stored = getattr(torch, options.dtype), config.dtype or torch.float32
     weights = sum(file.stat().st_size for file in files) * dtype.itemsize // stored.itemsize
-    for_text = text_bytes(config, options.max_length, dtype.itemsize)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for_text = text_bytes(model, options.max_length)
     whole = weights + for_text
     return {text: _Budget(amount_in_bytes(text, whole), for_text) for text in options.max_memory}
 

@@ -65,7 +65,8 @@ def prior(dims: int = 3, read: int = 5) -> dict[str, np.ndarray]:
     return {
         "mean": np.arange(read).astype(np.float16),
         "scale": np.ones(read, np.float16),
-        "weights": np.full((read, dims), 0.5, np.float16),
+        "down": np.full((read, 2), 0.5, np.float16),
+        "up": np.full((2, dims), 0.5, np.float16),
         "model": np.arange(8).astype(np.uint32),
     }
 

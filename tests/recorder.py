@@ -155,7 +155,7 @@ def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
     def new_device(_device: torch.device) -> RecordingDevice:
         return RecordingDevice(log, **options)
 
-    for name in ("engine", "run.run", "run.graphs.kept"):
+    for name in ("engine", "runner", "cuda.kept"):
         monkeypatch.setattr(f"selfspec.{name}.device_for", new_device)
     return log
 

@@ -215,17 +215,18 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
 
 
 def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a map of hidden states begins with. Whether it is of this model is checked later."""
-    if set(arrays) != {"mean", "scale", "weights", "model"}:
+    """What a map of hidden states begins with. Whether it is the model's own, the model knows."""
+    if set(arrays) != {"mean", "scale", "down", "up", "model"}:
         raise ValueError("its map of hidden states is not whole")
-    *halves, model = (arrays[name] for name in ("mean", "scale", "weights", "model"))
-    mean, scale, weights = halves
+    mean, scale, down, up = halves = [arrays[name] for name in ("mean", "scale", "down", "up")]
+    model = arrays["model"]
     if not (
         all(each.dtype == np.float16 and np.isfinite(each).all() for each in halves)
         and (model.dtype, model.shape) == (np.uint32, (8,))
-        and weights.ndim == 2
-        and mean.shape == scale.shape == weights.shape[:1]
-        and weights.shape[1] <= len(weights)
+        and down.ndim == up.ndim == 2
+        and mean.shape == scale.shape == down.shape[:1]
+        and down.shape[1] == len(up)
+        and up.shape[1] <= len(down)
     ):
         raise ValueError("its map of hidden states has a wrong shape, a wrong dtype or no numbers")
     return arrays

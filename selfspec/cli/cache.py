@@ -140,7 +140,7 @@ def _print_contents(name: object, contents: CacheContents) -> None:
             f"{contents.corpus.max_prefix} tokens"
         )
     if contents.map_prior is not None:
-        parts.append(f"a map of states of {contents.map_prior['weights'].shape[1]:,} numbers")
+        parts.append(f"a map of states of {contents.map_prior['up'].shape[1]:,} numbers")
     if contents.calibration:
         parts.append(f"{len(contents.calibration):,} rates")
     print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))

@@ -132,9 +132,9 @@ def memory_note(asked: RunOptions) -> str | None:
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = asked.device != "cpu" and (asked.device != "auto" or torch.cuda.is_available())
-    if asked.model is None or asked.max_memory is not None or is_on_gpu:
+    folder = file_here(asked.model or str(TINY), "config.json").parent
+    if asked.max_memory is not None or is_on_gpu or not folder.is_dir():
         return None
-    folder = file_here(asked.model, "config.json").parent
     try:
         needed = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
     except (OSError, ValueError):
@@ -143,7 +143,7 @@ def memory_note(asked: RunOptions) -> str | None:
     if needed <= free:
         return None
     return (
-        f"note: the weights of {asked.model} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
+        f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
         f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
     )
 

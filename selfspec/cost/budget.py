@@ -105,7 +105,7 @@ class MeasuredBudget(Budget):
         # Nothing is known before the first rows are there.
         self.curve = CostCurve.unknown(1.0) if callable(curve) else curve
         self.ledger = Ledger() if ledger is None else ledger
-        self.looking = MeanRatio(0.0, weight=1.0, fade=0.95)  # The seconds to look for drafts.
+        self.looking = MeanRatio(0.0, weight=1.0)  # The seconds to look for drafts.
         self.num_since_plain = 0
 
     def run_as(self, kind: str, num_rows: int) -> None:

@@ -11,19 +11,18 @@ from __future__ import annotations
 _SHARE, _STEPS, _CREDIT = 0.015, 1.0, 8
 # At first scores are trusted as if ten promised drafts had all come true.
 _PRIOR = 10.0
-# Each promised draft leaves the earlier ones 98 % of their weight.
+# Each step, or each promised draft, leaves the earlier ones 98 % of their weight.
 _FADE = 0.98
 
 
 class MeanRatio:
     """A fading mean of a quotient, such as seconds for each token.
 
-    Starts from a `value` that counts as much as a `weight` of steps or tokens. Each later one
-    leaves an earlier one the share `fade` of its weight.
+    Starts from a `value` that counts as much as a `weight` of steps or tokens.
     """
 
-    def __init__(self, value: float, *, weight: float, fade: float) -> None:
-        self._sum, self._weight, self._fade = value * weight, weight, fade
+    def __init__(self, value: float, *, weight: float) -> None:
+        self._sum, self._weight = value * weight, weight
 
     @property
     def value(self) -> float:
@@ -32,7 +31,7 @@ class MeanRatio:
 
     def observe(self, amount: float, count: float) -> None:
         """Takes in an amount for a count."""
-        kept = self._fade**count
+        kept = _FADE**count
         self._sum = self._sum * kept + amount
         self._weight = self._weight * kept + count
 
@@ -46,7 +45,7 @@ class Ledger:
     def __init__(self) -> None:
         self._taken = 0.0
         self._saved = 0.0
-        self.kept = MeanRatio(1.0, weight=_PRIOR, fade=_FADE)
+        self.kept = MeanRatio(1.0, weight=_PRIOR)
 
     @property
     def trust(self) -> float:

@@ -180,11 +180,11 @@ class HiddenMap:
         states, ids_known = states[len(states) - num_known :].float(), ids[len(ids) - num_known :]
         self._weights, self._prior = weights, prior
         # The mean and the scale of states, and those of embeddings.
-        self._scales: tuple[tuple[Any, Any], ...]
-        if prior is None:
-            self._scales = (0.0, _scale(states)), (0.0, _scale(self._read(ids_known)))
-        else:
-            self._scales = prior.scales(weights.head.shape[1])
+        self._scales: tuple[tuple[Any, Any], tuple[Any, Any]] = (
+            prior.scales(weights.head.shape[1])
+            if prior is not None
+            else ((0.0, _scale(states)), (0.0, _scale(self._read(ids_known))))
+        )
         # (1, D): the state before the next token; none if unknown. A view would keep all of them.
         self._last = states[-1:].clone()
         self._waiting = [self._pairs(states[:-1], ids_known[1:], states[1:])]
@@ -264,9 +264,9 @@ class HiddenMap:
         return [(names[i], p) for i, p in zip(places.tolist(), chances.tolist(), strict=True)]
 
     def _pairs(self, before: torch.Tensor, ids: Sequence[int], after: torch.Tensor) -> _Pairs:
-        read = zip((before, self._read(ids)), self._scales, strict=True)
-        states, embedded = ((vectors - mean) * scale for vectors, (mean, scale) in read)
-        return _Pairs(states, embedded, after, after.new_ones(len(after)))
+        (mean, scale), (middle, length) = self._scales
+        embedded = (self._read(ids) - middle) * length
+        return _Pairs((before - mean) * scale, embedded, after, after.new_ones(len(after)))
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """(N, E): embeddings. An id that the model can't read stands for the last one."""

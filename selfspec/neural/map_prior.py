@@ -26,6 +26,7 @@ __all__ = ["MapPrior", "PriorSums", "fingerprint"]
 _RIDGE = 1e-3  # Of the mean variance of what is read.
 _LEAST_PAIRS = 4  # For each number that is read. From fewer, the guesses are hardly worth having.
 _MOST_READ = 8192  # Numbers. The sums over 8,192 take 800 MB, and solving them half a minute.
+_MOST_NUMBERS = 1_600_000  # Of the two matrices, which every step reads.
 _NUM_ROWS = 64  # Tokens whose embeddings tell one model from another.
 
 _log = logging.getLogger("selfspec")
@@ -43,7 +44,8 @@ class MapPrior(NamedTuple):
 
     mean: torch.Tensor  # (D + E,): of X
     scale: torch.Tensor  # (D + E,): what makes each half of X about as long as 1
-    weights: torch.Tensor  # (D + E, D)
+    down: torch.Tensor  # (D + E, R)
+    up: torch.Tensor  # (R, D)
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any] | None, embeddings: Any, dims: int) -> MapPrior | None:
@@ -57,15 +59,15 @@ class MapPrior(NamedTuple):
             return None
         return cls(*(torch.from_numpy(arrays[name]).float() for name in cls._fields))
 
-    def scales(self, dims: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
+    def scales(self, dims: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """The mean and the scale of states, and those of embeddings."""
-        sizes = [dims, len(self.mean) - dims]
-        means, scales = torch.split(self.mean, sizes), torch.split(self.scale, sizes)
-        return tuple(zip(means, scales, strict=True))
+        mean, scale = self.mean, self.scale
+        return (mean[:dims], scale[:dims]), (mean[dims:], scale[dims:])
 
     def guess(self, before: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """(N, D): the states after, from states and embeddings that were scaled."""
-        return torch.cat([before, embedded], dim=-1) @ self.weights + self.mean[: before.shape[1]]
+        read = torch.cat([before, embedded], dim=-1)
+        return read @ self.down @ self.up + self.mean[: before.shape[1]]
 
 
 class PriorSums:
@@ -103,23 +105,32 @@ class PriorSums:
 
     def arrays(self) -> dict[str, NDArray[Any]] | None:
         """The prior for a cache; None from too few pairs, or from what is not finite."""
-        products, answers, num = self._products, self._answers, self.num
-        dims, size = answers.shape[1], len(answers) - 1
-        if num < _LEAST_PAIRS * size or not bool(products.isfinite().all()):
+        if self.num < _LEAST_PAIRS * (len(self._products) - 1):
             return None
-        mean = products[-1, :-1] / num
-        products = products[:-1, :-1] - num * mean.outer(mean)
-        answers = answers[:-1] - mean.outer(answers[-1])
-        parts = torch.split(products.diag() / num, [dims, size - dims])
-        scale = torch.cat([_scale(part) for part in parts])
-        products = products * scale.outer(scale)
-        ridge = _RIDGE * products.diag().mean() * torch.eye(size, dtype=torch.double, device="cpu")
-        weights = torch.linalg.solve(products + ridge, answers * scale[:, None])
-        found = {"mean": mean, "scale": scale, "weights": weights}
-        halves = {name: each.to(torch.float16).numpy() for name, each in found.items()}
+        try:
+            found = self._solved()
+        except RuntimeError:  # There is no factor.
+            return None
+        halves = {name: each.half().contiguous().numpy() for name, each in found.items()}
         if not all(np.isfinite(each).all() for each in halves.values()):
             return None
         return {**halves, "model": fingerprint(self._embeddings)}
+
+    def _solved(self) -> dict[str, torch.Tensor]:
+        """The numbers of a `MapPrior`, in double precision."""
+        dims, size, num = self._answers.shape[1], len(self._answers) - 1, self.num
+        mean = self._products[-1, :-1] / num
+        products = self._products[:-1, :-1] - num * mean.outer(mean)
+        answers = self._answers[:-1] - mean.outer(self._answers[-1])
+        variances = products.diag() / num
+        scale = torch.cat([_scale(variances[:dims]), _scale(variances[dims:])])
+        products = products * scale.outer(scale)
+        ridge = _RIDGE * products.diag().mean() * torch.eye(size, dtype=torch.double, device="cpu")
+        weights = torch.linalg.solve(products + ridge, answers * scale[:, None])
+        # Of what the guesses vary in, the R directions in which they vary most; ascending order.
+        rank = max(1, min(dims, _MOST_NUMBERS // (size + dims)))
+        ways = torch.linalg.eigh(weights.T @ products @ weights).eigenvectors[:, -rank:]
+        return {"mean": mean, "scale": scale, "down": weights @ ways, "up": ways.T}
 
 
 def _scale(variances: torch.Tensor) -> torch.Tensor:

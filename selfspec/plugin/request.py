@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 
 from selfspec.compat.grammars import grammars_of
 from selfspec.draft.sources import Source
-from selfspec.draft.sources.grammar import GrammarSource, Words
+from selfspec.draft.sources.grammar import Grammar, GrammarSource, Words
 from selfspec.forward.model import pad_id, takes
 from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.plugin.call import Call
@@ -45,12 +46,17 @@ def request_of(
 
 def _sources(call: Call) -> list[list[Source]]:
     """For each row: its prediction, the grammar that its processors follow, and a draft model."""
-    grammars = grammars_of(call.logits_processor, len(call.input_ids), Words)
+    grammars = cache(partial(grammars_of, call.logits_processor, len(call.input_ids), Words))
     found: list[list[Source]] = []
-    for prediction, grammar in zip(call.predictions, grammars, strict=True):
-        own = (prediction, None if grammar is None else GrammarSource(grammar), call.draft_model)
+    for number, prediction in enumerate(call.predictions):
+        grammar = GrammarSource(partial(_of_row, grammars, number))
+        own = (prediction, grammar, call.draft_model)
         found.append([each for each in own if each is not None])
     return found
+
+
+def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Grammar | None:
+    return grammars()[number]
 
 
 def _rows(

@@ -108,7 +108,9 @@ class TestTexts:
                     expected.add(states[:-1], window[1:], states[1:])
         ours, theirs = sums.arrays(), expected.arrays()
         assert sums.num == expected.num == 2 * (6 + 0 + 84 + 150)
-        for name in ("mean", "scale", "weights"):
+        for each in (ours, theirs):
+            each["matrix"] = each["down"].astype(float) @ each["up"].astype(float)
+        for name in ("mean", "scale", "matrix"):
             np.testing.assert_allclose(ours[name], theirs[name], rtol=0.02, atol=0.02)
 
     @pytest.mark.parametrize(
@@ -141,6 +143,7 @@ def test_the_answers_of_a_batch_by_their_ids(tmp_path, build, tokenizer, loads_d
 def test_a_cache_holds_the_prior_of_the_model_that_read(tmp_path, build, model, lines):
     """Unless it has read too few tokens, as here for the first one."""
     keys = {"data": str(lines), "form": "paragraph", "build": "lut"}
+    lines.write_text("abcdefgh")
     assert build(tmp_path / "few", **keys).map_prior is None
     text = "".join(chr(ord("a") + (i * i + i // 7) % 26) for i in range(4000))
     lines.write_text(text)

@@ -152,11 +152,12 @@ class TestRefused:
             ({"answers.tokens": lut()["ids"]}, "answers"),
             ({"answers.ids": lut()["tokens"]}, "answers"),
             ({"answers.tokens": lut()["tokens"] - 5}, "answers"),
-            ({"map.weights": None}, "not whole"),
+            ({"map.up": None}, "not whole"),
             ({"map.more": prior()["mean"]}, "not whole"),
-            ({"map.weights": prior(3, 4)["weights"]}, "shape"),
-            ({"map.weights": prior(6)["weights"]}, "shape"),
-            ({"map.weights": prior()["mean"]}, "shape"),
+            ({"map.down": prior(3, 4)["down"]}, "shape"),
+            ({"map.down": prior()["down"][:, :1]}, "shape"),
+            ({"map.up": prior(6)["up"]}, "shape"),
+            ({"map.up": prior()["mean"]}, "shape"),
             ({"map.scale": prior()["scale"] * np.float16("inf")}, "no numbers"),
             ({"map.mean": prior()["mean"].astype(np.int32)}, "dtype"),
             ({"map.model": prior()["model"][:7]}, "shape"),
@@ -164,7 +165,7 @@ class TestRefused:
             ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1"),
             ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, "[31m"),
         ],
-        ids=range(19),
+        ids=range(20),
     )
     def test_a_wrong_table(self, path, changes, said):
         arrays = {name: a for name, a in {**load_file(path), **changes}.items() if a is not None}

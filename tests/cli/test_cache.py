@@ -78,7 +78,8 @@ class TestBuild:
 
 def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder, tmp_path):
     out = run("cache", "inspect", folder).stdout
-    assert "3 lut rows, 2 lut2 rows, 18 n-gram prefixes of up to 2 tokens, 2 rates" in out
+    assert "3 lut rows, 2 lut2 rows, 18 n-gram prefixes of up to 2 tokens, " in out
+    assert "a map of states of 3 numbers, 2 rates; " in out
     assert "corpus: digits of π\n" in out
     save_cache(tmp_path / "red", contents(about={"corpus": "\x1b[31mred"}))
     assert "\x1b" not in run("cache", "inspect", tmp_path / "red").stdout

@@ -78,7 +78,7 @@ def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     """17 + 300 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
-    monkeypatch.setattr("selfspec.forward.backends._MIN_STATIC_ROOM", room)
+    monkeypatch.setattr("selfspec.cuda.runner.StaticRunner.least_room", room)
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 
@@ -504,7 +504,7 @@ def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring
 def test_after_a_failed_capture_steps_teach_another_curve(
     measuring: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_recorders(monkeypatch, fails_at=2)
+    use_recorders(monkeypatch, fails_at=3)
     model, inputs = tiny_model(), prompt()
     spec = knowing(run(model, inputs, **GREEDY).ids, inputs, budget="measured", max_nodes=8)
     both = run_both(model, inputs, spec, drafts=False, **GREEDY)

@@ -202,8 +202,9 @@ def test_a_map_whose_prior_means_nothing(scale: float, call: Call) -> None:
     model, generator = tiny_model(), torch.Generator().manual_seed(0)
     embeddings, dims = model.get_input_embeddings().weight, model.config.hidden_size
     read = torch.randn(2, dims + embeddings.shape[1], generator=generator)
-    weights = torch.randn(read.shape[1], dims, generator=generator) * scale
-    halves = {"mean": read[0], "scale": read[1], "weights": weights.clamp(-6e4, 6e4)}
+    down = torch.randn(read.shape[1], 3, generator=generator) * scale
+    up = torch.randn(3, dims, generator=generator)
+    halves = {"mean": read[0], "scale": read[1], "down": down.clamp(-6e4, 6e4), "up": up}
     prior = {name: each.half().numpy() for name, each in halves.items()}
     owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
     held = CacheContents(tokenizer=owner, map_prior={**prior, "model": fingerprint(embeddings)})

@@ -68,7 +68,8 @@ class Text:
         before = (torch.cat([before, self.last.double()[None]]) - mean) * size
         known = torch.zeros(len(before), DIMS, dtype=torch.double)
         if self.prior is not None:
-            known = torch.cat([before, embedded], dim=-1) @ self.prior.weights.double()
+            matrix = self.prior.down.double() @ self.prior.up.double()
+            known = torch.cat([before, embedded], dim=-1) @ matrix
             known += self.prior.mean[:DIMS]
         by_state, by_token = before @ before.T, embedded @ embedded.T
         alike = by_state + by_token + by_state * by_token
@@ -95,8 +96,8 @@ def test_pairs_that_come_step_by_step_give_what_all_at_once_give(weights, num_kn
 def prior() -> MapPrior:
     generator = torch.Generator().manual_seed(8)
     mean, scale = torch.randn(2, 2 * DIMS, generator=generator) / 4
-    weights = torch.randn(2 * DIMS, DIMS, generator=generator)
-    return MapPrior(mean, scale.abs(), weights)
+    down = torch.randn(2 * DIMS, 5, generator=generator)
+    return MapPrior(mean, scale.abs(), down, torch.randn(5, DIMS, generator=generator))
 
 
 @pytest.mark.parametrize("num_known", [9, 1, 0])

@@ -104,3 +104,20 @@ def test_models_whose_states_it_cannot_sum_up(monkeypatch):
     assert PriorSums.of(model) is None
     monkeypatch.setattr(module, "_MOST_READ", 2 * tiny_model().config.hidden_size - 1)
     assert PriorSums.of(tiny_model()) is None, "too many numbers"
+
+
+def test_a_large_one_keeps_the_directions_in_which_guesses_vary_most(embeddings, monkeypatch):
+    shown = pairs(embeddings, 4000)
+    before, ids, after = pairs(embeddings, 300, seed=5)
+    wrong = []
+    for rank in (DIMS, 3, 1):
+        monkeypatch.setattr(module, "_MOST_NUMBERS", rank * (2 * DIMS + EMBEDDING))
+        prior = prior_of(summed(embeddings, shown), embeddings)
+        assert prior is not None
+        assert prior.down.shape == (DIMS + EMBEDDING, rank)
+        assert prior.up.shape == (rank, DIMS)
+        left_over = guessed(prior, embeddings, before, ids) - after
+        wrong.append(float(left_over.var(0).sum() / after.var(0).sum()))
+    assert wrong[0] < 0.001
+    assert wrong[0] < wrong[1] < 0.2
+    assert wrong[1] < wrong[2] < 0.9

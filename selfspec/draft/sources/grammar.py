@@ -8,7 +8,7 @@ never a token: each token is chosen with the processors of the call, as ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -103,16 +103,20 @@ class _Place(NamedTuple):
 
 
 class GrammarSource(Source):
-    """The grammar that the processors of one row follow."""
+    """The grammar that the processors of one row follow; they may hold none before they are used.
+
+    `find` is asked when the cursor is opened, after the first token was chosen.
+    """
 
     name = "grammar"
 
-    def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
+    def __init__(self, find: Callable[[], Grammar | None]) -> None:
+        self._find = find
 
-    def open(self, row: RowStart) -> GrammarCursor:
-        """A cursor in front of the answer's first token."""
-        return GrammarCursor(self._grammar)
+    def open(self, row: RowStart) -> GrammarCursor | None:
+        """A cursor in front of the answer's first token; None where there is no grammar."""
+        grammar = self._find()
+        return None if grammar is None else GrammarCursor(grammar)
 
 
 class GrammarCursor(Cursor):
