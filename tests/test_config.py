@@ -1,6 +1,7 @@
 """Every knob is checked when it is set, and says its name, its rule and the value it got."""
 
 import dataclasses
+import inspect
 
 import pytest
 
@@ -107,4 +108,4 @@ def test_a_config_is_frozen_hashable_and_keyword_only():
 
 def test_every_knob_is_documented():
     for field in dataclasses.fields(SpecConfig):
-        assert f"\n        {field.name}: " in SpecConfig.__doc__
+        assert f"\n    {field.name}: " in inspect.cleandoc(SpecConfig.__doc__)
