@@ -18,6 +18,7 @@ from selfspec.serving.schema import Chat, checked
 from selfspec.serving.tool_forms import form_of, grammar_of
 from selfspec.serving.tools import CallReader, joined
 from tests.serving.conftest import MESSAGES, NAME, Served
+from tests.serving.test_schemas import WEATHER
 from tests.tiny import make_model, make_tokenizer
 
 pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
@@ -54,18 +55,7 @@ FAMILIES = {
     ),
     "unknown": Family("You have tools."),
 }
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
-}
+
 OTHER = {"type": "function", "function": {"name": "time"}}
 ROME, PARIS = '{"city": "Rome", "days": 1}', '{"city": "Paris", "days": 2}'
 
@@ -168,7 +158,7 @@ def asked(steered: Steered) -> Any:
     def ask(script: str, **more: Any) -> tuple[str | None, list[str], str]:
         steered.script = script
         body = {"model": NAME, "messages": MESSAGES, "max_tokens": 400, "temperature": 0, **more}
-        body = {"tools": [OTHER, TOOL], **body}
+        body = {"tools": [OTHER, WEATHER], **body}
         whole = client.chat.completions.create(**body).choices[0]
         calls = whole.message.tool_calls or []
         assert all(call.function.name == "weather" for call in calls)
@@ -228,7 +218,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
 ) -> None:
     """Sampled texts leave the script here and there, inside and outside of calls."""
     model, tokenizer = steered.model, steered.tokenizer
-    chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, TOOL]})
+    chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, WEATHER]})
     guide = Guide(grammar_of(chat, tokenizer), is_lark=True)
     guides = Guides(tokenizer, [1], model.config.vocab_size)
     script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
