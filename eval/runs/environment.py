@@ -53,7 +53,9 @@ def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any
     """The last line of a command: what was asked, by which versions, and what was found."""
     asked = dict(vars(options))
     for name, value in vars(options).items():
-        if isinstance(value, Path) or name in _PLACES:
+        if isinstance(value, list) and name in _PLACES:
+            asked[name] = list(map(short_name, value))
+        elif isinstance(value, Path) or name in _PLACES:
             asked[name] = value and short_name(str(value))
     if "knob" in asked:
         asked["knobs"] = asked.pop("knob")

@@ -212,13 +212,29 @@ def test_kv_memory(figures, chat_folder):
 def test_tokens_per_step(figures, asked, tmp_path):
     asked += [*SHORT, "3", "--temperature", "0.8", "--max-nodes"]
     result = figures("tokens_per_step", *asked, "1", "8", "--knob", "max_depth=9")
-    assert result["rows"]["1"]["overall"] == [1.0, 1.0]  # Plain decoding.
-    tokens, nodes = result["rows"]["8"]["overall"]
+    plain, wide = (row["figures"]["overall"] for row in result["rows"])
+    assert plain == [1.0, 1.0]  # Plain decoding.
+    tokens, nodes = wide
     assert tokens >= 1
     assert 1 < nodes <= 8
     asked += ["8", "--temperature", "0", "--remember", str(tmp_path / "kept")]
-    cold, warm = (figures("tokens_per_step", *asked)["rows"]["8"]["overall"] for _ in range(2))
-    assert warm[0] > cold[0]
+    (cold,), (warm,) = (figures("tokens_per_step", *asked)["rows"] for _ in range(2))
+    assert warm["figures"]["overall"][0] > cold["figures"]["overall"][0]
+
+
+def test_tokens_per_step_of_all_setups_in_one_command(figures, asked, tmp_path):
+    kept = str(tmp_path / "kept")
+    asked += [*SHORT, "3", "--max-nodes", "8"]
+    figures("tokens_per_step", *asked, "--remember", kept)
+    asked += ["--temperature", "0", "0.8", "--without", "lut", "--cache", "cold", kept]
+    result = figures("tokens_per_step", *asked)
+    assert result["cache"] == ["cold", "kept"]
+    found = {
+        (row["cache"], row["without"], row["temperature"]): row["figures"]["overall"][0]
+        for row in result["rows"]
+    }
+    assert len(found) == len(result["rows"]) == 8
+    assert found["kept", None, 0] > found["cold", None, 0] > found["cold", "lut", 0]
 
 
 @pytest.mark.parametrize("hide", [pytest.param(True, marks=pytest.mark.slow), False])
