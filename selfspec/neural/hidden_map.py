@@ -33,10 +33,7 @@ _NUM_STATES = 641  # The map learns from this many of a prompt's last states.
 _MAX_PAIRS = 1024  # Of more, the older half is forgotten.
 _RIDGE = 0.1
 _TRUST = 3.0  # An accepted token weighs as much as this many of the prompt, or rejected ones.
-# Tokens among which the likeliest are looked for. The first ids of a vocabulary are frequent ones,
-# since a tokenizer learns these first.
-_NUM_COMMON = 1024
-_MAX_NAMES = 6144
+_MAX_NAMES = 6144  # Tokens among which the likeliest are looked for.
 _MOST_WAITING = 32  # Steps without drafts are learned later, at most this many.
 
 
@@ -195,7 +192,6 @@ class HiddenMap:
         self._num_held = 0  # How many names have their row there.
         self._is_finite = True
         self.name(ids)
-        self.name(range(_NUM_COMMON))
 
     def begin(self) -> None:
         """Learns the prompt, which would else be learned when the map is first asked."""
@@ -259,7 +255,7 @@ class HiddenMap:
             self._num_held = len(names)
         scores = self._head[: len(names)] @ state
         if self._weights.bias is not None:
-            scores += self._weights.bias[torch.tensor(names, device="cpu")]
+            scores += self._weights.bias[torch.tensor(names, dtype=torch.long, device="cpu")]
         chances, places = scores.softmax(-1).nan_to_num_(0.0).topk(min(num, len(names)))
         return [(names[i], p) for i, p in zip(places.tolist(), chances.tolist(), strict=True)]
 

@@ -38,6 +38,7 @@ class Text:
         self.weights = weights
         ids, states = self.ids(12), self.states(num_known)
         self.map, self.prior = HiddenMap(weights, ids, states, prior), prior
+        self.map.name(range(NUM_IDS))
         known = ids[len(ids) - num_known :]
         self.pairs = [(states[i], known[i + 1], states[i + 1], 1.0) for i in range(num_known - 1)]
         self.last = states[-1] if num_known else None
@@ -168,6 +169,20 @@ def test_ids_without_an_embedding_or_a_row_of_the_head_do_no_harm(weights):
     text.map.learn([NUM_IDS + 7, 2], [-1, 0], [0], text.states(2))
     text.map.name([NUM_IDS, -1, 5])
     assert all(0 <= token < NUM_IDS for token, _ in text.map.likely(NUM_IDS + 7, 9))
+
+
+def test_it_names_tokens_of_the_prompt_and_those_that_it_was_given(weights):
+    states = torch.randn(2, DIMS, generator=torch.Generator().manual_seed(5))
+    state_map = HiddenMap(weights, [7, 3], states)
+    assert {token for token, _ in state_map.likely(3, 9)} == {3, 7}
+    state_map.name([5])
+    assert {token for token, _ in state_map.likely(3, 9)} == {3, 5, 7}
+
+
+def test_without_a_token_that_the_head_knows_it_names_none(weights):
+    weights = weights._replace(bias=torch.ones(NUM_IDS))
+    state_map = HiddenMap(weights, [NUM_IDS, NUM_IDS + 1], torch.ones(2, DIMS))
+    assert state_map.likely(3, 9) == []
 
 
 def test_rows_that_cannot_be_read_give_no_map():
