@@ -69,7 +69,7 @@ def load(
             it is a CPU or a CUDA device, where streamed layers come from pinned memory if that
             holds them.
         weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
-            them.
+            them. Within `max_memory`, they are first written to the user's cache folder, once.
         sees: Load a model that reads images with what it reads them with; not within `max_memory`.
 
     Raises:

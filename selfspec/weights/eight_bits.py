@@ -20,7 +20,7 @@ from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.weights.copies import PackedWeight, linears_of
 from selfspec.weights.packing import InPlacePacking, pack_loaded
-from selfspec.weights.rounding import Matrix, Numbers, Products
+from selfspec.weights.rounding import FileMatrix, Matrix, Numbers, Products
 from selfspec.weights.step_attention import attend_exactly
 
 __all__ = [
@@ -238,7 +238,9 @@ def missing_for_eight_bits() -> str | None:
     """
     try:
         ones = torch.ones(64, 64, device="cpu")
-        found = Matrix(Numbers.of(ones), [64], 2).product(ones[:4])
+        rounded = Numbers.of(ones)
+        each = Matrix(rounded, [64], 2), FileMatrix(rounded, 2)
+        found = torch.cat([matrix.product(ones[:4]) for matrix in each])
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return "this build of torch has no products of 8 bits for this CPU"
     if (found - 64).abs().max() > 0.01:

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from selfspec.cli import loading
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer, memory_note
+from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import ModelOptions, RunOptions
-from selfspec.errors import CliError, ConfigError, SelfSpecError
+from selfspec.errors import ConfigError, SelfSpecError
 from selfspec.machine import memory
 from selfspec.weights import missing_for_eight_bits, packing
 from tests.streamed import least_memory, saved_model
@@ -39,9 +39,6 @@ def test_weights_in_eight_bits(plain_folder):
         pytest.skip("no products of 8 bits here")
     model = load(plain_folder, device="cpu", weights="int8")
     assert str(Loaded("tiny", model, None)) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
-    asked = RunOptions(weights="int8", max_memory="1GB")
-    with pytest.raises(CliError, match="--weights and --max-memory exclude each other"):
-        check_options(asked)
 
 
 def without_a_weight(file):

@@ -62,6 +62,7 @@ def load_within(
         terms = terms_of_inputs(model) if in_eight_bits else 0
         if in_eight_bits:
             files = rounded_files(model, stored, shards)
+            opened.close()
             shards = [opened.enter_context(closing(Shard(path))) for path in files]
             stored = stored_rounded(shards)
         layers = _Layers.of(model, stored)
