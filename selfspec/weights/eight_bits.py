@@ -21,7 +21,8 @@ from transformers.utils import logging as hf_logging
 from selfspec.compat.kernels import int8_packed, int8_product
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
-from selfspec.weights.copies import PackedWeight, linears_of
+from selfspec.weights.copies import linears_of
+from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.packing import InPlacePacking, pack_loaded
 
 __all__ = ["eight_bit_bytes", "is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from selfspec import ConfigError, UnsupportedError, generate_many, load
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import copies, is_in_eight_bits, missing_for_eight_bits
+from selfspec.weights import held_weight, is_in_eight_bits, missing_for_eight_bits
 from tests.fakes import prompt, tiny_tokenizer
 from tests.lossless.same import GREEDY, Call, assert_same_ids, doubting, run, run_both
 from tests.streamed import saved_model
@@ -72,7 +72,7 @@ def test_what_is_saved_are_the_rounded_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = loaded(tmp_path / "first", "llama, tied")
-    copies._say_that_it_is_a_copy.cache_clear()
+    held_weight._say_that_it_is_a_copy.cache_clear()
     with caplog.at_level(logging.WARNING, "selfspec"):
         model.save_pretrained(tmp_path / "second")
     assert "it gets, and saves, copies, with the rounded values" in caplog.text
