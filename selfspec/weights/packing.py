@@ -33,7 +33,7 @@ _log = logging.getLogger("selfspec")
 # Timing takes as long as 64 forwards over the weights that are timed. It is done after 640.
 _DUE = 640
 # Beside another program, timing and packing take up to ten times as long. So they wait for a quiet
-# moment, and look for one after each 640 forwards, but at most this often.
+# moment. After eight looks that found the processor busy, 640 forwards apart, they wait no longer.
 _LOOKS = 8
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
@@ -63,19 +63,19 @@ class Packing:
 
     def __init__(self) -> None:
         self.in_place: InPlacePacking | None = None
-        # Are all layers packed that are faster so, and are there any? Other threads read it.
-        self.is_packed = False
+        self.is_packed = False  # Is any layer packed? Other threads read it.
         self.packing_is_over = False  # Is there nothing left to do in the calls at hand?
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
         self._copies: dict[nn.Linear, PackedCopy] = {}
         self._layers: list[nn.Linear] = []  # The linear layers that are not packed in place.
         self._packable: list[nn.Linear] = []  # Those of them that torch can pack.
+        self._missing: list[nn.Linear] = []  # Those that would be faster packed and are not.
         self._times: dict[torch.dtype, ProductTimes] = {}
-        self._is_timed = False  # Are there times for all that can be packed?
+        self._is_timed = False  # Are there times for all layers that torch can pack?
         self._num_forwards = 0.0  # One over many tokens counts as several.
         self._next_look = 0.0  # in forwards over the weights that are timed
-        self._busy_looks = 0
+        self._num_busy = 0  # looks that found the processor busy
 
     @classmethod
     def of(cls, model: nn.Module) -> Packing:
@@ -105,7 +105,7 @@ class Packing:
             self._packable = list(filter(_can_be_packed, self._layers))
             self._drop_changed()
             self._note()
-            self.packing_is_over = self._is_timed and not self._missing()
+            self.packing_is_over = self._is_timed and not self._missing
 
     @property
     def num_bytes(self) -> int:
@@ -128,7 +128,7 @@ class Packing:
                     self._pack(whatever_memory=False)
 
     def pack(self, *, whatever_memory: bool = False) -> str | None:
-        """Packs all layers now, if they get faster; returns why they are not packed, or None."""
+        """Packs all layers now, if they get faster; returns why none is packed, or None."""
         with self._lock:
             self._time()
             too_large = self._pack(whatever_memory=whatever_memory) if self._is_timed else None
@@ -136,8 +136,7 @@ class Packing:
                 return None
             if not self._packable:
                 return "it has no plain linear layers that torch can pack"
-            is_faster = any(map(self._format_of, self._packable))
-            return too_large if is_faster else "no layer is at least 10 % faster packed"
+            return too_large if self._missing else "no layer is at least 10 % faster packed"
 
     @property
     def _work(self) -> float:
@@ -148,8 +147,13 @@ class Packing:
         """Was there work enough to time the layers, or would it have paid for packing them?"""
         if not self._is_timed:
             return self._work >= _DUE
-        saved, price = (self._seconds(self._missing(), what) for what in ("saved", "packing"))
+        saved, price = (self._seconds(self._missing, what) for what in ("saved", "packing"))
         return self._num_forwards * saved >= price
+
+    def _seconds(self, modules: Sequence[nn.Linear], what: str) -> float:
+        """What the layers take to pack, or save in a forward."""
+        each = (m.weight.numel() * getattr(self._times[m.weight.dtype], what) for m in modules)
+        return float(sum(each))
 
     def _is_quiet(self) -> bool:
         """Do other programs leave us the processor? A machine that never does counts as quiet.
@@ -159,55 +163,39 @@ class Packing:
         if processor_share() >= LEAST_SHARE:
             return True
         self._next_look = self._work + _DUE
-        self._busy_looks += 1
-        return self._busy_looks >= _LOOKS
+        self._num_busy += 1
+        return self._num_busy >= _LOOKS
 
     def _note(self) -> None:
-        """Notes whether layers are timed and packed."""
+        """Notes which layers are timed, missing and packed."""
         self._is_timed = {m.weight.dtype for m in self._packable} <= self._times.keys()
-        is_any = self.num_bytes > 0 or (self.in_place is not None and self.in_place.is_used)
-        self.is_packed = is_any and self._is_timed and not self._missing()
+        self._missing = list(filter(self._is_missing, self._packable))
+        self.is_packed = self.num_bytes > 0 or (self.in_place is not None and self.in_place.is_used)
 
-    def _format_of(self, module: nn.Linear) -> str | None:
-        """The format in which a layer is faster; None if there is none, or if nobody knows yet."""
+    def _is_missing(self, module: nn.Linear) -> bool:
         times = self._times.get(module.weight.dtype)
-        return None if times is None else times.packing_format
+        if times is None or times.packing_format is None or module in self._copies:
+            return False
+        may_copy = self.in_place is None or self.in_place.copies
+        return not is_packed_in_place(module) and (may_copy or self._goes_in_place(module))
 
     def _goes_in_place(self, module: nn.Linear) -> bool:
         in_place, times = self.in_place, self._times[module.weight.dtype]
         return in_place is not None and in_place.may_take(module) and times.suits_in_place
 
-    def _missing(self) -> list[nn.Linear]:
-        """The layers that would be faster packed and are not."""
-        copies = self.in_place is None or self.in_place.copies
-        return [
-            module
-            for module in self._packable
-            if self._format_of(module) is not None
-            and module not in self._copies
-            and not is_packed_in_place(module)
-            and (copies or self._goes_in_place(module))
-        ]
-
-    def _seconds(self, modules: Sequence[nn.Linear], what: str) -> float:
-        """What the layers take to pack, or save in a forward."""
-        each = (m.weight.numel() * getattr(self._times[m.weight.dtype], what) for m in modules)
-        return float(sum(each))
-
     @torch.no_grad()
     def _time(self) -> None:
         """Times the layers that were not timed yet.
 
-        If no layer is faster packed and the machine is busy, that says nothing, and is forgotten.
+        Times by which nothing is faster packed are forgotten if the processor is busy after them.
         """
         weights = [module.weight for module in self._packable]
         for dtype in {weight.dtype for weight in weights} - self._times.keys():
             start = perf_counter()
-            some = [weight for weight in weights if weight.dtype is dtype]
-            found = self._times[dtype] = product_times(some)
+            found = product_times([weight for weight in weights if weight.dtype is dtype])
             _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, found)
-            if found.packing_format is None and not self._is_quiet():
-                del self._times[dtype]
+            if found.packing_format is not None or self._is_quiet():
+                self._times[dtype] = found
         self._note()
 
     @torch.no_grad()
@@ -216,8 +204,7 @@ class Packing:
 
         Returns a reason if copies would take too much memory.
         """
-        self.packing_is_over, reason = True, None
-        missing = self._missing()
+        self.packing_is_over, reason, missing = True, None, self._missing
         beside = _num_bytes([module for module in missing if not self._goes_in_place(module)])
         if not whatever_memory and beside > _SHARE_OF_FREE * free_memory():
             reason = f"packed weights would take {beside / 1e6:.0f} MB, too much of what is free"
@@ -256,7 +243,7 @@ class Packing:
             if module not in packable or copy.origin != Origin.of(module.weight):
                 del self._copies[module]
                 self._num_forwards = self._next_look = 0.0
-                self._busy_looks = 0
+                self._num_busy = 0
 
 
 def _can_be_packed(module: nn.Linear) -> bool:
