@@ -14,8 +14,10 @@ from selfspec.weights.eight_bits import (
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
 from selfspec.weights.in_place import own_memory
 from selfspec.weights.packing import InPlacePacking, Packing, pack_loaded
+from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [
+    "EXACT_ATTENTION",
     "InPlacePacking",
     "PackedWeight",
     "Packing",

@@ -68,7 +68,7 @@ def test_another_thread_may_ask_while_layers_are_looked_at(trials):
     model.append(nn.Linear(24, 16).requires_grad_(False))
     packing.renew(model)
     assert set(asked) == {True}
-    assert not packing.is_packed
+    assert not packing.packing_is_over
 
 
 def as_training_does(weight: torch.Tensor) -> None:
@@ -301,9 +301,9 @@ def test_packing_that_is_interrupted_stays_right_and_goes_on(model, monkeypatch)
         during.setattr(formats, "reordered", interrupted)
         with pytest.raises(KeyboardInterrupt):
             packing.pack()
-    assert (packing.num_bytes, packing.is_packed) == (SIZE, False)
+    assert packing.num_bytes == SIZE
     assert_right(model, packing)
-    assert packed(model).is_packed
+    assert packed(model).num_bytes == 2 * SIZE
 
 
 def test_other_threads_may_look_at_the_model_meanwhile(model):
