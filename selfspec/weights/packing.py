@@ -136,7 +136,11 @@ class Packing:
                 return None
             if not self._packable:
                 return "it has no plain linear layers that torch can pack"
-            return too_large if self._missing else "no layer is at least 10 % faster packed"
+            if not any(map(self._format_of, self._packable)):
+                return "no layer is at least 10 % faster packed"
+            return (
+                too_large or "its weights are not finite numbers, which no packed weight can hold"
+            )
 
     @property
     def _work(self) -> float:
@@ -172,12 +176,16 @@ class Packing:
         self._missing = list(filter(self._is_missing, self._packable))
         self.is_packed = self.num_bytes > 0 or (self.in_place is not None and self.in_place.is_used)
 
-    def _is_missing(self, module: nn.Linear) -> bool:
+    def _format_of(self, module: nn.Linear) -> str | None:
+        """The format in which a layer is faster; None if there is none, or if it is not timed."""
         times = self._times.get(module.weight.dtype)
-        if times is None or times.packing_format is None or module in self._copies:
+        return None if times is None else times.packing_format
+
+    def _is_missing(self, module: nn.Linear) -> bool:
+        is_there = module in self._copies or is_packed_in_place(module)
+        if is_there or self._format_of(module) is None:
             return False
-        may_copy = self.in_place is None or self.in_place.copies
-        return not is_packed_in_place(module) and (may_copy or self._goes_in_place(module))
+        return self.in_place is None or self.in_place.copies or self._goes_in_place(module)
 
     def _goes_in_place(self, module: nn.Linear) -> bool:
         in_place, times = self.in_place, self._times[module.weight.dtype]
@@ -209,6 +217,8 @@ class Packing:
         if not whatever_memory and beside > _SHARE_OF_FREE * free_memory():
             reason = f"packed weights would take {beside / 1e6:.0f} MB, too much of what is free"
             missing = list(filter(self._goes_in_place, missing))
+        if not missing:
+            return reason
         start, num_bytes = perf_counter(), _num_bytes(missing)
         options = {"unit": "B", "unit_scale": True, "delay": _SHOWN}
         with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
@@ -274,5 +284,4 @@ def _in_parts(modules: Sequence[nn.Linear]) -> Iterator[list[nn.Linear]]:
             yield part
             part = []
         part.append(module)
-    if part:
-        yield part
+    yield part

@@ -148,7 +148,7 @@ def test_the_copy_of_a_weight_that_is_no_longer_packed_is_dropped(change, model)
             assert torch.equal(layer(x), expected)
 
 
-def test_a_weight_that_no_format_can_hold_ends_no_call(monkeypatch, trials):
+def test_weights_that_no_format_can_hold_end_no_call(monkeypatch, trials):
     """As one with a NaN, of which there is no float16 copy."""
     if "float16" not in formats.formats_for(torch.bfloat16):
         pytest.skip("this build of torch has no float16 format for bfloat16")
@@ -160,6 +160,7 @@ def test_a_weight_that_no_format_can_hold_ends_no_call(monkeypatch, trials):
     assert (packing.is_packed, packing.num_bytes) == (True, SIZE // 2)
     with packing.in_use():
         assert model[0](torch.ones(2, 16, dtype=torch.bfloat16)).isnan().any()
+    assert "not finite" in str(Packing.of(nn.Sequential(model[0])).pack())
 
 
 def test_a_model_that_is_copied_in_use_is_packed_for_itself(model):
