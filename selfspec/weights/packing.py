@@ -138,9 +138,7 @@ class Packing:
                 return "it has no plain linear layers that torch can pack"
             if not any(map(self._format_of, self._packable)):
                 return "no layer is at least 10 % faster packed"
-            return (
-                too_large or "its weights are not finite numbers, which no packed weight can hold"
-            )
+            return too_large or "its weights are not finite, which no packed weight can hold"
 
     @property
     def _work(self) -> float:
