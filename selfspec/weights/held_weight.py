@@ -75,7 +75,7 @@ class _HeldWeight(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (linear, embedding) and len(args) > 1 and type(args[1]) is PackedWeight:
-            outcome = args[1].computed(func, args, kwargs)
+            outcome = _computed(func, args[0], args[1], args, kwargs)
             if outcome is not None:
                 return outcome
         if func in _OF_NO_VALUES or (func == _DATA.__set__ and args[0] is args[1]):
@@ -83,7 +83,8 @@ class _HeldWeight(nn.Parameter):
         if func in _MOVES and _as_torch_does(func, args, kwargs) is args[0]:
             return args[0]  # It is there, and of that dtype.
         for weight in _held_in(args, kwargs):
-            weight.give_back()
+            if weight.kept is None:
+                _give_back(weight)
         kept = next((weight.kept for weight in _held_in(args, kwargs)), None)
         _refuse_write(func, args, kwargs)
         if func == _TENSOR.detach and is_for_a_parameter():
@@ -106,9 +107,6 @@ class _HeldWeight(nn.Parameter):
     def values(self) -> torch.Tensor:
         """What code that reads the weight gets."""
         return self
-
-    def give_back(self) -> None:
-        """Becomes an ordinary parameter, unless it is kept."""
 
 
 class FileWeight(_HeldWeight):
@@ -144,37 +142,14 @@ class PackedWeight(_HeldWeight):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self.kept is not None and self.packed is not None:
             return PackedWeight.of(self, self.packed, self.kept)
-        self.give_back()
+        _give_back(self)
         return _PARAMETER.__deepcopy__(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.kept is not None:
             return _PARAMETER(self.values(), requires_grad=False).__reduce_ex__(protocol)
-        self.give_back()
+        _give_back(self)
         return _PARAMETER.__reduce_ex__(self, protocol)
-
-    def computed(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """What `linear` or `embedding` gives, from the packed matrix; None if that can't tell."""
-        x, packed = args[0], self.packed
-        if func is embedding:
-            if not isinstance(packed, ByRows) or kwargs.get("max_norm") is not None:
-                return None
-            return packed.rows(x).to(self.dtype)
-        bias = args[2] if len(args) > 2 else kwargs.get("bias")
-        if packed is None or not self._is_plain_product(x, bias):
-            return None
-        if not x.numel():
-            empty: torch.Tensor = x.new_empty(*x.shape[:-1], len(self))
-            return empty
-        return packed(x, bias) if x.dim() > 1 else packed(x[None], bias)[0]
-
-    def _is_plain_product(self, x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Is this a product that wants neither gradients nor another dtype than the weight's?"""
-        has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
-        if has_gradient and torch.is_grad_enabled():
-            return False
-        fits = x.dim() and (x.dtype, x.shape[-1]) == self.like
-        return bool(fits) and not torch.is_autocast_enabled("cpu")
 
     def values(self) -> torch.Tensor:
         """The weight's values, made anew."""
@@ -183,15 +158,6 @@ class PackedWeight(_HeldWeight):
             _say_that_it_is_a_copy()
         with torch.inference_mode(False), torch.no_grad():
             return self.packed.unpacked().to(self.dtype)
-
-    def give_back(self) -> None:
-        """Becomes an ordinary parameter with the weight's values, unless it is kept."""
-        with _giving_back:
-            if self.kept is None and self.packed is not None:
-                # Other threads may compute from it: it gets its values before it stops being one.
-                set_data(self, self.values())
-                self.packed = None
-                self.__class__ = _PARAMETER
 
 
 def gives_rows(weight: torch.Tensor) -> bool:
@@ -207,6 +173,48 @@ def is_packed_in_place(module: nn.Module) -> bool:
 def set_data(weight: nn.Parameter, tensor: torch.Tensor) -> None:
     """`weight.data = tensor`, also where others may not."""
     _as_torch_does(_DATA.__set__, (weight, tensor), {})
+
+
+def _give_back(weight: PackedWeight) -> None:
+    """Makes an ordinary parameter of a weight that is not kept, unless another thread did.
+
+    Other threads may compute from it, so it gets its values before it stops being packed.
+    """
+    with _giving_back:
+        if weight.kept is None and weight.packed is not None:
+            set_data(weight, weight.values())
+            weight.packed = None
+            weight.__class__ = _PARAMETER
+
+
+def _computed(
+    func: Any, x: torch.Tensor, weight: PackedWeight, args: Any, kwargs: Any
+) -> torch.Tensor | None:
+    """What `linear` or `embedding` gives, from the packed matrix; None if that can't tell.
+
+    Asks no method of the weight, whose class changes when another thread gives it back.
+    """
+    packed = weight.packed
+    if func is embedding:
+        if not isinstance(packed, ByRows) or kwargs.get("max_norm") is not None:
+            return None
+        return packed.rows(x).to(weight.dtype)
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    if packed is None or not _is_plain_product(x, bias, weight.like):
+        return None
+    if not x.numel():
+        return x.new_empty(*x.shape[:-1], len(weight))
+    return packed(x, bias) if x.dim() > 1 else packed(x[None], bias)[0]
+
+
+def _is_plain_product(
+    x: torch.Tensor, bias: torch.Tensor | None, like: tuple[torch.dtype, int]
+) -> bool:
+    """Does a product want neither gradients nor another dtype than the weight's?"""
+    has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
+    if has_gradient and torch.is_grad_enabled():
+        return False
+    return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
 
 
 def _as_torch_does(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight, held_weight
 from selfspec.weights.formats import formats_for, pack
 from tests.fakes import packs_here
+from tests.lossless.same import in_threads
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -61,3 +63,27 @@ def test_a_packed_weight_that_is_kept_is_read_as_a_copy_and_is_not_written():
             write()
     assert type(packed) is PackedWeight
     assert torch.equal(linear(weight, packed, None), copy(weight, None))
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_a_weight_is_given_back_while_other_threads_compute_from_it():
+    x, interval, wrong = torch.randn(2, 16), sys.getswitchinterval(), []
+    layers = [nn.Linear(16, 24).requires_grad_(False) for _ in range(200)]
+    expected = [layer(x) for layer in layers]
+    for layer, matrix in zip(layers, pack("same", [each.weight for each in layers]), strict=True):
+        assert matrix is not None
+        layer.weight = PackedWeight.of(layer.weight, matrix, None)
+
+    def work(index: int) -> None:
+        for layer, right in zip(layers, expected, strict=True):
+            if index == 1:
+                layer.weight.sum()
+            if not torch.allclose(layer(x), right, atol=1e-5):
+                wrong.append(index)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(work, 3, 3)
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
