@@ -18,7 +18,8 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
-from selfspec.weights.copies import PackedWeight, linears_of
+from selfspec.weights.copies import linears_of
+from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.packing import InPlacePacking, pack_loaded
 from selfspec.weights.rounding import FileMatrix, Matrix, Numbers, Products
 from selfspec.weights.step_attention import attend_exactly

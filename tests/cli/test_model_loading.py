@@ -13,7 +13,8 @@ from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.errors import ConfigError, SelfSpecError
 from selfspec.machine import memory
-from selfspec.weights import missing_for_eight_bits, packing
+from selfspec.weights import is_packed_in_place, missing_for_eight_bits
+from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
 
 
@@ -105,11 +106,12 @@ def test_within_a_memory_layers_are_streamed(run, fails, plain_folder, tmp_path)
 
 def test_who_writes_for_long_packs_in_place(plain_folder, monkeypatch):
     """What is compared with itself does not, nor what must not depend on a clock."""
+    fake_trials(monkeypatch)
     asked = RunOptions(model=plain_folder, device="cpu")
     model = load_model(asked, packs=True)
-    assert model in packing._in_place
+    assert any(map(is_packed_in_place, model.modules())) == packs_here()
     assert not any(each.requires_grad for each in model.parameters())
-    assert load_model(asked) not in packing._in_place
+    assert not any(map(is_packed_in_place, load_model(asked).modules()))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from selfspec import ConfigError, UnsupportedError, WeightsError, generate_many, load
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import EXACT_ATTENTION, copies, is_in_eight_bits, missing_for_eight_bits
-from selfspec.weights.copies import PackedWeight
+from selfspec.weights import (
+    EXACT_ATTENTION,
+    held_weight,
+    is_in_eight_bits,
+    missing_for_eight_bits,
+)
+from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.streamed import is_streamed
 from tests.fakes import prompt, tiny_tokenizer
 from tests.lossless.same import GREEDY, Call, assert_same_ids, doubting, run, run_both
@@ -127,7 +132,7 @@ def test_what_is_saved_are_the_rounded_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = loaded(tmp_path / "first", "llama, tied")
-    copies._say_that_it_is_a_copy.cache_clear()
+    held_weight._say_that_it_is_a_copy.cache_clear()
     with caplog.at_level(logging.WARNING, "selfspec"):
         model.save_pretrained(tmp_path / "second")
     assert "it gets, and saves, copies, with the rounded values" in caplog.text

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
-from selfspec.weights import copies, eight_bits, rounding
-from selfspec.weights.copies import PackedWeight
+from selfspec.weights import PackedWeight, eight_bits, held_weight, rounding
 from selfspec.weights.eight_bits import EightBits
 from selfspec.weights.rounding import Matrix, Numbers
 
@@ -228,7 +227,7 @@ def test_weights_that_can_be_given_back_are_given_back_by_all_that_writes():
 
 def test_that_code_reads_copies_is_said_once(caplog):
     made, _ = module()
-    copies._say_that_it_is_a_copy.cache_clear()
+    held_weight._say_that_it_is_a_copy.cache_clear()
     with caplog.at_level(logging.WARNING, "selfspec"):
         made.weight[0].zero_()
         made.weight.T.zero_()

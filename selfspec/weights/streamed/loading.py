@@ -19,9 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.copies import PackedWeight
 from selfspec.weights.eight_bits import EightBits, hold_rounded, terms_of_inputs
-from selfspec.weights.held_weight import STREAMED
+from selfspec.weights.held_weight import STREAMED, PackedWeight
 from selfspec.weights.rounding import FileMatrix, Numbers
 from selfspec.weights.streamed.buffers import Buffers, CudaBuffers
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files

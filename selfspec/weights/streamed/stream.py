@@ -91,7 +91,7 @@ class Stream:
 class _Hook:
     """Called before or after the forward of a streamed layer.
 
-    A forward may end after any layer. The next forward then makes the reader start anew.
+    A forward may break off after any layer. The next one takes the first layer again.
     """
 
     stream: Stream
@@ -158,6 +158,6 @@ def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
         with lock:
             return forward(owner(), *args, **kwargs)
 
-    locked_forward.__module__ = __name__  # It does nothing but wait.
+    locked_forward.__module__ = __name__  # So trials don't take it for a user's code.
     locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
     return locked_forward
