@@ -59,9 +59,9 @@ def batch(
             say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:
             try:
-                with loaded(asked, num_texts=max_rows, sees=True, packs=config.may_pack) as writer:
-                    found = _results(writer, files.open_lines(progress), config, max_rows)
-                    num_bad += _written(files, progress, found)
+                writer = loaded(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
+                found = _results(writer, files.open_lines(progress), config, max_rows)
+                num_bad += _written(files, progress, found)
             except KeyboardInterrupt:
                 say("Stopped. The same command continues from here.")
                 raise

@@ -6,8 +6,8 @@ A field's text in `--help` is the string below it; what a knob does is written i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -143,17 +143,3 @@ class Knobs:
 
     def config(self) -> SpecConfig:
         return SpecConfig(**vars(self))
-
-
-def record(name: str, options: Iterable[tuple[str, Any, Any]], base: type) -> Any:
-    """A record with an option for each name, kind and default."""
-    fields_of_it = [(option, kind, field(default=default)) for option, kind, default in options]
-    made = make_dataclass(
-        name,
-        fields_of_it,
-        bases=(base,),
-        namespace={"__module__": __name__},  # cyclopts takes a class of `types` for a built-in one.
-        frozen=True,
-        kw_only=True,
-    )
-    return Parameter(name="*")(made)

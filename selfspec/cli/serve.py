@@ -171,7 +171,7 @@ def serve(
         origins=listening.allow_origin,
         api_key=listening.api_key,
     )
-    listen(app, host=listening.host, port=listening.port, access_log=asked.verbose)
+    listen(app, answering, host=listening.host, port=listening.port, access_log=asked.verbose)
 
 
 def _model_thread(

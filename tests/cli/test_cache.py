@@ -5,7 +5,9 @@ import os
 import pytest
 from transformers import AutoTokenizer
 
+from selfspec.building.recipe import OPTIONS
 from selfspec.cache import load_cache, save_cache, tokenizer_info
+from selfspec.cli.cache import RecipeOptions
 from tests.caches import contents, count_grams
 from tests.tiny import LINES
 
@@ -52,6 +54,9 @@ class TestBuild:
         own = ("--recipe", "own-answers", "--data", answers)
         assert run(*command, *own).exit_code == 0
         assert load_cache(tmp_path / "cache").about["documents"] == 2
+
+    def test_the_options_are_those_that_a_recipe_names(self):
+        assert tuple(vars(RecipeOptions())) == OPTIONS
 
     @pytest.mark.parametrize(
         ("args", "said"),

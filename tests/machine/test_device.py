@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec.machine.cuda import CudaDevice
-from selfspec.machine.device import PlainDevice, device_for, own_seed
+from selfspec.machine.device import CudaDevice, device_for, own_seed
 from tests.recorder import NOT_PERMITTED, RecordingDevice
 
 
 def test_a_cpu_does_all_at_once():
     device = device_for(torch.device("cpu"))
-    assert isinstance(device, PlainDevice)
     assert device.capture(lambda: None) == "a CPU captures no graphs"
     tensor = torch.ones(3)
     fetched = device.fetch(tensor, tensor[:1])
@@ -48,7 +46,7 @@ class Stub:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that a `CudaDevice` makes, in order."""
     log: list[str] = []
-    monkeypatch.setattr("selfspec.machine.cuda._capture_stream", lambda _: Stub(log, "capturing"))
+    monkeypatch.setattr("selfspec.machine.device._capture_stream", lambda _: Stub(log, "capturing"))
     stubs = {
         "current_device": lambda: 0,
         "current_stream": lambda *_: Stub(log, "main"),

@@ -39,10 +39,10 @@ class Served:
         self.app = application(self.thread, name=NAME, encoder=encoder, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
 
-    def post(self, path: str, body: Any, kind: str = "application/json") -> Any:
+    def post(self, path: str, body: Any) -> Any:
         """The response. Bytes are sent as they are, and halves of characters are escaped."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        return self.client.post(path, content=data, headers={"content-type": kind})
+        return self.client.post(path, content=data)
 
     def ask(self, path: str, **body: Any) -> Any:
         """The answer's JSON; the request must succeed."""
