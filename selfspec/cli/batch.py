@@ -85,7 +85,7 @@ def _results(
         writer.loaded.new_spec(config),
         max_rows=max_rows,
         max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
-        scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
+        scheduler=ShortestFirst(),  # The answers may come in any order.
     )
     encoder = Encoder(
         writer.tokenizer,

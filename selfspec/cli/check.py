@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
-_ENDLESS = 1 << 30  # positions, where a model's config names no limit
+_ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
 
 
 def demo(*, seconds: PositiveInt = 10, asked: ModelOptions = ModelOptions()) -> int:
@@ -144,9 +144,10 @@ def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | 
 
 
 def _in_eight_bits(writer: Writer, asked: Asked, measured: Comparison, *, sees: bool) -> str | None:
-    """What `--weights int8` would bring, or why that wasn't measured; None where it is no question.
+    """What `--weights int8` would bring, or why that wasn't measured.
 
-    The model is then there twice, so there must be room for it in 16 bits.
+    None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
+    Memory holds the second model beside the first: 2 bytes for each parameter must be free.
     """
     from selfspec.weights import eight_bit_bytes, missing_for_eight_bits
 

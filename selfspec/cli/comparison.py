@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 
-Asked = Sequence[tuple[Question, Encoded]]  # with the ids of each prompt, or with its images
+Asked = Sequence[tuple[Question, Encoded]]  # each question with its tokens and images
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Comparison:
     plain: list[list[float]] = field(default_factory=list)  # seconds of each prompt, by rounds
     drafted: list[list[float]] = field(default_factory=list)
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # of each prompt, all rounds
-    parted: set[str] = field(default_factory=set)  # the prompts of which a text was another one
+    parted: set[str] = field(default_factory=set)  # prompts with another text than the plain
     shares: list[float] = field(default_factory=list)  # of the processor, on a CPU
 
     @property

@@ -53,7 +53,7 @@ class ModelOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ModelOptions):
-    """The same for commands that run the model for a user, within what memory, and from what."""
+    """The same with memory, weights and a cache, for commands that run the model."""
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
@@ -66,7 +66,7 @@ class RunOptions(ModelOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions(RunOptions):
-    """The same with a draft model, and with what is kept for later runs."""
+    """The same with a draft model, and a file that is kept for later runs."""
 
     remember: _Kept = None
     """Start from, and add to, this file: pieces of texts."""
@@ -77,7 +77,7 @@ class DraftOptions(RunOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(DraftOptions):
-    """All that decides which text is written, and what is drafted for it."""
+    """The same with what decides which text is written."""
 
     temperature: NonNegativeFloat | None = None
     """0: the likeliest token. Default: the model's own."""

@@ -28,14 +28,14 @@ __all__ = ["Proposer", "config"]
 _SOURCES = ("lut", "lut2", "corpus")  # What a cache keeps.
 _OPTIONS = ("cache", "least_chance", "remember")
 _LEAST_CHANCE = 0.02
-# A row is known by its length and by this many tokens at the end of its text.
+# A row is recognised by its length and its last 32 tokens.
 _TAIL = 32
 _TAIL_WEIGHTS = np.random.default_rng(2).integers(1, 1 << 62, _TAIL)
-# Rows that left the batch are known for as long as this: vLLM does not say whether they ended.
+# The last 4,096 rows are known, also those that left the batch: vLLM does not say which ended.
 _MAX_SESSIONS = 4096
 
 _SAVE_SECONDS = 20.0
-_LESSON = 64  # The tables learn as many tokens at once: of a pair that comes twice, one counts.
+_LESSON = 64  # Tokens that tables learn at once; of a pair that comes twice, one counts.
 
 Ids = NDArray[np.int64]
 
