@@ -51,7 +51,7 @@ def _add_up(parents: Array, tokens: Array, counts: Array, totals: Array) -> tupl
 
 
 def _count(text: NDArray[np.int64], depth: int) -> Trie:
-    """Counts the n-grams of documents, each of which is followed by an end."""
+    """Counts the n-grams of documents. After each document there is an `_END`."""
     trie = []
     starts = np.flatnonzero(text != _END)
     parents = np.zeros(len(starts), np.int64)

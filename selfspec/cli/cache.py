@@ -89,7 +89,7 @@ def build(
         from selfspec.cli.loading import load_model, load_tokenizer
 
         if not wanted.reads_vocabulary:
-            find_files(wanted)  # A wrong path is told before anything is loaded.
+            find_files(wanted)  # Refuses a wrong path before anything is loaded.
         tokenizer = load_tokenizer(loading)
     console = Console(stderr=True)
 

@@ -67,12 +67,12 @@ class Comparison:
 
     @property
     def share(self) -> float:
-        """The part of the processor that this process got when it asked for all of it."""
+        """The part of its processors that this process got; below 1 others were busy."""
         return median(self.shares or [1.0])
 
     @property
     def is_busy(self) -> bool:
-        """Do other programs take so much of the processor that times say little?"""
+        """Did other programs take more than 20 % of the processor, so that times say little?"""
         return self.share < LEAST_SHARE
 
 

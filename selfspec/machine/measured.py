@@ -40,7 +40,7 @@ def find_measured(key: Key) -> dict[str, Any]:
 
 
 def keep_measured(measured: Iterable[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Adds values to those of their keys, on disk when that is due."""
+    """Adds values to those of their keys, and writes the file if five minutes have passed."""
     file = _file(_path())
     with file.lock:
         for key, values in measured:

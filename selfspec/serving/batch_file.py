@@ -233,7 +233,7 @@ def record(line: PromptLine, answer: Answer, model_name: str) -> str:
 
 
 def _begins_as_ours(data: bytes) -> bool:
-    """Could it be a line of ours, of which there may be only the beginning?"""
+    """Is it the beginning of a line that we write?"""
     return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
 
 

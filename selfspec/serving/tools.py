@@ -21,7 +21,7 @@ class CallReader:
 
     def __init__(self, form: CallForm, names: Sequence[str]) -> None:
         self.num_calls = 0
-        self._text, self._end = "", 0  # All that came, and how much of it was handed on.
+        self._text, self._end = "", 0  # The text so far, and how far it was handed on.
         self._is_text = False  # Has any text but whitespace come since the last call?
         self._arguments: JsonText | None = None  # of the call that is being written
         self._is_after = False  # Are a call's arguments complete, and its end tag not yet?

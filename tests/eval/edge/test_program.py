@@ -7,16 +7,13 @@ import math
 import random
 from dataclasses import replace
 
-import pytest
-
 from eval import edge_network
 from eval.edge.equations import Task, best_batches, flops, seconds_of
-from eval.edge.network import PAIRS, Network, new_users, shares_of_band, upload_seconds
+from eval.edge.network import PAIRS, Network
 
 DRAFT, _VERIFY = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)
 FEW = Network(num_users=6, output_tokens=(8, 24))
-HERTZ = 20e6
 
 
 def new_tasks(seed: int, number: int) -> list[Task]:
@@ -53,15 +50,6 @@ def test_algorithm_1_is_near_the_best_of_all_splits_and_keeps_to_memory():
     assert not tight.stations.fits(2, 400)
     batches = best_batches(tight.stations, new_tasks(0, 7), 3).batches
     assert all(tight.stations.fits(len(own), own[-1].input_length) for own in batches)
-
-
-def test_shares_let_all_prompts_arrive_at_once_and_none_are_faster():
-    users = new_users(Network(), seed=3)
-    seconds, shares = shares_of_band(users, HERTZ)
-    assert sum(shares) == pytest.approx(1)
-    for user, share in zip(users, shares, strict=True):
-        assert user.bits / (share * HERTZ * math.log2(1 + user.snr)) == pytest.approx(seconds)
-    assert upload_seconds(users, [1 / len(users)] * len(users), HERTZ) > seconds
 
 
 def test_the_command(figures, monkeypatch, tmp_path):

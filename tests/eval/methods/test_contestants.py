@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,13 +9,10 @@ from eval.methods.method import Resources
 from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import new_method
 from eval.methods.sameness import MAX_ULPS, Verdict, compare
-from eval.methods.switch import SwitchSource
 from eval.methods.timing import timed
 from selfspec import SpecConfig
 from selfspec.config import SOURCE_NAMES
-from selfspec.draft.sources import RowStart
 from selfspec.papers.ghidorah import FittedTree
-from selfspec.records import TopK
 from tests.fakes import new_model, prompt, tiny_model
 
 ASKED = {"max_new_tokens": 24, "temperature": 0.0, "seed": 0}
@@ -78,17 +74,6 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
     method.forget()
     method.answer(tiny_model(), ids(), **asked)
     assert method.stats.num_steps == first
-
-
-def test_the_switch_copies_a_long_match_and_else_asks_the_lut():
-    span = [1, 2, 3, 4, 5, 6, 7]
-    source = SwitchSource(2)
-    top = TopK(np.array([[9, 8]]), np.array([[0.5, 0.3]], np.float16))
-    source.observe_pairs(np.array([[-1, 5]]), top)
-    long = source.open(RowStart(prompt_ids=[*span, 0, *span[:5]]))
-    assert [(token, kind.source) for token, kind in long.expand(long.root())] == [(6, "match")]
-    short = source.open(RowStart(prompt_ids=[*span, 0, 5]))
-    assert [(token, kind.rank) for token, kind in short.expand(short.root())] == [(9, 1), (8, 2)]
 
 
 def test_verdicts():

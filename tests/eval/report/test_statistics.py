@@ -27,6 +27,8 @@ def of(lines: list[Line], method: str) -> dict[str, Any]:
 
 
 QA = [
+    answer(1, "forward-only", 8.0, num_nodes=9),
+    answer(2, "forward-only", 17.0, num_nodes=9),
     answer(1, "stock", 10.0),
     answer(1, "ours", 5.0, num_steps=3, num_nodes=48, same="identical"),
     answer(2, "stock", 20.0),
@@ -53,6 +55,8 @@ def test_figures_of_known_rows():
     assert spread == pytest.approx([1.0, 1.25, 1.5, 1.75, 2.0, 1.5])
     # Of four resamplings of two questions two are mixed and one is either, so 95 % spans all.
     assert (qa["speed_up"]["low"], qa["speed_up"]["high"]) == (1.0, 2.0)
+    assert qa["drafting_speed_up"]["total"] == 25 / 25  # over our forward without drafts
+    assert of(QA, "forward-only")["drafting_speed_up"] is None
     assert qa["decode_speed_up"]["total"] == pytest.approx((9.75 + 19.75) / (4.75 + 19.75))
 
 
@@ -86,20 +90,6 @@ def test_of_several_rounds_the_median_counts_and_turns_are_added_up():
     found = of(turns, "ours")["speed_up"]
     assert (found["num_questions"], found["total"], found["mean"]) == (1, 2.0, 2.0)
     assert list(costs(frame_of(turns), "ours").index) == ["1"]
-
-
-def test_drafting_alone_is_over_our_forward_without_drafts():
-    answers = [
-        answer(1, "stock", 12.0),
-        answer(1, "prompt-lookup", 9.0),
-        answer(1, "forward-only", 10.0, num_nodes=9),
-        answer(1, "ours", 5.0, num_nodes=9),
-    ]
-    found = {name: parts["overall"] for name, parts in by_task(frame_of(answers)).items()}
-    assert found["ours"]["speed_up"]["total"] == 2.4
-    assert found["ours"]["drafting_speed_up"]["total"] == 2.0
-    for name in ("stock", "prompt-lookup", "forward-only"):
-        assert found[name]["drafting_speed_up"] is None
 
 
 def test_the_time_of_a_step_by_stage_and_what_belongs_to_no_step():
