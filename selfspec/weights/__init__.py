@@ -19,8 +19,10 @@ from selfspec.weights.packing import (
     own_memory,
     pack_loaded,
 )
+from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [
+    "EXACT_ATTENTION",
     "InPlacePacking",
     "Packing",
     "eight_bit_bytes",
