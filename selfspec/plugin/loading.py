@@ -87,17 +87,13 @@ def load(
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
-    if sees and max_memory is not None:
+    if max_memory is not None and (sees or weights is not None):
+        other = "sees=True" if sees else f"weights={shown(weights)}"
         raise ConfigError(
-            "sees=True and max_memory exclude each other: what reads images can't be streamed; "
-            "leave one out"
+            f"{other} and max_memory exclude each other: a model is streamed as its files hold it, "
+            "without what reads images; leave one out"
         )
     if weights is not None:
-        if max_memory is not None:
-            raise ConfigError(
-                f"weights={shown(weights)} and max_memory exclude each other: streamed layers are "
-                "read as the files hold them; leave one out"
-            )
         return attach(load_eight_bits(source, weights, dtype=dtype, device=device, sees=sees))
     if max_memory is None:
         model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
