@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
 
-# Under --max-memory each of many texts has room for this number of tokens, if layers have to be
-# streamed. There is room for two more: one that is being read, and one for dividing rows anew.
+# Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for each text that may run,
+# and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
 
@@ -122,7 +122,7 @@ def load_all(
 def memory_note(asked: RunOptions) -> str | None:
     """What to do if the weights take more memory than there is; None if they fit.
 
-    It is no error, since a system may swap. Files that have yet to come are not waited for.
+    It is no error, since the system may swap. A model that is not downloaded yet gets no note.
     """
     import torch
 
@@ -187,9 +187,9 @@ def load_model(
 ) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    It is that of `selfspec.load()` if it `packs`, or if the options name a memory or weights, else
-    as transformers loads it. Within a memory, `room` says what is set aside for texts and a draft
-    model. Otherwise `sees` says whether it can read images.
+    `selfspec.load()` loads it if it `packs`, or if the options name a memory or weights; else
+    transformers does. `room` says what `--max-memory` sets aside for texts and a draft model.
+    Without that option, `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole
 
@@ -228,7 +228,7 @@ def _weight_bytes(model: Any) -> int:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turns what a loader finds wrong with files, their place or the memory into one line.
+    """Turns what a loader finds wrong with files, device or memory into one line.
 
     From now on transformers and the Hub's client log only errors and show no progress bars.
     """
