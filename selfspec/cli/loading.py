@@ -127,6 +127,7 @@ def memory_note(asked: RunOptions) -> str | None:
     import torch
 
     from selfspec.machine.memory import free_memory
+    from selfspec.weights import missing_for_eight_bits
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = asked.device != "cpu" and (asked.device != "auto" or torch.cuda.is_available())
@@ -134,15 +135,18 @@ def memory_note(asked: RunOptions) -> str | None:
     if asked.max_memory is not None or is_on_gpu or not folder.is_dir():
         return None
     try:
-        needed = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
+        rounded = stored_bytes(str(folder), torch.int8)
+        own = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
     except (OSError, ValueError):
         return None  # Weights of another kind, or what their loader will refuse.
-    free = free_memory()
+    free, needed = free_memory(), own if asked.weights is None else rounded
     if needed <= free:
         return None
+    halves = asked.weights is None and missing_for_eight_bits() is None
     return (
         f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
         f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
+        + f", and with --weights int8 they take {rounded / 1e9:.1f} GB" * halves
     )
 
 

@@ -72,7 +72,8 @@ def test_weights_that_take_more_memory_than_there_is(plain_folder, monkeypatch):
     assert memory_note(RunOptions(**asked)) is None
     monkeypatch.setattr(memory, "free_memory", lambda: needed - 1)
     assert "--max-memory" in memory_note(RunOptions(**asked))
-    for other in ({"max_memory": "1MB"}, {"dtype": "bfloat16"}, {"device": "cuda"}):
+    others = {"max_memory": "1MB"}, {"dtype": "bfloat16"}, {"device": "cuda"}, {"weights": "int8"}
+    for other in others:
         assert memory_note(RunOptions(**{**asked, **other})) is None
     assert memory_note(RunOptions(model="owner/nothing", device="cpu")) is None
 
