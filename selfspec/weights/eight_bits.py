@@ -7,7 +7,7 @@ a model that was just loaded gets such weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,10 +21,20 @@ from selfspec.errors import UnsupportedError
 from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.packing import InPlacePacking, pack_loaded
-from selfspec.weights.rounding import Matrix, Numbers
+from selfspec.weights.rounding import FileMatrix, Matrix, Numbers, Products
 from selfspec.weights.step_attention import attend_exactly
 
-__all__ = ["eight_bit_bytes", "is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
+__all__ = [
+    "EightBits",
+    "eight_bit_bytes",
+    "hold_rounded",
+    "is_in_eight_bits",
+    "missing_for_eight_bits",
+    "progress",
+    "terms_of_inputs",
+    "to_eight_bits",
+    "users_in_eight_bits",
+]
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -37,12 +47,12 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class _Last(threading.local):
     """What this thread computed last, until all of its layers have taken their part of it."""
 
-    matrix: Matrix | None = None
+    matrix: Products | None = None
     x: torch.Tensor | None = None  # a copy of the input
     outcome: torch.Tensor | None = None
     waiting: frozenset[int] = frozenset()
 
-    def is_of(self, matrix: Matrix, which: int, x: torch.Tensor) -> bool:
+    def is_of(self, matrix: Products, which: int, x: torch.Tensor) -> bool:
         """Is there a part for this layer? An input that was written by any means is another one."""
         if self.matrix is not matrix or which not in self.waiting:
             return False
@@ -58,7 +68,7 @@ _last = _Last()
 class EightBits:
     """The weight of one layer in 8 bits, which is a part of a matrix."""
 
-    def __init__(self, matrix: Matrix, which: int) -> None:
+    def __init__(self, matrix: Products, which: int) -> None:
         self._matrix, self._which = matrix, which
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -118,28 +128,38 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
 
     All else of it gets the dtype, in which it computes between products.
     """
-    users = _users(model)
-    reached, number = sum(weight.numel() for weight, _ in users.values()), model.num_parameters()
-    if reached < number / 2:
-        raise UnsupportedError(
-            "weights='int8' needs a model that has most of its weights in linear layers (here "
-            f"{reached / 1e6:.0f} of {number / 1e6:.0f} million); load it without"
-        )
-    before, terms = model.dtype, 1 if attend_exactly(model) else 2
-    with hf_logging.tqdm(total=reached, desc="Quantising weights", unit_scale=True) as bar:
+    users, before, terms = users_in_eight_bits(model), model.dtype, terms_of_inputs(model)
+    with progress("Quantising weights", [weight for weight, _ in users]) as bar:
         for some in _groups(model, users):
-            with torch.inference_mode(False), torch.no_grad():
-                copies = _copies(some, terms)
-            for (weight, modules), copy in zip(some, copies, strict=True):
-                packed = PackedWeight.of(weight, copy, _KEPT, dtype)
-                for module in modules:
-                    module.weight = packed
-                bar.update(weight.numel())
+            weights = [weight for weight, _ in some]
+            _hold(some, Numbers.of(*weights), dtype, terms)
+            bar.update(sum(weight.numel() for weight in weights))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
     pack_loaded(model, InPlacePacking(_KEPT, copies=False))
+
+
+def hold_rounded(model: Any, rounded: dict[nn.Parameter, Numbers], terms: int) -> None:
+    """Gives a model weights that are rounded already, in place of these blank ones.
+
+    They are taken out of `rounded`, so that a budget of memory need not hold them twice.
+    """
+    users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
+    for some in _groups(model, users):
+        numbers = Numbers.joined([rounded.pop(weight) for weight, _ in some])
+        _hold(some, numbers, model.dtype, terms)
+
+
+def terms_of_inputs(model: Any) -> int:
+    """How many terms an input becomes. One is enough if attention does not tell widths apart."""
+    return 1 if attend_exactly(model) else 2
+
+
+def progress(what: str, weights: Iterable[torch.Tensor]) -> Any:
+    """A bar for all of these weights."""
+    return hf_logging.tqdm(total=sum(map(torch.Tensor.numel, weights)), desc=what, unit_scale=True)
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
@@ -156,23 +176,29 @@ def eight_bit_bytes(model: nn.Module) -> int:
     )
 
 
-_Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
+_User = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
 
 
-def _users(model: Any) -> dict[int, _Users]:
+def users_in_eight_bits(model: Any) -> list[_User]:
     """The weights that get 8 bits: those of linear layers and of the embedding."""
-    users: dict[int, _Users] = {}
+    users: dict[int, _User] = {}
     modules: list[Any] = list(linears_of(model))
     if isinstance(embedding := embeddings_of(model), nn.Embedding):
         modules.append(embedding)
     for module in modules:
         users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
-    return users
+    reached, number = sum(weight.numel() for weight, _ in users.values()), model.num_parameters()
+    if reached < number / 2:
+        raise UnsupportedError(
+            "weights='int8' needs a model that has most of its weights in linear layers (here "
+            f"{reached / 1e6:.0f} of {number / 1e6:.0f} million); load it without"
+        )
+    return list(users.values())
 
 
-def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]]:
+def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
     """The weights of layers that are computed at once."""
-    left = dict(users)
+    left = {id(user[0]): user for user in users}
     for parent in model.modules():
         for names in _TOGETHER:
             weights = [getattr(getattr(parent, name, None), "weight", None) for name in names]
@@ -185,13 +211,23 @@ def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]
         yield [each]
 
 
-def _copies(some: Sequence[_Users], terms: int) -> list[EightBits | EightBitRows]:
-    """A copy of each weight, which computes from inputs of this many terms."""
-    weights, modules = [weight for weight, _ in some], some[0][1]
-    rounded, is_embedding = Numbers.of(*weights), isinstance(modules[-1], nn.Embedding)
+def _hold(some: Sequence[_User], rounded: Numbers, dtype: torch.dtype, terms: int) -> None:
+    """Gives modules their weights in 8 bits, which compute from inputs of this many terms."""
+    with torch.inference_mode(False), torch.no_grad():
+        copies = _copies(some, rounded, terms)
+    for (weight, modules), copy in zip(some, copies, strict=True):
+        packed = PackedWeight.of(weight, copy, _KEPT, dtype)
+        for module in modules:
+            module.weight = packed
+
+
+def _copies(some: Sequence[_User], rounded: Numbers, terms: int) -> list[EightBits | EightBitRows]:
+    """A copy of each weight."""
+    sizes, modules = [len(weight) for weight, _ in some], some[0][1]
+    is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
         return [EightBitRows(rounded, None)]
-    matrix = Matrix(rounded, list(map(len, weights)), terms)
+    matrix = Matrix(rounded, sizes, terms)
     if is_embedding:
         return [EightBitRows(rounded, EightBits(matrix, 0))]
     return [EightBits(matrix, which) for which in range(len(some))]
@@ -206,7 +242,9 @@ def missing_for_eight_bits() -> str | None:
     """
     try:
         ones = torch.ones(64, 64, device="cpu")
-        found = Matrix(Numbers.of(ones), [64], 2).product(ones[:4])
+        rounded = Numbers.of(ones)
+        each = Matrix(rounded, [64], 2), FileMatrix(rounded, 2)
+        found = torch.cat([matrix.product(ones[:4]) for matrix in each])
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return "this build of torch has no products of 8 bits for this CPU"
     if (found - 64).abs().max() > 0.01:

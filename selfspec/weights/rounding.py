@@ -13,6 +13,7 @@ alone in a forward or among others.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -20,9 +21,9 @@ from typing import NamedTuple
 
 import torch
 
-from selfspec.compat.kernels import int8_packed, int8_product
+from selfspec.compat.kernels import int8_packed, int8_product, int8_row_product
 
-__all__ = ["Matrix", "Numbers"]
+__all__ = ["FileMatrix", "Matrix", "Numbers", "Products"]
 
 _PART = 1 << 20  # A weight is rounded in parts of at most this many values.
 _AT_ONCE = 256  # Tokens that are rounded at once, so that what belongs to them stays in the cache.
@@ -95,29 +96,32 @@ class Numbers(NamedTuple):
                 first += len(part)
         return cls(numbers, scale.div_(_block(num_in)))
 
+    @classmethod
+    def joined(cls, parts: Sequence[Numbers]) -> Numbers:
+        """The same with several weights, one below the other."""
+        numbers, scales = zip(*parts, strict=True)
+        return parts[0] if len(parts) == 1 else cls(torch.cat(numbers), torch.cat(scales))
+
     def values(self, rows: torch.Tensor | slice = slice(None)) -> torch.Tensor:
         """These rows in float32, as they were before they were rotated."""
         return _rotated(self.numbers[rows].float()).mul_(self.scale[rows][..., None])
 
 
-class Matrix:
-    """The weights of some layers, one below the other, packed for products with one input."""
+class Products(ABC):
+    """Products of some layers with one input; `spans` has each layer's first row and number."""
 
-    def __init__(self, weights: Numbers, sizes: Sequence[int], terms: int) -> None:
-        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
-        self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
-        # The first row of each layer, and how many it has.
+    def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
-        self.num_in = weights.numbers.shape[1]
-        self._terms = terms if _block(self.num_in) > 1 else 2
-        self._to_whole = torch.full((self.num_in,), _TO_WHOLE, dtype=torch.float32, device="cpu")
+        self.num_in, self._num_out = num_in, sum(sizes)
+        self._terms = terms if _block(num_in) > 1 else 2
+        self._to_whole = torch.full((num_in,), _TO_WHOLE, dtype=torch.float32, device="cpu")
         self._to_bytes = torch.full_like(self._to_whole, _TO_BYTES[self._terms])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
         if len(x) <= _AT_ONCE:
             return self._small_product(x)
-        outcome = torch.empty(len(x), len(self._scale), dtype=torch.float32, device=x.device)
+        outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
         parts = torch.split(outcome, _AT_ONCE), torch.split(x, _AT_ONCE)
         for part, some in zip(*parts, strict=True):
             self._small_product(some, part)
@@ -137,11 +141,28 @@ class Matrix:
         coarse, small = self._sums(both).chunk(2)
         return torch.add(small, coarse, alpha=256, out=out).mul_(scale)
 
+    @abstractmethod
+    def unpacked(self) -> torch.Tensor:
+        """The weights in float32."""
+
+    @abstractmethod
+    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The float32 products of uint8 inputs, whose zero is 128, times the scales of the rows."""
+
+
+class Matrix(Products):
+    """The weights of some layers, one below the other, packed."""
+
+    def __init__(self, weights: Numbers, sizes: Sequence[int], terms: int) -> None:
+        super().__init__(weights.numbers.shape[1], sizes, terms)
+        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
+        self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
+
     def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
         return int8_product(numbers, self._packed, self._scale, self._zeros)
 
     def unpacked(self) -> torch.Tensor:
-        """The weights in float32. A product with ones gives their columns back, bit by bit."""
+        """A product with ones gives their columns back, bit by bit."""
         columns, factors = [], torch.ones_like(self._scale)
         for first in range(0, self.num_in, _AT_ONCE):
             number = min(_AT_ONCE, self.num_in - first)
@@ -150,3 +171,21 @@ class Matrix:
             columns.append(int8_product(ones, self._packed, factors, self._zeros))
         numbers = torch.cat(columns).T.contiguous()
         return _rotated(numbers).mul_(self._scale[:, None])
+
+
+class FileMatrix(Products):
+    """The weights of one layer that is streamed: as its file holds them, while it computes.
+
+    In between they are blank: their scales are NaN.
+    """
+
+    def __init__(self, blank: Numbers, terms: int) -> None:
+        super().__init__(blank.numbers.shape[1], [len(blank.scale)], terms)
+        self.numbers, self.scale = blank
+
+    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        signed = numbers.bitwise_xor(128).view(torch.int8)
+        return int8_row_product(signed, self.numbers).float().mul_(self.scale)
+
+    def unpacked(self) -> torch.Tensor:
+        return Numbers(self.numbers, self.scale).values()

@@ -646,6 +646,9 @@ def test_the_operators_compute_what_torch_does():
         numbers = torch.randint(120, 137, (3, 16))
         found = kernels.int8_product(numbers.to(torch.uint8), packed, scale, zeros)
         torch.testing.assert_close(found, (numbers - 128.0) @ (whole * scale[:, None]).T)
+        x = (numbers - 128).to(torch.int8)
+        found = kernels.int8_row_product(x, whole.to(torch.int8))
+        assert torch.equal(found, x.int() @ whole.int().T)
     assert kernels.calculates_in_half("bf16") in (True, False)
     assert kernels.calculates_in_half("no-such-precision")
 

@@ -81,6 +81,11 @@ class Shard:
             ) from error
         self._state = self._now()
 
+    @property
+    def state(self) -> tuple[str, int, int]:
+        """Where the file is, its size, and when it was written."""
+        return str(self.path.resolve()), *self._state
+
     def close(self) -> None:
         """Closes the file; nothing can be read from it any more."""
         self._file.close()
