@@ -24,8 +24,8 @@ from selfspec.stats import GenerationStats
 # Token ids, or what a processor made of a prompt: `input_ids` and what belongs to them.
 PromptInputs = Sequence[int] | Mapping[str, Any]
 
-# Gets the index of a prompt and its new tokens. Returns False if their reader is gone.
-Hear = Callable[[int, Sequence[int]], bool]
+# Gets the index of a prompt and a token of its answer. Returns False if the reader is gone.
+OnToken = Callable[[int, Sequence[int]], bool]
 
 # Arguments of `generate()` that make sense for one call only.
 _OF_ONE_CALL = (
@@ -49,7 +49,7 @@ class Answer:
         finish_reason: ``"stop"`` if the model or a stop string ended the text, ``"length"`` if it
             was cut off at the most tokens, ``"error"`` if an error ended it.
         num_prompt_tokens: How many tokens the prompt has.
-        stats: What was counted for this prompt. Of the time of a step, each row has an equal share.
+        stats: What was counted for this prompt. Rows that share a step share its time equally.
         error: The exception that has ended the text, or why the prompt was refused; its traceback
             is the text of its cause. None: all went well.
     """
@@ -76,7 +76,7 @@ class Answer:
         is_cut = not is_ended and num_prompt_tokens + len(ids) >= call.max_length
         reason = "error" if error is not None else "length" if is_cut else "stop"
         kept_error = None if error is None else kept(error)
-        return cls(asked.index, text, ids, reason, num_prompt_tokens, asked.stats, kept_error)
+        return cls(asked.index, text, ids, reason, num_prompt_tokens, call.stats, kept_error)
 
     @classmethod
     def refused(cls, index: int, error: Exception) -> Answer:
@@ -88,19 +88,19 @@ class Answer:
 class PromptCall:
     """One of many prompts, and how it is answered: with others, or in a call of its own.
 
-    `alone_reason` says why it can't share forwards; if it can, `request` is what the engine gets.
+    `alone_reason` says why it can't share forwards. If it can, the engine gets `request`. If not,
+    `decode_alone` returns the new tokens, and the error that broke them off, if one did.
     """
 
     index: int
     call: Call
-    stats: GenerationStats
     alone_reason: str | None
     request: Request | None
-    decode_alone: Callable[[Callable[[list[int]], bool]], list[int] | None]
+    decode_alone: Callable[[], tuple[list[int], Exception | None]]
 
     @property
     def max_columns(self) -> int:
-        """How many columns of KV it may come to need."""
+        """The most columns of KV that it may need."""
         return self.call.max_columns
 
 
@@ -108,16 +108,15 @@ def call_for(
     index: int,
     prompt: PromptInputs,
     seed: int | None,
-    model: Any,  # or what wraps it, as PEFT does
+    model: Any,  # It may be a wrapper of PEFT.
     tokenizer: Any,
     spec: SelfSpec,
     arguments: dict[str, Any],
-    streamer: Streamer | None = None,
+    on_token: OnToken,
 ) -> PromptCall:
     """Lets `generate()` prepare the call, up to where it would decode; runs no forward.
 
-    Of a prompt with images, transformers encodes the images here, from 5.24 on. `streamer` gets the
-    tokens if the prompt shares forwards with others.
+    Of a prompt with images, transformers encodes the images here, from 5.24 on.
     """
     for name in _OF_ONE_CALL:
         if arguments.get(name) is not None:
@@ -127,17 +126,11 @@ def call_for(
             )
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
-    stats, inputs = GenerationStats(num_calls=1), inputs_on(prompt, model)
-
-    @wraps(spec.open_call)  # transformers hands over what its signature names.
-    def opened(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
-        call = spec.open_call(*args, **kwargs)
-        # A wrapper of PEFT changes the model until its generate() returns.
-        return call, call.route.alone
-
-    loop = loop_of(opened, model, arguments)
+    listener = _Listener(partial(on_token, index))
+    generated = partial(_generated, spec, model, inputs_on(prompt, model), arguments, listener)
     call: Call
-    call, alone_reason = model.generate(**inputs, custom_generate=loop, **arguments)
+    # A wrapper of PEFT changes the model until its generate() returns.
+    call, alone_reason = generated(lambda call: (call, call.route.alone))
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1, since each prompt gets one answer (got "
@@ -149,71 +142,69 @@ def call_for(
         generator = torch.Generator(call.input_ids.device).manual_seed(seed)
     request = None
     if alone_reason is None:
-        call = replace(call, streamer=streamer)
-        request = request_of(call, stats, index=index, generator=generator, fails_alone=True)
-    else:  # Its own call makes the others anew; images may be large.
+        request = request_of(call, index=index, generator=generator, fails_alone=True)
+    else:  # Its own call prepares the rest anew, and images would take memory until then.
         call = replace(call, model_kwargs=with_kv(kv_of(call.model_kwargs)))
     return PromptCall(
         index=index,
         call=call,
-        stats=stats,
         alone_reason=alone_reason,
         request=request,
-        decode_alone=partial(_decode_alone, spec, model, inputs, seed, arguments, stats),
+        decode_alone=partial(_decode_alone, generated, listener, spec, call, seed),
     )
 
 
-def _decode_alone(
+def _generated(
     spec: SelfSpec,
     model: Any,
     inputs: dict[str, Any],
-    seed: int | None,
     arguments: dict[str, Any],
-    stats: GenerationStats,
-    hear: Callable[[list[int]], bool],
-) -> list[int] | None:
-    """Decodes the prompt with a `generate()` call of its own; returns the new tokens.
+    streamer: Streamer,
+    work: Callable[[Call], Any],
+) -> Any:
+    """What `work` makes of the call that `generate()` prepares for a prompt."""
 
-    `hear` gets each token at once. None if it says that its reader is gone.
-    """
-    streamer = _Forwarder(hear)
+    @wraps(spec.open_call)  # transformers hands over what its signature names.
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        return work(spec.open_call(*args, **kwargs))
 
-    @wraps(spec.open_call)
-    def decoded(*args: Any, **kwargs: Any) -> list[int]:
-        call = spec.open_call(*args, **kwargs)
-        new_ids: list[int] = spec.decode(call, stats)[0, call.num_tokens :].tolist()
-        return new_ids
+    ours = loop_of(loop, model, {**arguments, "streamer": streamer})
+    return model.generate(**inputs, custom_generate=ours, **arguments)
 
-    with own_seed(seed, [model.device]):
+
+def _decode_alone(
+    generated: Callable[[Callable[[Call], Any]], Any],
+    listener: _Listener,
+    spec: SelfSpec,
+    prepared: Call,
+    seed: int | None,
+) -> tuple[list[int], Exception | None]:
+    """Decodes the prompt with a `generate()` call of its own, counted as the one prepared."""
+    with own_seed(seed, [prepared.input_ids.device]):
         try:
-            found: list[int] = model.generate(
-                **inputs,
-                custom_generate=loop_of(decoded, model, {**arguments, "streamer": streamer}),
-                streamer=streamer,
-                **arguments,
-            )
-        except _ReaderGone:
-            return None
-    return found
+            generated(lambda call: spec.decode(replace(call, stats=prepared.stats)))
+        except Exception as error:
+            return listener.ids, error
+    return listener.ids, None
 
 
-class _ReaderGone(Exception):
-    """Breaks off a call whose reader is gone."""
+class ReaderGone(Exception):
+    """Ends a text that nobody reads any more."""
 
 
-class _Forwarder:
-    """A streamer that passes the tokens of one text to `hear`."""
+class _Listener:
+    """A streamer that hands on each token of one text, and ends the text if nobody reads on."""
 
-    def __init__(self, hear: Callable[[list[int]], bool]) -> None:
-        self._hear = hear
-        self._has_prompt = False
+    def __init__(self, on_token: Callable[[list[int]], bool]) -> None:
+        self.ids: list[int] = []  # Those that were handed on.
+        self._on_token = on_token
 
     def put(self, value: torch.Tensor) -> None:
-        """Takes the prompt first, and then token by token."""
-        ids = value.flatten().tolist() if self._has_prompt else []
-        self._has_prompt = True
-        if not self._hear(ids):
-            raise _ReaderGone
+        """Takes one token."""
+        ids = value.tolist()
+        self.ids += ids
+        if not self._on_token(ids):
+            raise ReaderGone
 
     def end(self) -> None:
         """Does nothing: the answer itself is the end."""

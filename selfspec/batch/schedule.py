@@ -1,6 +1,6 @@
-"""Prompts that wait, and which of them may start now: the contract of a scheduler, and two orders.
+"""The prompts that wait, and which of them may start now.
 
-Schedulers know lengths in tokens, and nothing of models.
+A scheduler knows lengths in tokens, and nothing of models.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class Scheduler(Protocol):
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
 
-        `waiting` and `running` are how many tokens each prompt may take with its answer and the
-        widest draft. Rows that run together all take as much memory as the longest. `room` is how
-        many tokens are free now. A prompt that does not fit is left waiting, even if it is chosen.
+        `waiting` and `running` have a number for each prompt: its tokens, those of its longest
+        answer, and the nodes of the widest draft. Rows that run together all take as much memory as
+        the longest. `room` is how many tokens are free now. A chosen prompt that does not fit goes
+        on waiting.
         """
         ...
 
 
 class ArrivalOrder:
-    """The prompts that came first, as many as fit; none overtakes another."""
+    """The prompts that came first, up to the first that does not fit: none overtakes another."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The first ones, up to the first that does not fit.
@@ -46,8 +47,8 @@ class ShortestFirst:
     """The shortest prompts, as many as fit, so that rows of similar lengths run together.
 
     Rows that run together all take as much memory as the longest. So more of them fit than in order
-    of arrival, and answers are complete earlier on average. A long prompt waits as long as shorter
-    ones arrive.
+    of arrival, and answers are complete earlier on average. While shorter prompts arrive, a long
+    one waits.
     """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
