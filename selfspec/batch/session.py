@@ -26,13 +26,12 @@ from selfspec.batch.prompt_call import (
     ReaderGone,
     call_for,
 )
-from selfspec.batch.schedule import ArrivalOrder, Scheduler, Waiting
+from selfspec.batch.schedule import Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
-from selfspec.forward.backends import TreeBackend
-from selfspec.forward.tree_kv import foreign_layer
+from selfspec.forward.tree_kv import TreeKV, foreign_layer
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.spec import SelfSpec
 from selfspec.row import Row
@@ -40,7 +39,6 @@ from selfspec.weights.streamed.memory_plan import kv_bytes
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
-_FIX = "raise max_memory, or lower max_rows or max_new_tokens"
 
 
 def _go_on(_index: int, _ids: Sequence[int]) -> bool:
@@ -78,14 +76,13 @@ class Session:
         self._spec = spec
         self._max_rows = max_rows
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
-        self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._pace = pace
         self._on_token = on_token
         self._runner = spec.models.run(self._model)
-        self._waiting = Waiting(short_first=short_first)
+        self._waiting = Waiting(scheduler, short_first=short_first)
         self._reading: PromptCall | None = None  # Its place among the rows is kept for it.
         self._engine: Engine | None = None
-        self._backend: TreeBackend | None = None
+        self._kv: TreeKV | None = None  # That of the engine.
         self._running: dict[int, PromptCall] = {}  # By the index of its row.
         self._max_tokens: int | None = None  # All rows together; known once there is an engine.
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
@@ -104,12 +101,12 @@ class Session:
     @property
     def kv_bytes(self) -> int:
         """The memory that is set aside for keys and values."""
-        return 0 if self._backend is None else self._backend.kv.nbytes
+        return 0 if self._kv is None else self._kv.nbytes
 
     @property
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
-        return 0 if self._backend is None else self._backend.kv.bytes_in_use
+        return 0 if self._kv is None else self._kv.bytes_in_use
 
     @property
     def is_empty(self) -> bool:
@@ -219,21 +216,20 @@ class Session:
         """The engine. If nothing runs, the model's weights may have changed: looks at them anew."""
         if self._engine is None or not self._is_busy:
             self._runner.renew()
-        if self._engine is None or self._backend is None:
+        if self._engine is None:
             sizes: Any = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
-            self._backend = self._runner.shared_backend(self._runner.ability(), **sizes)
-            self._engine = self._spec.engine(self._runner, self._backend)
-            self._max_tokens = self._backend.kv.max_tokens
+            backend = self._runner.shared_backend(self._runner.ability(), **sizes)
+            self._engine = self._spec.engine(self._runner, backend)
+            self._kv, self._max_tokens = backend.kv, backend.kv.max_tokens
         return self._engine
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
         left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(engine.rows))
         while left > 0:
-            self._reading = self._reading or self._next_to_read()
-            if self._reading is None:
+            asked = self._reading = self._reading or self._next_to_read()
+            if asked is None:
                 return
-            asked = self._reading
             try:
                 left -= self._read_part(asked, left, engine)
             except Exception as error:
@@ -242,24 +238,10 @@ class Session:
                 self._end(asked, [], error)
 
     def _next_to_read(self) -> PromptCall | None:
-        """The first of those prompts that the scheduler wants to start and that fits."""
-        sharing = self._waiting.sharing()
-        if len(self._running) == self._max_rows or not sharing:
+        """The next prompt that may start, if there is a place for it."""
+        if self._kv is None or len(self._running) == self._max_rows:
             return None
-        assert self._backend is not None
-        needs, limit = self._backend.kv.all_max_columns, self._backend.kv.max_tokens
-        # Each row takes as much room as the longest.
-        taken = len(needs) * max(needs, default=0)
-        room = sys.maxsize if limit is None else limit - taken
-        chosen = self._scheduler.choose([call.max_columns for call in sharing], needs, room)
-        if not needs and not chosen:
-            chosen = [0]
-        fitting = (i for i in chosen if self._backend.kv.fits([*needs, sharing[i].max_columns]))
-        first = next(fitting, None)
-        if first is None:
-            return None
-        self._waiting.start(sharing[first])
-        return sharing[first]
+        return self._waiting.start_next(self._kv)
 
     def _read_part(self, asked: PromptCall, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its row at the end; returns how much was read."""
@@ -309,10 +291,10 @@ class Session:
         for index, asked in self._running.items():
             self._end(asked, written.get(index, []), error)
         self._running.clear()
-        self._engine = self._backend = None
+        self._engine = self._kv = None
 
     def _answer_alone(self, asked: PromptCall) -> None:
-        self._engine = self._backend = None  # Its own KV takes the memory of the batch's.
+        self._engine = self._kv = None  # Its own KV takes the memory of the batch's.
         self._waiting.start(asked)
         self.alone_reasons[str(asked.alone_reason)] += 1
         self._running[asked.index] = asked
@@ -333,14 +315,10 @@ class Session:
                 self._ready()
             most = self._max_tokens or 0
             most_read = most // self._max_rows  # All places are set aside while one is read.
-        if asked.max_columns > most:
+        if asked.max_columns > most or asked.call.num_tokens > most_read:
             raise UnsupportedError(
-                f"prompt, answer and drafts must fit into the {most} tokens of max_memory (got "
-                f"{asked.call.num_tokens} tokens in the prompt, {asked.max_columns} with the "
-                f"answer and drafts); {_FIX}"
-            )
-        if asked.call.num_tokens > most_read:
-            raise UnsupportedError(
-                f"a prompt must fit into the {most_read} tokens of max_memory in which prompts "
-                f"are read (got {asked.call.num_tokens}); {_FIX}"
+                f"prompt, answer and drafts must fit into the {most} tokens of max_memory, and the "
+                f"prompt into {most_read} while it is read (got {asked.max_columns}, "
+                f"{asked.call.num_tokens} of them in the prompt); raise max_memory, or lower "
+                "max_rows or max_new_tokens"
             )
