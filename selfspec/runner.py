@@ -166,7 +166,7 @@ class ModelRunner:
         """Whether weights may be packed unasked, by the clock."""
         return self.config.may_pack
 
-    def kind(self) -> str:
+    def forward_kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it.
 
         Is asked in each step, and so looks at no layer.
@@ -222,9 +222,9 @@ class ModelRunner:
         if attention is None:
             why = "a chain grows the stock KV cache, which has no fixed slots"
             reason = self._checked(why if captures else None)
-            yield ChainBackend(model, kind=self.kind, reason=reason)
+            yield ChainBackend(model, kind=self.forward_kind, reason=reason)
         elif not captures:
-            yield TreeBackend(model, attention, EagerForwards(attention, kind=self.kind))
+            yield TreeBackend(model, attention, EagerForwards(attention, kind=self.forward_kind))
         else:
             with self._captured.borrow(model, attention) as found:
                 strict = self.config.strict and self.config.forward == "graph"
@@ -234,7 +234,7 @@ class ModelRunner:
         """Captured forwards, or eager ones with the reason why there are none."""
         if not isinstance(found, str):
             return found
-        return EagerForwards(attention, kind=self.kind, reason=self._checked(found))
+        return EagerForwards(attention, kind=self.forward_kind, reason=self._checked(found))
 
     def shared_backend(
         self, ability: DraftSupport, *, max_rows: int, max_bytes: int | None
@@ -246,7 +246,7 @@ class ModelRunner:
         sizes: dict[str, int] = {"max_rows": max_rows}
         if max_bytes is not None:
             sizes["max_tokens"] = tokens_in(self.model, max_rows, max_bytes)
-        forwards = EagerForwards(ability.attention, kind=self.kind, reason=reason, **sizes)
+        forwards = EagerForwards(ability.attention, kind=self.forward_kind, reason=reason, **sizes)
         return TreeBackend(self.model, ability.attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -24,8 +25,8 @@ from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import Cursor, LutSource, RowStart, Source
 from selfspec.records import Candidate, Evidence
 from selfspec.weights import packing as packing_module
-from selfspec.weights.copies import ways_for
-from selfspec.weights.packing import ProductTimes
+from selfspec.weights.formats import formats_for
+from selfspec.weights.product_times import ProductTimes
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
 
@@ -66,30 +67,48 @@ def attached_model(name: str = "llama") -> PreTrainedModel:
 @cache
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
-    return bool(ways_for(dtype))
+    return bool(formats_for(dtype))
+
+
+@dataclass
+class FakeTrials:
+    """What a fake of timing was asked: the dtypes that were timed, and looks at the processor."""
+
+    timed: list[torch.dtype] = field(default_factory=list)
+    num_looks: int = 0
+    share: float = 1.0  # of the processor, which looks find
 
 
 def fake_trials(
-    monkeypatch: pytest.MonkeyPatch, *, pays: bool = True, saves: float = 1.0, packing: float = 0.0
-) -> list[torch.dtype]:
-    """Times without a clock, also of tiny layers, as on a quiet machine; returns what was timed.
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    pays: bool = True,
+    saves: float = 1.0,
+    packing: float = 0.0,
+    due: int = 0,
+) -> FakeTrials:
+    """Times without a clock, also of tiny layers, `due` forwards after a model was met.
 
     A weight takes a second however many tokens there are, and less by `saves` once it is packed,
     which takes `packing` seconds.
     """
-    timed = []
+    trials = FakeTrials()
 
     def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
         dtype = weights[0].dtype
-        timed.append(dtype)
-        way = ways_for(dtype)[0] if pays else None
-        return ProductTimes((1.0, 1.0), way, (1.0 - saves, 1.0 - saves), packing)
+        trials.timed.append(dtype)
+        packing_format = formats_for(dtype)[0] if pays else None
+        return ProductTimes((1.0, 1.0), packing_format, (1.0 - saves, 1.0 - saves), packing)
+
+    def processor_share() -> float:
+        trials.num_looks += 1
+        return trials.share
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "product_times", product_times)
-    monkeypatch.setattr(packing_module, "_DUE", 0)
-    monkeypatch.setattr(packing_module, "processor_share", lambda: 1.0)
-    return timed
+    monkeypatch.setattr(packing_module, "_DUE", due)
+    monkeypatch.setattr(packing_module, "processor_share", processor_share)
+    return trials
 
 
 def prompt(num_rows: int = 1, length: int = 17, *, seed: int = 1) -> dict[str, torch.Tensor]:

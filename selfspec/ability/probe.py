@@ -26,6 +26,7 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.machine.device import default_generator, own_seed
+from selfspec.weights import EXACT_ATTENTION
 
 __all__ = [
     "BrokenTrial",
@@ -36,7 +37,7 @@ __all__ = [
     "try_backend",
 ]
 
-_ATTENTIONS = ("sdpa", "eager")
+_ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10
 _CROWD = 16  # So many nodes that others must not see are tried at once.
 _LONGEST = 1024  # No prompt of a trial is longer than this.

@@ -73,8 +73,6 @@ def check_options(asked: ModelOptions) -> None:
     names = {"MODEL": asked.model}
     if isinstance(asked, RunOptions) and asked.max_memory is not None:
         amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
-        if asked.weights is not None:
-            raise CliError("--weights and --max-memory exclude each other; leave one out")
     if isinstance(asked, DraftOptions):
         names["--draft-model"] = asked.draft_model
     for option, name in names.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from selfspec.compat.versions import untried_reason
 from selfspec.errors import UnsupportedError
@@ -25,6 +26,7 @@ try:
         is_fsdp_managed_module,
     )
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 except ImportError as error:
     if untried := untried_reason(transformers.__version__):
@@ -46,11 +48,13 @@ __all__ = [
     "hidden_kv_name",
     "implementations_of",
     "is_of_output_capturing",
+    "keeps_a_state",
     "kv_of",
     "kv_of_decoder",
     "length_of_dropped_mask",
     "mask_of_text",
     "read_prompt",
+    "register_attention",
     "runs_in_step",
     "sdpa_attention_forward",
     "set_columns_seen",
@@ -270,6 +274,19 @@ def attention_functions() -> Any:
     A new `AttentionInterface()`, which is public, does not have what was set on this instance.
     """
     return ALL_ATTENTION_FUNCTIONS
+
+
+def register_attention(name: str, function: Any) -> None:
+    """Offers models an attention of ours, which takes the masks of ``"sdpa"``."""
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def keeps_a_state(model: Any) -> bool:
+    """Does a model mix tokens by anything but attention? If nobody says so, it does not."""
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    others = any(not each.endswith("attention") or each.startswith("linear") for each in types)
+    return others or bool(getattr(model, "_is_stateful", False))
 
 
 def is_of_output_capturing(module_name: str) -> bool:

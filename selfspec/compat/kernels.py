@@ -13,6 +13,7 @@ __all__ = [
     "float16_unpacked",
     "int8_packed",
     "int8_product",
+    "int8_row_product",
     "is_out_of_memory",
     "reordered",
     "reordered_product",
@@ -86,4 +87,13 @@ def int8_product(
     outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
         x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
+    return outcome
+
+
+def int8_row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The int32 product of int8 inputs (T, I) with int8 rows (O, I) that are not packed.
+
+    Without it, no model with 8 bits is read from disk while it computes.
+    """
+    outcome: torch.Tensor = torch._int_mm(x, rows.t())
     return outcome

@@ -21,8 +21,7 @@ from selfspec.forward.backends import Backend
 from selfspec.forward.model import device_of
 from selfspec.machine.hardware import calculates_in, device_name
 from selfspec.machine.measured import find_measured, keep_measured
-from selfspec.weights import is_in_eight_bits
-from selfspec.weights.copies import PackedWeight
+from selfspec.weights import PackedWeight, is_in_eight_bits
 
 __all__ = ["Costs", "context_bucket", "learned_curve"]
 

@@ -22,7 +22,7 @@ from selfspec.draft.sources.source import RowStart, Source, TimeBudget
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.neural.map_prior import MapPrior
 from selfspec.records import MAP, Likely
-from selfspec.weights.copies import gives_rows
+from selfspec.weights import gives_rows
 
 __all__ = ["HiddenMap", "HiddenStateSource", "MapWeights"]
 

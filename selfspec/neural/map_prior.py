@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from selfspec.compat.modules import embeddings_of
-from selfspec.weights.copies import gives_rows
+from selfspec.weights import gives_rows
 
 __all__ = ["MapPrior", "PriorSums", "fingerprint"]
 

@@ -69,7 +69,7 @@ def load(
             it is a CPU or a CUDA device, where streamed layers come from pinned memory if that
             holds them.
         weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
-            them.
+            them. Within `max_memory`, they are first written to the user's cache folder, once.
         sees: Load a model that reads images with what it reads them with; not within `max_memory`.
 
     Raises:
@@ -93,12 +93,10 @@ def load(
             "leave one out"
         )
     if weights is not None:
-        if max_memory is not None:
-            raise ConfigError(
-                f"weights={shown(weights)} and max_memory exclude each other: streamed layers are "
-                "read as the files hold them; leave one out"
-            )
-        return attach(load_eight_bits(source, weights, dtype=dtype, device=device, sees=sees))
+        check_eight_bits(weights, device)
+        if max_memory is None:
+            return attach(load_eight_bits(source, dtype=dtype, sees=sees))
+        dtype, device = _dtype_of_products(dtype), "cpu"
     if max_memory is None:
         model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
         own_memory(model)
@@ -106,7 +104,7 @@ def load(
         where: Any = {"dtype": _dtype(dtype), "device": _device(device, "cpu", "cuda")}
         find_model(source)
         room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
-        model = load_within(source, max_memory, **where, **room)
+        model = load_within(source, max_memory, in_eight_bits=weights is not None, **where, **room)
     pack_loaded(
         model,
         InPlacePacking(kept=STREAMED if is_streamed(model) else None, copies=max_memory is None),
@@ -114,30 +112,33 @@ def load(
     return attach(model)
 
 
-def load_eight_bits(
-    name: str,
-    weights: str,
-    *,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "cpu",
-    sees: bool = False,
-) -> Any:
-    """The model with weights in 8 bits, without gradients."""
+def check_eight_bits(weights: str, device: str | torch.device) -> None:
+    """Refuses what can't be computed with 8 bits here."""
     if weights != "int8":
         raise ConfigError(f"weights must be 'int8' or left out (got {shown(weights)})")
     if (target := _device(device)).type != "cpu":
         raise ConfigError(f"weights='int8' is for a CPU (got device={str(target)!r}); leave it out")
     if (reason := missing_for_eight_bits()) is not None:
         raise UnsupportedError(f"weights='int8' can't be had here: {reason}; leave it out")
-    wanted = _dtype(dtype)
-    model = load_whole(name, device=target, sees=sees).requires_grad_(False)
+
+
+def load_eight_bits(name: str, *, dtype: str | torch.dtype = "auto", sees: bool = False) -> Any:
+    """The model with weights in 8 bits, without gradients."""
+    wanted = _dtype_of_products(dtype)
+    model = load_whole(name, device="cpu", sees=sees).requires_grad_(False)
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedError(
             f"weights='int8' is for a model that is not quantised yet (got {name!r}); name its "
             "original weights, or load it as it is"
         )
-    to_eight_bits(model, torch.float32 if isinstance(wanted, str) else wanted)
+    to_eight_bits(model, wanted)
     return model
+
+
+def _dtype_of_products(dtype: str | torch.dtype) -> torch.dtype:
+    """In what a model with 8 bits computes between products."""
+    wanted = _dtype(dtype)
+    return torch.float32 if isinstance(wanted, str) else wanted
 
 
 def load_whole(

@@ -1,9 +1,8 @@
-"""Faster linear layers on a CPU, computed from second copies of their weights.
+"""How the weights of a model are held: packed for faster products on a CPU, in 8 bits, or streamed.
 
 A math library reorders a matrix before each multiplication. *Packed* weights are already in that
 order. A CPU that can't calculate in half precision also multiplies one token after the other; from
-a float16 copy that is made for it, several tokens cost about as much as one. Weights in 8 bits are
-packed too, and are there instead of a model's own.
+weights that are packed in float16, several tokens cost about as much as one.
 """
 
 from selfspec.weights.eight_bits import (
@@ -12,18 +11,18 @@ from selfspec.weights.eight_bits import (
     missing_for_eight_bits,
     to_eight_bits,
 )
-from selfspec.weights.packing import (
-    InPlacePacking,
-    Packing,
-    is_packed_in_place,
-    own_memory,
-    pack_loaded,
-)
+from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
+from selfspec.weights.in_place import own_memory
+from selfspec.weights.packing import InPlacePacking, Packing, pack_loaded
+from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [
+    "EXACT_ATTENTION",
     "InPlacePacking",
+    "PackedWeight",
     "Packing",
     "eight_bit_bytes",
+    "gives_rows",
     "is_in_eight_bits",
     "is_packed_in_place",
     "missing_for_eight_bits",

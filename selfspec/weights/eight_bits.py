@@ -1,30 +1,40 @@
 """Weights in 8 bits: how they are made of a model's weights, and how layers compute from them.
 
-A weight becomes whole numbers from -127 to 127, and each of its rows gets a scale. Each value of an
-input becomes two such numbers, a coarse and a fine one, so the input loses hardly anything. Sums
-are whole numbers. So a token gets the same bits, whether it is alone in a forward or among others.
+`weights/rounding` rounds and multiplies. Here layers that get the same input share one product, and
+a model that was just loaded gets such weights.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 from transformers.utils import logging as hf_logging
 
-from selfspec.compat.kernels import int8_packed, int8_product
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
-from selfspec.weights.copies import PackedWeight, linears_of
+from selfspec.weights.copies import linears_of
+from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.packing import InPlacePacking, pack_loaded
+from selfspec.weights.rounding import FileMatrix, Matrix, Numbers, Products
+from selfspec.weights.step_attention import attend_exactly
 
-__all__ = ["eight_bit_bytes", "is_in_eight_bits", "missing_for_eight_bits", "to_eight_bits"]
+__all__ = [
+    "EightBits",
+    "eight_bit_bytes",
+    "hold_rounded",
+    "is_in_eight_bits",
+    "missing_for_eight_bits",
+    "progress",
+    "terms_of_inputs",
+    "to_eight_bits",
+    "users_in_eight_bits",
+]
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -32,96 +42,17 @@ _KEPT = (
 )
 # These layers of a module get the same input in most models, and are then computed at once.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_PART = 1 << 20  # A weight is rounded in parts of at most this many values.
-
-_LARGEST = 127
-# An input's largest value becomes this: 256 times the coarse number plus the fine one.
-_STEPS = 256 * _LARGEST + 127
-# Added to a float32 from -_STEPS to _STEPS, it leaves the nearest whole number in the lowest bits,
-# with 128 added to both parts. That makes them unsigned, as oneDNN wants them.
-_ROUNDER = float((1 << 23) + 256 * 128 + 128)
-# Numbers of Python would be made tensors anew in each product, which takes longer than their use.
-_PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
-_STEP = torch.tensor(1 / _STEPS, dtype=torch.float32, device="cpu")
-_LEAST = torch.tensor(1e-30, dtype=torch.float32, device="cpu")  # The scale of what is all zeros.
-_AT_ONCE = 256  # Tokens that are split at once, so that what belongs to them stays in the cache.
-
-
-class Numbers(NamedTuple):
-    """Weights (O, I), one below the other, as whole numbers, and the scale of each row."""
-
-    numbers: torch.Tensor
-    scale: torch.Tensor
-
-    @classmethod
-    def of(cls, *weights: torch.Tensor) -> Numbers:
-        """The weights, rounded. They are widened in small parts, which need little memory."""
-        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
-        numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
-        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
-        for weight in weights:
-            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
-                here = slice(first, first + len(part))
-                wide = part.float()
-                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
-                numbers[here] = wide.div(scale[here, None]).round_()
-                first += len(part)
-        return cls(numbers, scale)
-
-
-class _Matrix:
-    """The weights of some layers, one below the other, packed for products with one input."""
-
-    def __init__(self, weights: Numbers, sizes: Sequence[int]) -> None:
-        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
-        self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
-        # The first row of each layer, and how many it has.
-        self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
-        self.num_in = weights.numbers.shape[1]
-        self._rounder = torch.full((self.num_in,), _ROUNDER, dtype=torch.float32, device="cpu")
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """The outcome (T, O), in float32, for an input (T, I)."""
-        if len(x) <= _AT_ONCE:
-            return self._small_product(x)
-        outcome = torch.empty(len(x), len(self._scale), dtype=torch.float32, device=x.device)
-        parts = torch.split(outcome, _AT_ONCE), torch.split(x, _AT_ONCE)
-        for part, some in zip(*parts, strict=True):
-            self._small_product(some, part)
-        return outcome
-
-    def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Few and simple operations: a step makes four of these for each decoder layer."""
-        x = x.float().contiguous()
-        scale = x.abs().amax(-1, keepdim=True).mul_(_STEP).add_(_LEAST)
-        whole = torch.addcdiv(self._rounder, x, scale).view(torch.int32)
-        both = (whole >> _PLACES).to(torch.uint8).view(-1, self.num_in)
-        coarse, fine = self._sums(both).chunk(2)
-        return torch.add(fine, coarse, alpha=256, out=out).mul_(scale)
-
-    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
-        return int8_product(numbers, self._packed, self._scale, self._zeros)
-
-    def unpacked(self) -> torch.Tensor:
-        """The weights in float32. A product with ones gives their columns back, bit by bit."""
-        columns = []
-        for first in range(0, self.num_in, _AT_ONCE):
-            number = min(_AT_ONCE, self.num_in - first)
-            ones = torch.full((number, self.num_in), 128, dtype=torch.uint8, device="cpu")
-            ones[:, first : first + number].fill_diagonal_(129)
-            columns.append(self._sums(ones))
-        return torch.cat(columns).T.contiguous()
 
 
 class _Last(threading.local):
     """What this thread computed last, until all of its layers have taken their part of it."""
 
-    matrix: _Matrix | None = None
+    matrix: Products | None = None
     x: torch.Tensor | None = None  # a copy of the input
     outcome: torch.Tensor | None = None
     waiting: frozenset[int] = frozenset()
 
-    def is_of(self, matrix: _Matrix, which: int, x: torch.Tensor) -> bool:
+    def is_of(self, matrix: Products, which: int, x: torch.Tensor) -> bool:
         """Is there a part for this layer? An input that was written by any means is another one."""
         if self.matrix is not matrix or which not in self.waiting:
             return False
@@ -137,7 +68,7 @@ _last = _Last()
 class EightBits:
     """The weight of one layer in 8 bits, which is a part of a matrix."""
 
-    def __init__(self, matrix: _Matrix, which: int) -> None:
+    def __init__(self, matrix: Products, which: int) -> None:
         self._matrix, self._which = matrix, which
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -176,7 +107,7 @@ class EightBitRows:
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of the weight that belong to these ids, in float32."""
-        return self._weight.numbers[ids] * self._weight.scale[ids][..., None]
+        return self._weight.values(ids)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`linear(x, weight, bias)`."""
@@ -186,7 +117,7 @@ class EightBitRows:
 
     def unpacked(self) -> torch.Tensor:
         """The weight in float32."""
-        return self._weight.numbers * self._weight.scale[:, None]
+        return self._weight.values()
 
 
 _KINDS = (EightBits, EightBitRows)
@@ -197,28 +128,35 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
 
     All else of it gets the dtype, in which it computes between products.
     """
-    users = _users(model)
-    reached, number = sum(weight.numel() for weight, _ in users.values()), model.num_parameters()
-    if reached < number / 2:
-        raise UnsupportedError(
-            "weights='int8' needs a model that has most of its weights in linear layers (here "
-            f"{reached / 1e6:.0f} of {number / 1e6:.0f} million); load it without"
-        )
-    before = model.dtype
-    with hf_logging.tqdm(total=reached, desc="Quantising weights", unit_scale=True) as bar:
+    users, before, terms = users_in_eight_bits(model), model.dtype, terms_of_inputs(model)
+    with progress("Quantising weights", [weight for weight, _ in users]) as bar:
         for some in _groups(model, users):
-            with torch.inference_mode(False), torch.no_grad():
-                copies = _copies(some)
-            for (weight, modules), copy in zip(some, copies, strict=True):
-                packed = PackedWeight.of(weight, copy, _KEPT, dtype)
-                for module in modules:
-                    module.weight = packed
-                bar.update(weight.numel())
+            weights = [weight for weight, _ in some]
+            _hold(some, Numbers.of(*weights), dtype, terms)
+            bar.update(sum(weight.numel() for weight in weights))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
     pack_loaded(model, InPlacePacking(_KEPT, copies=False))
+
+
+def hold_rounded(model: Any, rounded: Mapping[nn.Parameter, Numbers], terms: int) -> None:
+    """Gives a model weights that are rounded already, in place of these blank ones."""
+    users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
+    for some in _groups(model, users):
+        numbers = Numbers.joined([rounded[weight] for weight, _ in some])
+        _hold(some, numbers, model.dtype, terms)
+
+
+def terms_of_inputs(model: Any) -> int:
+    """How many terms an input becomes. One is enough if attention does not tell widths apart."""
+    return 1 if attend_exactly(model) else 2
+
+
+def progress(what: str, weights: Iterable[torch.Tensor]) -> Any:
+    """A bar for all of these weights."""
+    return hf_logging.tqdm(total=sum(map(torch.Tensor.numel, weights)), desc=what, unit_scale=True)
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
@@ -235,23 +173,29 @@ def eight_bit_bytes(model: nn.Module) -> int:
     )
 
 
-_Users = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
+_User = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
 
 
-def _users(model: Any) -> dict[int, _Users]:
+def users_in_eight_bits(model: Any) -> list[_User]:
     """The weights that get 8 bits: those of linear layers and of the embedding."""
-    users: dict[int, _Users] = {}
+    users: dict[int, _User] = {}
     modules: list[Any] = list(linears_of(model))
     if isinstance(embedding := embeddings_of(model), nn.Embedding):
         modules.append(embedding)
     for module in modules:
         users.setdefault(id(module.weight), (module.weight, []))[1].append(module)
-    return users
+    reached, number = sum(weight.numel() for weight, _ in users.values()), model.num_parameters()
+    if reached < number / 2:
+        raise UnsupportedError(
+            "weights='int8' needs a model that has most of its weights in linear layers (here "
+            f"{reached / 1e6:.0f} of {number / 1e6:.0f} million); load it without"
+        )
+    return list(users.values())
 
 
-def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]]:
+def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
     """The weights of layers that are computed at once."""
-    left = dict(users)
+    left = {id(user[0]): user for user in users}
     for parent in model.modules():
         for names in _TOGETHER:
             weights = [getattr(getattr(parent, name, None), "weight", None) for name in names]
@@ -264,13 +208,23 @@ def _groups(model: nn.Module, users: dict[int, _Users]) -> Iterator[list[_Users]
         yield [each]
 
 
-def _copies(some: Sequence[_Users]) -> list[EightBits | EightBitRows]:
+def _hold(some: Sequence[_User], rounded: Numbers, dtype: torch.dtype, terms: int) -> None:
+    """Gives modules their weights in 8 bits, which compute from inputs of this many terms."""
+    with torch.inference_mode(False), torch.no_grad():
+        copies = _copies(some, rounded, terms)
+    for (weight, modules), copy in zip(some, copies, strict=True):
+        packed = PackedWeight.of(weight, copy, _KEPT, dtype)
+        for module in modules:
+            module.weight = packed
+
+
+def _copies(some: Sequence[_User], rounded: Numbers, terms: int) -> list[EightBits | EightBitRows]:
     """A copy of each weight."""
-    weights, modules = [weight for weight, _ in some], some[0][1]
-    rounded, is_embedding = Numbers.of(*weights), isinstance(modules[-1], nn.Embedding)
+    sizes, modules = [len(weight) for weight, _ in some], some[0][1]
+    is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
         return [EightBitRows(rounded, None)]
-    matrix = _Matrix(rounded, list(map(len, weights)))
+    matrix = Matrix(rounded, sizes, terms)
     if is_embedding:
         return [EightBitRows(rounded, EightBits(matrix, 0))]
     return [EightBits(matrix, which) for which in range(len(some))]
@@ -285,7 +239,9 @@ def missing_for_eight_bits() -> str | None:
     """
     try:
         ones = torch.ones(64, 64, device="cpu")
-        found = _Matrix(Numbers.of(ones), [64]).product(ones[:4])
+        rounded = Numbers.of(ones)
+        each = Matrix(rounded, [64], 2), FileMatrix(rounded, 2)
+        found = torch.cat([matrix.product(ones[:4]) for matrix in each])
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return "this build of torch has no products of 8 bits for this CPU"
     if (found - 64).abs().max() > 0.01:

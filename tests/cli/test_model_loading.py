@@ -9,11 +9,12 @@ from safetensors.torch import load_file, save_file
 
 from selfspec.cli import loading
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, check_options, load_model, load_tokenizer, memory_note
+from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import ModelOptions, RunOptions
-from selfspec.errors import CliError, ConfigError, SelfSpecError
+from selfspec.errors import ConfigError, SelfSpecError
 from selfspec.machine import memory
-from selfspec.weights import missing_for_eight_bits, packing
+from selfspec.weights import is_packed_in_place, missing_for_eight_bits
+from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
 
 
@@ -39,9 +40,6 @@ def test_weights_in_eight_bits(plain_folder):
         pytest.skip("no products of 8 bits here")
     model = load(plain_folder, device="cpu", weights="int8")
     assert str(Loaded("tiny", model, None)) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
-    asked = RunOptions(weights="int8", max_memory="1GB")
-    with pytest.raises(CliError, match="--weights and --max-memory exclude each other"):
-        check_options(asked)
 
 
 def without_a_weight(file):
@@ -108,11 +106,12 @@ def test_within_a_memory_layers_are_streamed(run, fails, plain_folder, tmp_path)
 
 def test_who_writes_for_long_packs_in_place(plain_folder, monkeypatch):
     """What is compared with itself does not, nor what must not depend on a clock."""
+    fake_trials(monkeypatch)
     asked = RunOptions(model=plain_folder, device="cpu")
     model = load_model(asked, packs=True)
-    assert model in packing._in_place
+    assert any(map(is_packed_in_place, model.modules())) == packs_here()
     assert not any(each.requires_grad for each in model.parameters())
-    assert load_model(asked) not in packing._in_place
+    assert not any(map(is_packed_in_place, load_model(asked).modules()))
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,30 @@ def test_attention_by_name():
     assert callable(generation.sdpa_attention_forward)
 
 
+def test_an_attention_of_ours_gets_the_masks_of_sdpa():
+    asked = []
+
+    def attend(module, query, key, value, mask, **options):
+        asked.append(mask)
+        return generation.sdpa_attention_forward(module, query, key, value, mask, **options)
+
+    model, inputs = tiny_model(), {"input_ids": torch.arange(8).view(2, 4) + 1}
+    inputs["attention_mask"] = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    expected = model(**inputs).logits
+    generation.register_attention("a_test", attend)
+    model.set_attn_implementation("a_test")
+    assert torch.equal(model(**inputs).logits, expected)
+    assert all(mask.shape == (2, 1, 4, 4) for mask in asked)
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "keeps"), [("llama", False), ("gemma3", False), ("lfm2", True), ("mamba", True)]
+)
+def test_models_that_keep_a_state(kind, keeps):
+    assert generation.keeps_a_state(new_model(kind)) is keeps
+
+
 def test_experts_that_generate_switches_are_in_the_same_state(monkeypatch):
     """It does so while it decodes, on any device but a CPU."""
     model = new_model("mixtral")
@@ -622,6 +646,9 @@ def test_the_operators_compute_what_torch_does():
         numbers = torch.randint(120, 137, (3, 16))
         found = kernels.int8_product(numbers.to(torch.uint8), packed, scale, zeros)
         torch.testing.assert_close(found, (numbers - 128.0) @ (whole * scale[:, None]).T)
+        x = (numbers - 128).to(torch.int8)
+        found = kernels.int8_row_product(x, whole.to(torch.int8))
+        assert torch.equal(found, x.int() @ whole.int().T)
     assert kernels.calculates_in_half("bf16") in (True, False)
     assert kernels.calculates_in_half("no-such-precision")
 

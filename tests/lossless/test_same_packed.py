@@ -16,8 +16,7 @@ from torch.nn.functional import linear
 from torch.nn.utils import prune
 
 from selfspec import SelfSpec, UnsupportedError
-from selfspec.weights import Packing
-from selfspec.weights import copies as packed_copies
+from selfspec.weights import Packing, formats
 from selfspec.weights import packing as packing_module
 from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both, slow
@@ -151,7 +150,10 @@ def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) 
 
 def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that come out wrong where they are packed: the other thread never sees one."""
-    monkeypatch.setattr(packed_copies, "packed_linear", lambda x, w, b, _packed: -linear(x, w, b))
+    formats.formats_for(torch.float32)  # tries products while these are right
+    monkeypatch.setattr(
+        formats, "reordered_product", lambda x, packed, bias: -linear(x, packed.to_dense(), bias)
+    )
     model, inputs = tiny_model(), prompt()
     stock, texts = run(model, inputs, **GREEDY), []
     may_start = threading.Event()

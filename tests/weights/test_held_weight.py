@@ -1,18 +1,89 @@
-"""Weights that must not be written, however torch arranges its own classes."""
+"""Held weights are read as copies or given back, and what is kept can't be written."""
 
 from __future__ import annotations
 
 import runpy
+import sys
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import linear
 
-from selfspec.weights import copies, held_weight
+from selfspec.errors import UnsupportedError
+from selfspec.weights import PackedWeight, held_weight
+from selfspec.weights.formats import formats_for, pack
+from tests.fakes import packs_here
+from tests.lossless.same import in_threads
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-@pytest.mark.parametrize("module", [held_weight, copies])
 def test_which_class_of_torch_has_the_data_does_not_matter(
-    module: object, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch, "Tensor", type("Tensor", (torch.Tensor,), {}))
-    runpy.run_path(module.__file__)  # type: ignore[attr-defined]
+    runpy.run_path(str(held_weight.__file__))
+
+
+@pytest.mark.parametrize("name", ["same", "float16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_packed_weight_is_given_back_bit_by_bit(name, dtype):
+    if name not in formats_for(dtype):
+        pytest.skip(f"this build of torch has no {name} format for {dtype}")
+    weight, x = torch.randn(24, 16, dtype=dtype), torch.randn(3, 16, dtype=dtype)
+    module = nn.Linear(16, 24, bias=False, dtype=dtype).requires_grad_(False)
+    (copy,) = pack(name, [weight])
+    assert copy is not None
+    packed = module.weight = PackedWeight.of(weight, copy, None)
+    assert (packed.shape, packed.dtype, packed.numel()) == (weight.shape, dtype, 24 * 16)
+    assert not packed.requires_grad
+    assert torch.equal(module(x), copy(x, None))
+    assert torch.equal(module(x[0]), copy(x[:1], None)[0])
+    assert type(module.weight) is PackedWeight
+    assert torch.equal(torch.cat([packed, weight]), torch.cat([weight, weight]))
+    assert type(packed) is nn.Parameter
+    assert torch.equal(module(x), linear(x, weight))
+
+
+def set_data(weight: nn.Parameter, values: torch.Tensor) -> None:
+    weight.data = values
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_a_packed_weight_that_is_kept_is_read_as_a_copy_and_is_not_written():
+    weight = torch.randn(24, 16)
+    (copy,) = pack("same", [weight])
+    assert copy is not None
+    packed = PackedWeight.of(weight, copy, "it can't be written")
+    assert torch.equal(packed.detach(), weight)
+    assert torch.equal(torch.cat([packed, packed]), torch.cat([weight, weight]))
+    for write in (lambda: set_data(packed, weight), packed.zero_, lambda: packed.__imul__(2)):
+        with pytest.raises(UnsupportedError, match="it can't be written"):
+            write()
+    assert type(packed) is PackedWeight
+    assert torch.equal(linear(weight, packed, None), copy(weight, None))
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_a_weight_is_given_back_while_other_threads_compute_from_it():
+    x, interval, wrong = torch.randn(2, 16), sys.getswitchinterval(), []
+    layers = [nn.Linear(16, 24).requires_grad_(False) for _ in range(200)]
+    expected = [layer(x) for layer in layers]
+    for layer, matrix in zip(layers, pack("same", [each.weight for each in layers]), strict=True):
+        assert matrix is not None
+        layer.weight = PackedWeight.of(layer.weight, matrix, None)
+
+    def work(index: int) -> None:
+        for layer, right in zip(layers, expected, strict=True):
+            if index == 1:
+                layer.weight.sum()
+            if not torch.allclose(layer(x), right, atol=1e-5):
+                wrong.append(index)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(work, 3, 3)
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []

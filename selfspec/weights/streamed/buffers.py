@@ -18,11 +18,11 @@ from selfspec.weights.streamed.memory_plan import NUM_BUFFERS
 
 __all__ = ["Buffers", "CudaBuffers"]
 
-_SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most this share of what is free.
+_SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most half of the CPU's free memory.
 
 
 class Buffers:
-    """Buffers in ordinary memory, read from files; they are filled with layers by number."""
+    """Buffers in ordinary memory. Each call of `fill` reads one layer into one buffer."""
 
     def __init__(self, layers: Sequence[LayerWeights], shards: Sequence[Shard]) -> None:
         self._layers = layers
@@ -62,8 +62,8 @@ class Buffers:
 class CudaBuffers(Buffers):
     """Buffers on a CUDA device, copied from pinned memory on a side stream.
 
-    If half of the free memory of the CPU holds all layers, they are read once. Otherwise each is
-    read from its files whenever it is due.
+    If half of the CPU's free memory holds all layers, they are read once. Otherwise each is read
+    from its files whenever its turn comes.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class CudaBuffers(Buffers):
         torch.cuda.current_stream(self._device).wait_event(self._filled[buffer])
 
     def given_back(self, buffer: int) -> None:
-        """The next copy into the buffer waits for what is queued now."""
+        """The next copy into the buffer waits until what is queued now is computed."""
         self._free[buffer].record(torch.cuda.current_stream(self._device))
 
     def _on_host(self, layer: int) -> torch.Tensor:

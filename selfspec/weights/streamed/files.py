@@ -1,7 +1,8 @@
 """Safetensors files: which tensors they hold, and their bytes read into memory.
 
-Reads bypass the page cache if the file system allows that. Otherwise they are dropped from it, so
-that a file larger than memory does not fill it. Knows files and bytes; nothing of models.
+Reads bypass the page cache if the file system allows that. Otherwise each read is dropped from the
+cache afterwards, so that a file larger than memory does not fill it. Knows files and bytes; nothing
+of models.
 """
 
 from __future__ import annotations
@@ -80,6 +81,11 @@ class Shard:
             ) from error
         self._state = self._now()
 
+    @property
+    def state(self) -> tuple[str, int, int]:
+        """Where the file is, its size, and when it was written."""
+        return str(self.path.resolve()), *self._state
+
     def close(self) -> None:
         """Closes the file; nothing can be read from it any more."""
         self._file.close()
@@ -107,11 +113,11 @@ class Shard:
                     f"{self.path} must have {self._state[0]} bytes, as when the model was loaded "
                     f"(it ends at byte {start + done} now); load the model again"
                 )
-            if hasattr(os, "posix_fadvise"):  # What the system has read ahead stays.
+            if hasattr(os, "posix_fadvise"):  # Drops what was read, not what was read ahead.
                 os.posix_fadvise(self._file.fileno(), 0, start + done, os.POSIX_FADV_DONTNEED)
 
     def _find_tensors(self) -> dict[str, StoredTensor]:
-        """The format lets tensors fill the end of the file without gaps."""
+        """In a safetensors file the tensors come last, one after the other without gaps."""
         with safe_open(self.path, "pt") as file:
             # Nothing is read: the tensors refer to the file.
             tensors = {name: file.get_tensor(name) for name in file.offset_keys()}

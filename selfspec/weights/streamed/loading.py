@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -17,6 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
+from selfspec.weights.eight_bits import EightBits, hold_rounded, terms_of_inputs
+from selfspec.weights.held_weight import STREAMED, PackedWeight
+from selfspec.weights.rounding import FileMatrix, Numbers
 from selfspec.weights.streamed.buffers import Buffers, CudaBuffers
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import LayerWeights, Weight, new_scratch, read_into
@@ -26,7 +31,8 @@ from selfspec.weights.streamed.memory_plan import (
     draft_model_bytes,
     text_bytes,
 )
-from selfspec.weights.streamed.stream import Stream, attach_stream, blank
+from selfspec.weights.streamed.rounded_files import is_rounded, rounded_files, stored_rounded
+from selfspec.weights.streamed.stream import Place, Stream, attach_stream, blank
 
 __all__ = ["load_within"]
 
@@ -44,6 +50,7 @@ def load_within(
     draft_model: Any,
     dtype: str | torch.dtype,
     device: torch.device,
+    in_eight_bits: bool = False,
 ) -> Any:
     """`selfspec.load()` with a budget of memory."""
     start = perf_counter()
@@ -51,15 +58,21 @@ def load_within(
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
         stored = _stored(model, shards)
+        terms = terms_of_inputs(model) if in_eight_bits else 0
+        if in_eight_bits:
+            files = rounded_files(model, stored, shards)
+            opened.close()
+            shards = [opened.enter_context(closing(Shard(path))) for path in files]
+            stored = stored_rounded(shards)
         layers = _Layers.of(model, stored)
-        sizes = layers.sizes(model, max_length, max_texts)
+        sizes = layers.sizes(model, stored, max_length, max_texts)
         budget = amount_in_bytes(max_memory, sizes.whole)
         if draft_model is not None:
             sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
         streamed = choose_streamed(sizes, layers.may_stream, budget)
-        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device)
+        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device, terms)
         if streamed:
-            _stream(model, layers, streamed, shards, device)
+            _stream(model, layers, stored, streamed, shards, device, terms)
             opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
@@ -97,7 +110,7 @@ class _Layers(NamedTuple):
         missing = [name for layer in weights for name in layer if name not in stored]
         check_complete(missing)
         read = [
-            LayerWeights([Weight(w.dtype, tuple(w.shape), stored[n]) for n, w in each.items()])
+            LayerWeights([part for n, w in each.items() for part in _parts(w, stored[n])])
             for each in weights
         ]
         owners: dict[int, set[str]] = {}
@@ -111,11 +124,13 @@ class _Layers(NamedTuple):
         decoder = model.get_submodule(prefix.rpartition(".")[0])
         return cls(decoder, names, list(found), weights, read, alone)
 
-    def sizes(self, model: Any, max_length: int, max_texts: int) -> Sizes:
+    def sizes(self, model: Any, stored: _Stored, max_length: int, max_texts: int) -> Sizes:
         """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
-        layers = [_num_bytes(module) for module in self.modules]
+        layers = [_held_bytes(model, each, stored) for each in self.weights]
+        whole = _held_bytes(model, dict(model.named_parameters()), stored)
+        buffers = sum(each.numel() * each.dtype.itemsize for each in model.buffers())
         return Sizes(
-            _num_bytes(model) - sum(layers) + text_bytes(model, max_length, max_texts),
+            whole + buffers - sum(layers) + text_bytes(model, max_length, max_texts),
             layers,
             [each.num_bytes for each in self.stored],
             max(each.scratch_bytes for each in self.stored),
@@ -182,32 +197,65 @@ def _keep_in_float32(model: Any) -> None:
 def _stream(
     model: Any,
     layers: _Layers,
+    stored: _Stored,
     streamed: Sequence[int],
     shards: Sequence[Shard],
     device: torch.device,
+    terms: int,
 ) -> None:
     """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
-    weights = [
-        [_put(model, name, blank(weight, device)) for name, weight in layers.weights[index].items()]
+    places = [
+        [
+            place
+            for name, weight in layers.weights[index].items()
+            for place in _places(model, name, blank(weight, device), stored[name], terms)
+        ]
         for index in streamed
     ]
-    stored, on_cuda = [layers.stored[index] for index in streamed], device.type == "cuda"
-    buffers = CudaBuffers(stored, shards, device) if on_cuda else Buffers(stored, shards)
-    stream = Stream(weights, buffers)
+    read, on_cuda = [layers.stored[index] for index in streamed], device.type == "cuda"
+    buffers = CudaBuffers(read, shards, device) if on_cuda else Buffers(read, shards)
+    stream = Stream(places, buffers)
     attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
     where = "cpu" if on_cuda else "disk"
     # Accelerate's note, which keeps transformers from moving or compiling the model.
     model.hf_device_map = {"": str(device)} | {layers.names[index]: where for index in streamed}
 
 
-def _load(model: Any, stored: _Stored, later: set[str], device: torch.device) -> None:
+def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight]:
+    """What is read for a weight: its values, or numbers of 8 bits and their scales."""
+    if is_rounded(tensors):
+        return [Weight(each.dtype, each.shape, [each]) for each in tensors]
+    return [Weight(weight.dtype, tuple(weight.shape), tensors)]
+
+
+def _places(
+    model: Any, name: str, empty: torch.Tensor, tensors: Sequence[StoredTensor], terms: int
+) -> list[Place]:
+    """Where what is read for a weight goes. The weight is blank until then."""
+    if not is_rounded(tensors):
+        return [Place.of(_put(model, name, empty))]
+    numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
+    rows = Numbers(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
+    matrix = FileMatrix(rows, terms)
+    _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
+    return [
+        Place(partial(setattr, matrix, "numbers"), rows.numbers),
+        Place(partial(setattr, matrix, "scale"), rows.scale),
+    ]
+
+
+def _load(model: Any, stored: _Stored, later: set[str], device: torch.device, terms: int) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
-    scratch, loaded = new_scratch(), set(later)
+    scratch, loaded, rounded = new_scratch(), set(later), dict[str, Numbers]()
     for name, empty in model.state_dict(keep_vars=True).items():
         if name in stored and name not in later:
-            full = torch.empty(empty.shape, dtype=empty.dtype, device=device)
-            read_into(full, stored[name], scratch)
-            _put(model, name, full)
+            read = []
+            for part in _parts(empty, stored[name]):
+                read.append(torch.empty(part.shape, dtype=part.dtype, device=device))
+                read_into(read[-1], part.tensors, scratch)
+            if len(read) > 1:
+                rounded[name] = Numbers(*read)
+            _put(model, name, read[0] if len(read) == 1 else blank(empty, device))
             loaded.add(name)
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -215,6 +263,8 @@ def _load(model: Any, stored: _Stored, later: set[str], device: torch.device) ->
         _put(model, name, buffer.to(device))
     named = model.named_parameters(remove_duplicate=False)
     check_complete([name for name, each in named if each.is_meta and name not in later])
+    if rounded:
+        hold_rounded(model, {model.get_parameter(n): each for n, each in rounded.items()}, terms)
 
 
 def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
@@ -222,8 +272,10 @@ def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
     prefix, _, leaf = name.rpartition(".")
     module = model.get_submodule(prefix)
     is_buffer = any(name == leaf for name, _ in module.named_buffers(recurse=False))
-    setattr(module, leaf, tensor if is_buffer else nn.Parameter(tensor, requires_grad=False))
-    return getattr(module, leaf)
+    if not is_buffer and not isinstance(tensor, nn.Parameter):
+        tensor = nn.Parameter(tensor, requires_grad=False)
+    setattr(module, leaf, tensor)
+    return tensor
 
 
 def check_complete(missing: Sequence[str]) -> None:
@@ -239,3 +291,14 @@ def check_complete(missing: Sequence[str]) -> None:
 def _num_bytes(module: nn.Module) -> int:
     tensors = (*module.parameters(), *module.buffers())
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
+
+
+def _held_bytes(model: Any, weights: Mapping[str, nn.Parameter], stored: _Stored) -> int:
+    """What weights take in memory. In 8 bits, each module that shares one has its own."""
+    owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
+    return sum(
+        sum(part.num_bytes for part in _parts(each, stored[name])) * owners[id(each)]
+        if is_rounded(stored.get(name, ()))
+        else each.numel() * each.dtype.itemsize
+        for name, each in weights.items()
+    )

@@ -89,7 +89,8 @@ def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
 def kv_bytes(model: Any, num_tokens: int) -> int:
     """What the keys and values of `num_tokens` tokens take, as if each layer kept all of them.
 
-    It is known before the model has weights. A window, or a layer that keeps a state, takes less.
+    A window, or a layer that keeps a state, takes less. Asks the config alone, so that the model
+    needs no weights yet.
     """
     config = model.config.get_text_config(decoder=True)
     query_heads = getattr(config, "num_attention_heads", None)

@@ -33,9 +33,9 @@ class _Job(NamedTuple):
 class Reader:
     """Serves one user at a time, who takes the items in order and gives each back before the next.
 
-    After a forward that broke off, the user may take another item than the next one. The reader
-    then goes on from that item, and its thread finishes the item that it is reading first. Which
-    buffers are free is computed from the jobs, so that an interrupt at any moment loses none.
+    After a forward that broke off, the user may take another item than the next one. Once the
+    thread has finished the item that it is reading, it goes on from the one that was taken. Which
+    buffers are free follows from the jobs, so that no interrupt loses a buffer.
     """
 
     def __init__(self, buffers: Buffers, num_items: int) -> None:

@@ -23,7 +23,7 @@ from selfspec.weights.held_weight import FileWeight, set_data
 from selfspec.weights.streamed.buffers import Buffers
 from selfspec.weights.streamed.reader import Reader
 
-__all__ = ["Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
+__all__ = ["Place", "Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
 
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
@@ -42,18 +42,30 @@ class Traffic(NamedTuple):
     seconds_waited: float  # by forwards, for the reader
 
 
+class Place(NamedTuple):
+    """Where a tensor of a layer goes when it is read, and the blank one that is there before."""
+
+    put: Callable[[torch.Tensor], None]
+    blank: torch.Tensor
+
+    @classmethod
+    def of(cls, weight: nn.Parameter) -> Place:
+        """That of a weight that is `blank`."""
+        empty = weight.data
+        weight.__class__ = FileWeight
+        return cls(functools.partial(set_data, weight), empty)
+
+
 class Stream:
     """Gives each streamed layer of one model its weights when its turn comes.
 
-    `layers` are the weights of each layer, which must be `blank`.
+    `layers` are the places of each layer's tensors.
     """
 
-    def __init__(self, layers: Sequence[Sequence[nn.Parameter]], buffers: Buffers) -> None:
+    def __init__(self, layers: Sequence[Sequence[Place]], buffers: Buffers) -> None:
         self._layers = layers
         self._views = [buffers.views(index) for index in range(len(layers))]
-        self._blanks = [[weight.data for weight in layer] for layer in layers]
-        for weight in (weight for layer in layers for weight in layer):
-            weight.__class__ = FileWeight
+        self._blanks = [[place.blank for place in layer] for layer in layers]
         self.lock = threading.RLock()
         self.reader = Reader(buffers, len(layers))
         weakref.finalize(self, self.reader.close)
@@ -71,15 +83,15 @@ class Stream:
         self.reader.give_back()
 
     def _point(self, index: int, tensors: Sequence[torch.Tensor]) -> None:
-        for weight, tensor in zip(self._layers[index], tensors, strict=True):
-            set_data(weight, tensor)
+        for place, tensor in zip(self._layers[index], tensors, strict=True):
+            place.put(tensor)
 
 
 @dataclass(frozen=True)
 class _Hook:
     """Called before or after the forward of a streamed layer.
 
-    A forward may end after any layer. The next forward then makes the reader start anew.
+    A forward may break off after any layer. The next one takes the first layer again.
     """
 
     stream: Stream
@@ -146,6 +158,6 @@ def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
         with lock:
             return forward(owner(), *args, **kwargs)
 
-    locked_forward.__module__ = __name__  # It does nothing but wait.
+    locked_forward.__module__ = __name__  # So trials don't take it for a user's code.
     locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
     return locked_forward

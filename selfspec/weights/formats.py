@@ -1,0 +1,201 @@
+"""The formats in which a matrix of weights can be packed, and products with packed matrices.
+
+``"same"`` is the weight's own dtype, in the order in which oneDNN reads it. ``"float16"`` is for
+half precision on a CPU that can't calculate in it: FBGEMM multiplies from it in float32.
+Knows tensors and torch's CPU libraries; nothing of layers, nor when packing pays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch.nn.functional import linear
+
+from selfspec.compat.kernels import (
+    float16_packed,
+    float16_product,
+    float16_unpacked,
+    reordered,
+    reordered_product,
+)
+
+__all__ = ["ByRows", "PackedMatrix", "formats_for", "own_linear", "pack"]
+
+_HALVES = (torch.bfloat16, torch.float16)
+_TRIED = 8  # Each format is tried on a matrix with this many rows and columns.
+_PART = 1 << 24  # One thread packs at most this many weights at a time in float16.
+# For inputs of 32 tokens and more, `own_linear` widens slow half precision. A block of a million
+# weights in float32 stays in the CPU's cache.
+_WIDE = 32
+_BLOCK = 1 << 20
+
+
+class PackedMatrix(Protocol):
+    """One weight (O, I) in a packed format, which takes as much memory as the weight."""
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """`linear(x, weight, bias)` for an input (..., I) of the weight's dtype."""
+        ...
+
+    def unpacked(self) -> torch.Tensor:
+        """The weight; values that float16 can't hold come back rounded."""
+        ...
+
+
+@runtime_checkable
+class ByRows(Protocol):
+    """A packed matrix whose rows can be read one by one, as an embedding does."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of the weight that belong to these ids."""
+        ...
+
+
+@cache
+def formats_for(dtype: torch.dtype) -> tuple[str, ...]:
+    """The formats in which this build of torch packs weights of a dtype, rightly, on this CPU."""
+    possible = _FORMATS if dtype in _HALVES else ("same",)
+    return tuple(name for name in possible if _is_right(name, dtype))
+
+
+def pack(packing_format: str, weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
+    """Packs each weight; None for one that the format can't hold."""
+    return _FORMATS[packing_format]([weight.detach() for weight in weights])
+
+
+def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`linear(x, weight, bias)`, computed from the weight itself.
+
+    A CPU that can't calculate in half precision multiplies token by token. It reads a prompt three
+    times as fast if each block of the weight is made float32 first.
+
+    The last token of a prompt lies in memory with gaps, and torch makes a product of batches of it.
+    In bfloat16 that copied the whole weight of a head of 100 million weights: 0.65 s, not 0.01.
+    """
+    if x.dim() > 2 and not torch.is_autocast_enabled("cpu"):
+        return own_linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+    is_slow = x.dtype is weight.dtype and _is_slow(weight.dtype) and x.device.type == "cpu"
+    if not is_slow or x.numel() < _WIDE * x.shape[-1] or torch.is_autocast_enabled("cpu"):
+        return linear(x, weight, bias)
+    wide, num_rows = x.float(), max(_BLOCK // weight.shape[1], 1)
+    outcome = torch.cat([linear(wide, part.float()) for part in torch.split(weight, num_rows)], -1)
+    if bias is not None:
+        outcome.add_(bias)
+    return outcome.to(x.dtype)
+
+
+def _is_slow(dtype: torch.dtype) -> bool:
+    """Is this half precision that FBGEMM can pack and the CPU can't calculate in?"""
+    return dtype in _HALVES and formats_for(dtype) == ("float16",)
+
+
+class _Reordered:
+    """A weight in oneDNN's order and in its own dtype."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._packed = reordered(weight)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return reordered_product(x, self._packed, bias)
+
+    def unpacked(self) -> torch.Tensor:
+        weight: torch.Tensor = self._packed.to_dense()
+        return weight
+
+
+class _Float16:
+    """A weight in float16, in parts by rows, from which FBGEMM computes in float32.
+
+    float16 can't hold bfloat16's smallest numbers. So weights are multiplied by a power of two that
+    brings the largest one near float16's largest number, and inputs are divided by it. Weights
+    below 2^-32 times the largest one lose digits.
+    """
+
+    def __init__(self, parts: list[object], dtype: torch.dtype, factor: float) -> None:
+        self._parts = parts
+        self._dtype = dtype
+        # A float32 tensor: an input in half precision that is multiplied by it becomes float32.
+        self._unscale = torch.tensor([1 / factor], dtype=torch.float32, device="cpu")
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        wide = x * self._unscale
+        outcomes = [float16_product(wide, part) for part in self._parts]
+        outcome = outcomes[0] if len(outcomes) == 1 else torch.cat(outcomes, dim=-1)
+        if bias is not None:
+            outcome.add_(bias)
+        return outcome.to(x.dtype)
+
+    def unpacked(self) -> torch.Tensor:
+        parts = [float16_unpacked(part).mul_(self._unscale) for part in self._parts]
+        with torch.autocast("cpu", enabled=False):  # It refuses to join tensors of half precision.
+            return torch.cat([part.to(self._dtype) for part in parts])
+
+
+def _pack_same(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
+    return [_Reordered(weight) for weight in weights]
+
+
+def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
+    """FBGEMM packs on one core, so each thread packs another part.
+
+    `float16_packed` starts no OpenMP threads. In threads of ours these would stay, and slow down
+    all later steps.
+    """
+    factors = [_factor_for(weight) for weight in weights]
+    owned = [(i, part) for i, weight in enumerate(weights) if factors[i] for part in _split(weight)]
+    parts: list[list[object]] = [[] for _ in weights]
+    num_threads = torch.get_num_threads()
+    with ThreadPoolExecutor(num_threads) as pool:
+        for first in range(0, len(owned), num_threads):  # Only these are in memory in float32.
+            some = owned[first : first + num_threads]
+            wide = [part.float() * factors[i] for i, part in some]
+            for (i, _), packed in zip(some, pool.map(float16_packed, wide), strict=True):
+                parts[i].append(packed)
+    each = zip(parts, weights, factors, strict=True)
+    return [_Float16(packed, w.dtype, factor) if factor else None for packed, w, factor in each]
+
+
+_FORMATS: dict[str, Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]] = {
+    "same": _pack_same,
+    "float16": _pack_float16,
+}
+
+
+def _split(weight: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The weight in equal parts by rows, so that several threads pack a large one."""
+    num_rows, num_in = weight.shape
+    num_parts = -(-num_rows * num_in // _PART)
+    return torch.split(weight, -(-num_rows // num_parts))
+
+
+def _factor_for(weight: torch.Tensor) -> float:
+    """The power of two that brings the largest weight between 2^14 and 2^15; 1 for float16.
+
+    0 if a weight is not finite, in whose place FBGEMM would put its largest number.
+    """
+    largest = float(weight.abs().max())
+    if not math.isfinite(largest):
+        return 0.0
+    if weight.dtype is torch.float16 or not largest:
+        return 1.0
+    return 2.0 ** (15 - math.frexp(largest)[1])
+
+
+def _is_right(packing_format: str, dtype: torch.dtype) -> bool:
+    """Is a small product right in this format, and does the weight come back?
+
+    Only private operators of torch pack weights. A build may lack them or have changed them.
+    """
+    x, weight = torch.ones(2, _TRIED, _TRIED, dtype=dtype, device="cpu")
+    try:
+        (matrix,) = pack(packing_format, [weight])
+        if matrix is None or not torch.equal(matrix.unpacked(), weight):
+            return False
+        return torch.equal(matrix(x, weight[0].clone()), (_TRIED + 1) * weight)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
+        return False

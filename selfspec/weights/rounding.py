@@ -1,0 +1,191 @@
+"""Weights and inputs as whole numbers of 8 bits, and their products.
+
+Weights and inputs are rotated before they are rounded: each block of 64 columns is multiplied by
+an orthogonal matrix of ones and minus ones. The product stays the same. A single large value, which
+would make the steps of rounding large, is spread over its block.
+
+An input becomes one term, a number from -127 to 127 for each value. With two terms, a coarse and a
+fine one, it loses hardly anything, and a product takes twice as long.
+
+All sums are of whole numbers and therefore exact. So a token gets the same bits, whether it is
+alone in a forward or among others.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from selfspec.compat.kernels import int8_packed, int8_product, int8_row_product
+
+__all__ = ["FileMatrix", "Matrix", "Numbers", "Products"]
+
+_PART = 1 << 20  # A weight is rounded in parts of at most this many values.
+_AT_ONCE = 256  # Tokens that are rounded at once, so that what belongs to them stays in the cache.
+_BLOCKS = (64, 16)  # Columns that are rotated together: the first of these that divides them all.
+
+_LARGEST = 127
+# Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
+_FINE = 1 << 17
+# The largest value of a rotated input as two terms: 256 times the coarse one plus the fine one.
+_STEPS = {1: _LARGEST, 2: 256 * _LARGEST + 127}
+# Each of these rounds a float32 that it is added to. The first one is subtracted again. The others
+# leave a whole number in the lowest bits, with 128 added to each term, since oneDNN wants unsigned
+# inputs.
+_TO_WHOLE = 1.5 * (1 << 23)
+_TO_BYTES = {1: float((1 << 23) + 128), 2: float((1 << 23) + 256 * 128 + 128)}
+
+
+def _constant(value: float) -> torch.Tensor:
+    """A number of Python would be made a tensor anew in each product, which takes longer."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+
+_PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
+_FINE_STEP = _constant(1 / _FINE)
+_STEP = {terms: _constant(1 / steps) for terms, steps in _STEPS.items()}
+_LEAST = _constant(1e-30)  # The scale of what is all zeros.
+
+
+def _block(num_in: int) -> int:
+    """How many columns are rotated together; 1 if none are."""
+    return next((block for block in _BLOCKS if num_in % block == 0), 1)
+
+
+@cache
+def _rotation(block: int) -> torch.Tensor:
+    """A symmetric matrix of ones and minus ones, orthogonal but for the factor `block`.
+
+    In a matrix of Sylvester's kind, the first column is all ones and would gather the mean of an
+    input. Here the sums of all columns are equal.
+    """
+    four = 1 - 2 * torch.eye(4, device="cpu").flip(0)
+    return four if block == 4 else torch.kron(_rotation(block // 4), four)
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous float32 (..., I), with each block of columns times its rotation."""
+    if (block := _block(x.shape[-1])) == 1:
+        return x
+    return torch.mm(x.view(-1, block), _rotation(block)).view(x.shape)
+
+
+class Numbers(NamedTuple):
+    """Weights (O, I), one below the other, rotated, as whole numbers, and the scale of each row."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def of(cls, *weights: torch.Tensor) -> Numbers:
+        """The weights, rounded. They are widened in small parts, which need little memory."""
+        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
+        numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
+        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
+        for weight in weights:
+            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
+                here = slice(first, first + len(part))
+                wide = _rotated(part.float().contiguous())
+                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+                numbers[here] = wide.div(scale[here, None]).round_()
+                first += len(part)
+        return cls(numbers, scale.div_(_block(num_in)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Numbers]) -> Numbers:
+        """The same with several weights, one below the other."""
+        numbers, scales = zip(*parts, strict=True)
+        return parts[0] if len(parts) == 1 else cls(torch.cat(numbers), torch.cat(scales))
+
+    def values(self, rows: torch.Tensor | slice = slice(None)) -> torch.Tensor:
+        """These rows in float32, as they were before they were rotated."""
+        return _rotated(self.numbers[rows].float()).mul_(self.scale[rows][..., None])
+
+
+class Products(ABC):
+    """Products of some layers with one input; `spans` has each layer's first row and number."""
+
+    def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
+        self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
+        self.num_in, self._num_out = num_in, sum(sizes)
+        self._terms = terms if _block(num_in) > 1 else 2
+        self._to_whole = torch.full((num_in,), _TO_WHOLE, dtype=torch.float32, device="cpu")
+        self._to_bytes = torch.full_like(self._to_whole, _TO_BYTES[self._terms])
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """The outcome (T, O), in float32, for an input (T, I)."""
+        if len(x) <= _AT_ONCE:
+            return self._small_product(x)
+        outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
+        parts = torch.split(outcome, _AT_ONCE), torch.split(x, _AT_ONCE)
+        for part, some in zip(*parts, strict=True):
+            self._small_product(some, part)
+        return outcome
+
+    def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Few and simple operations: a step makes four of these for each decoder layer."""
+        x = x.float().contiguous()
+        fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
+        whole = _rotated(torch.addcdiv(self._to_whole, x, fine).sub_(self._to_whole))
+        scale = whole.abs().amax(-1, keepdim=True).mul_(_STEP[self._terms]).add_(_LEAST)
+        numbers = torch.addcdiv(self._to_bytes, whole, scale).view(torch.int32)
+        scale.mul_(fine)
+        if self._terms == 1:
+            return torch.mul(self._sums(numbers.to(torch.uint8)), scale, out=out)
+        both = (numbers >> _PLACES).to(torch.uint8).view(-1, self.num_in)
+        coarse, small = self._sums(both).chunk(2)
+        return torch.add(small, coarse, alpha=256, out=out).mul_(scale)
+
+    @abstractmethod
+    def unpacked(self) -> torch.Tensor:
+        """The weights in float32."""
+
+    @abstractmethod
+    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        """The float32 products of uint8 inputs, whose zero is 128, times the scales of the rows."""
+
+
+class Matrix(Products):
+    """The weights of some layers, one below the other, packed."""
+
+    def __init__(self, weights: Numbers, sizes: Sequence[int], terms: int) -> None:
+        super().__init__(weights.numbers.shape[1], sizes, terms)
+        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
+        self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
+
+    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        return int8_product(numbers, self._packed, self._scale, self._zeros)
+
+    def unpacked(self) -> torch.Tensor:
+        """A product with ones gives their columns back, bit by bit."""
+        columns, factors = [], torch.ones_like(self._scale)
+        for first in range(0, self.num_in, _AT_ONCE):
+            number = min(_AT_ONCE, self.num_in - first)
+            ones = torch.full((number, self.num_in), 128, dtype=torch.uint8, device="cpu")
+            ones[:, first : first + number].fill_diagonal_(129)
+            columns.append(int8_product(ones, self._packed, factors, self._zeros))
+        numbers = torch.cat(columns).T.contiguous()
+        return _rotated(numbers).mul_(self._scale[:, None])
+
+
+class FileMatrix(Products):
+    """The weights of one layer that is streamed: as its file holds them, while it computes.
+
+    In between they are blank: their scales are NaN.
+    """
+
+    def __init__(self, blank: Numbers, terms: int) -> None:
+        super().__init__(blank.numbers.shape[1], [len(blank.scale)], terms)
+        self.numbers, self.scale = blank
+
+    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+        signed = numbers.bitwise_xor(128).view(torch.int8)
+        return int8_row_product(signed, self.numbers).float().mul_(self.scale)
+
+    def unpacked(self) -> torch.Tensor:
+        return Numbers(self.numbers, self.scale).values()

@@ -1,0 +1,61 @@
+"""Which format is chosen, and where it is used, follows from the times of products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec.weights import product_times as module
+from selfspec.weights.formats import own_linear
+from selfspec.weights.product_times import product_times
+from tests.fakes import packs_here
+
+pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, *shares: float) -> list[torch.Tensor]:
+    """Packed products of one token and of several take these shares of the own ones' second."""
+
+    def seconds(products: list[Any], inputs: list[torch.Tensor]) -> float:
+        return 1.0 if products[0].func is own_linear else shares[len(inputs[0]) > 1]
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    return list(torch.randn(3, 24, 16))
+
+
+def test_timing_runs_here_and_draws_nothing():
+    weights, before = list(torch.randn(3, 24, 16)), torch.get_rng_state()
+    found = product_times(weights)
+    assert min(found.own) > 0
+    assert found.packing_format in ("same", None)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("shares", "packing_format", "least_tokens", "in_place"),
+    [
+        ((0.5, 0.5), "same", 1, True),
+        ((0.95, 0.95), None, 1, True),
+        ((1.5, 0.3), "same", 2, False),  # A single token is faster as it is.
+        ((1.1, 0.3), "same", 2, True),
+    ],
+)
+def test_weights_are_packed_where_that_is_faster(
+    shares, packing_format, least_tokens, in_place, monkeypatch
+):
+    found = product_times(clocked(monkeypatch, *shares))
+    assert found.packing_format == packing_format
+    if packing_format is not None:
+        assert (found.least_tokens, found.suits_in_place) == (least_tokens, in_place)
+        saved = sum(max(1 - each, 0) for each in shares) / 2
+        assert found.saved * 3 * 24 * 16 == pytest.approx(saved)
+
+
+def test_parts_of_large_layers_are_timed(monkeypatch):
+    weights = clocked(monkeypatch, 0.5, 0.5)
+    monkeypatch.setattr(module, "SAMPLE", 16 * 8)
+    monkeypatch.setattr(module, "_PART", 16 * 4)
+    assert [part.shape for part in module._sample(weights)] == [(4, 16), (4, 16)]
+    assert product_times(weights).own == (1 / 128, 1 / 128)
