@@ -127,19 +127,25 @@ def call_for(
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
     listener = _Listener(partial(on_token, index))
-    generated = partial(_generated, spec, model, inputs_on(prompt, model), arguments, listener)
+    generated = partial(_generated, model, inputs_on(prompt, model), arguments, listener)
+
+    @wraps(spec.open_call)  # transformers hands over what its signature names.
+    def routed(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
+        call = spec.open_call(*args, **kwargs)
+        # A wrapper of PEFT changes the model until its generate() returns.
+        return call, call.route.alone
+
     call: Call
-    # A wrapper of PEFT changes the model until its generate() returns.
-    call, alone_reason = generated(lambda call: (call, call.route.alone))
+    call, alone_reason = generated(routed)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1, since each prompt gets one answer (got "
             f"{len(call.input_ids)}); give the prompt several times"
         )
-    generator = None
+    generator, device = None, call.input_ids.device
     if call.generation_config.do_sample:
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
-        generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
     request = None
     if alone_reason is None:
         request = request_of(call, index=index, generator=generator, fails_alone=True)
@@ -150,39 +156,30 @@ def call_for(
         call=call,
         alone_reason=alone_reason,
         request=request,
-        decode_alone=partial(_decode_alone, generated, listener, spec, call, seed),
+        decode_alone=partial(_decode_alone, generated, spec, listener, call.stats, seed, device),
     )
 
 
 def _generated(
-    spec: SelfSpec,
-    model: Any,
-    inputs: dict[str, Any],
-    arguments: dict[str, Any],
-    streamer: Streamer,
-    work: Callable[[Call], Any],
+    model: Any, inputs: dict[str, Any], arguments: dict[str, Any], streamer: Streamer, loop: Any
 ) -> Any:
-    """What `work` makes of the call that `generate()` prepares for a prompt."""
-
-    @wraps(spec.open_call)  # transformers hands over what its signature names.
-    def loop(*args: Any, **kwargs: Any) -> Any:
-        return work(spec.open_call(*args, **kwargs))
-
-    ours = loop_of(loop, model, {**arguments, "streamer": streamer})
-    return model.generate(**inputs, custom_generate=ours, **arguments)
+    """What `loop` makes of the call that `generate()` prepares for a prompt."""
+    loop = loop_of(loop, model, {**arguments, "streamer": streamer})
+    return model.generate(**inputs, custom_generate=loop, **arguments)
 
 
 def _decode_alone(
-    generated: Callable[[Callable[[Call], Any]], Any],
+    generated: Callable[[Any], Any],
+    spec: Any,  # mypy can't call what `wraps` made.
     listener: _Listener,
-    spec: SelfSpec,
-    prepared: Call,
+    stats: GenerationStats,
     seed: int | None,
+    device: torch.device,
 ) -> tuple[list[int], Exception | None]:
-    """Decodes the prompt with a `generate()` call of its own, counted as the one prepared."""
-    with own_seed(seed, [prepared.input_ids.device]):
+    """Decodes the prompt with a `generate()` call of its own."""
+    with own_seed(seed, [device]):
         try:
-            generated(lambda call: spec.decode(replace(call, stats=prepared.stats)))
+            generated(partial(spec, stats=stats))
         except Exception as error:
             return listener.ids, error
     return listener.ids, None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class Call:
     has_callers_cache: bool = False  # Did the caller hand in the KV cache?
     synced_gpus: bool = False  # Do other processes wait for each forward?
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
-    stats: GenerationStats = field(default_factory=partial(GenerationStats, num_calls=1))
+    stats: GenerationStats
 
     @property
     def config(self) -> SpecConfig:

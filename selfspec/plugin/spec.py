@@ -193,6 +193,7 @@ class SelfSpec:
         streamer: Any = _NOT_SAID,
         synced_gpus: bool = False,
         inputs_tensor: torch.Tensor | None = None,
+        stats: GenerationStats | None = None,
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet.
@@ -200,7 +201,8 @@ class SelfSpec:
         `prediction` is what the answer will probably look like, as token ids: those of one text
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
-        `inputs_tensor` is what an encoder has read, which transformers hands over.
+        `inputs_tensor` is what an encoder has read, which transformers hands over. `stats` counts
+        the call; None: new ones do.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -234,16 +236,16 @@ class SelfSpec:
             runner=self.models.run(model),
             predictions=predictions,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
+            stats=GenerationStats(num_calls=1) if stats is None else stats,
         )
 
     @wraps(open_call, assigned=())  # transformers hands over what its signature names.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls."""
-        return self.decode(self.open_call(*args, **kwargs))
+        """The decoding loop, which the `generate()` of an attached model calls.
 
-    def decode(self, call: Call) -> Any:
-        """Decodes a call that was opened, with drafts or plainly; returns what stock would."""
-        start = perf_counter()
+        Decodes with drafts or plainly, and returns what stock would.
+        """
+        call, start = self.open_call(*args, **kwargs), perf_counter()
         try:
             if call.route.mode == "plain":
                 call.stats.spend("prepare", perf_counter() - start)
