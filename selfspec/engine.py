@@ -21,7 +21,7 @@ from selfspec.forward.backends import Backend
 from selfspec.forward.model import num_readable
 from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
-from selfspec.machine.device import Device, Fetched, PlainDevice, device_for
+from selfspec.machine.device import Device, Fetched, device_for
 from selfspec.records import DraftTree, StepRecord
 from selfspec.request import Request
 from selfspec.row import Row
@@ -73,7 +73,7 @@ class Engine:
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
-        self._device = PlainDevice() if device is None else device
+        self._device = Device() if device is None else device
         self._listeners = listeners
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock

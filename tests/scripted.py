@@ -23,7 +23,7 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.engine import Engine
 from selfspec.forward.model import Forwarded
-from selfspec.machine.device import Device, PlainDevice
+from selfspec.machine.device import Device
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 from selfspec.row import Stops, output_of
 from selfspec.stats import GenerationStats
@@ -205,7 +205,7 @@ class Run:
     eos: int | None = None
     config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
     learns: bool = True
-    device: Device = PlainDevice()  # noqa: RUF009 has no state
+    device: Device = Device()  # noqa: RUF009 has no state
     budget: Budget = FixedBudget()  # noqa: RUF009 has no state
     shape: Shape = Shape()  # noqa: RUF009 has no state
     clock: Callable[[], float] = perf_counter

@@ -19,7 +19,7 @@ from selfspec.ability.probe import attention_for_trees
 from selfspec.compat.generation import KV
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes
-from selfspec.machine.cuda import CudaDevice
+from selfspec.machine.device import CudaDevice
 from selfspec.records import DraftTree
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv

@@ -32,7 +32,7 @@ from selfspec.forward.model import vocab_size
 from selfspec.machine.memory import free_memory
 from selfspec.neural.map_prior import PriorSums
 
-_MAX_MEMORY = 1 << 32  # In bytes, for counting; what does not fit loses its rarest n-grams.
+_MAX_MEMORY = 1 << 32  # 4 GiB for counting. Beyond that the rarest n-grams are dropped.
 _COLUMNS = (
     TextColumn("{task.description}"),
     BarColumn(14),

@@ -41,7 +41,7 @@ Trie = list[Grams]  # n-grams of 1, 2, … tokens.
 
 
 def _add_up(parents: Array, tokens: Array, counts: Array, totals: Array) -> tuple[Grams, Array]:
-    """Joins what is counted for the same parent and token; and for each row its index there."""
+    """The sums of the rows of each parent and token, and for each row the index of its sum."""
     pairs = (parents.astype(np.int64) << _HALF) | tokens
     different, indices = np.unique(pairs, return_inverse=True)
     sums = (np.bincount(indices, each, len(different)) for each in (counts, totals))
@@ -51,7 +51,7 @@ def _add_up(parents: Array, tokens: Array, counts: Array, totals: Array) -> tupl
 
 
 def _count(text: NDArray[np.int64], depth: int) -> Trie:
-    """Counts the n-grams of documents, each of which is followed by an end."""
+    """Counts the n-grams of documents. After each document there is an `_END`."""
     trie = []
     starts = np.flatnonzero(text != _END)
     parents = np.zeros(len(starts), np.int64)
@@ -96,8 +96,8 @@ class GramCounter:
     """Counts what follows each prefix of 1 to `max_prefix` tokens; n-grams stay in a document.
 
     `max_memory` bounds the arrays in bytes, without the longest document and the finished tables.
-    As long as all different n-grams fit, the counts are exact. Otherwise the rarest of the longest
-    ones are dropped, so that some of them end with lower counts than they should.
+    The counts are exact while all different n-grams fit. Otherwise the rarest of the longest ones
+    are dropped, and those that come again later are counted from 0.
     """
 
     def __init__(self, *, vocab_size: int, max_prefix: int = 4, max_memory: int = 1 << 32) -> None:
@@ -175,7 +175,7 @@ def tables_of(
         min_counts[longest] += 1
         kept[longest] &= levels[longest].counts > lowest
     arrays: dict[str, Array] = {}
-    shorter: Array | None = None  # Those of the level before that have a row.
+    shorter: Array | None = None  # The prefixes of one token less that have a row.
     for length, (grams, longer, chosen) in enumerate(zip(trie, levels, kept, strict=False), 1):
         prefixes = np.unique(longer.parents[chosen])
         if shorter is not None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
     ValidationError,
@@ -20,7 +20,6 @@ from pydantic import (
 )
 
 from selfspec.errors import BuildError, unknown_name
-from selfspec.machine.memory import amount_in_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,13 +42,6 @@ OPTIONS = (
 LEAST_BYTES = 9_000  # What n-gram tables without a row take in a file.
 _VOCABULARY = "vocabulary"
 _RECIPES = resources.files("selfspec") / "building" / "recipes"
-
-
-def _size(value: Any) -> int:
-    size = amount_in_bytes(value, name="max_size")
-    if size < LEAST_BYTES:
-        raise ValueError(f"max_size must be >= {LEAST_BYTES // 1000}KB (got {value})")
-    return size
 
 
 Text = Annotated[str, Field(min_length=1)]
@@ -99,7 +91,7 @@ class Recipe(BaseModel):
     """Drop n-grams with a lower count. More: a smaller file."""
     max_continuations: Count = 8
     """Continuations kept for each prefix. More: a larger file."""
-    max_size: Annotated[int, BeforeValidator(_size)] = 64_000_000
+    max_size: Annotated[ByteSize, Field(ge=LEAST_BYTES)] = ByteSize(64_000_000)
     """Largest n-gram tables, such as 64MB; the minimum count is raised until they fit."""
 
     warmup_tokens: Annotated[int, Field(ge=0)] = 1_000_000

@@ -59,9 +59,9 @@ def batch(
             say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:
             try:
-                with loaded(asked, num_texts=max_rows, sees=True, packs=config.may_pack) as writer:
-                    found = _results(writer, files.open_lines(progress), config, max_rows)
-                    num_bad += _written(files, progress, found)
+                writer = loaded(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
+                found = _results(writer, files.open_lines(progress), config, max_rows)
+                num_bad += _written(files, progress, found)
             except KeyboardInterrupt:
                 say("Stopped. The same command continues from here.")
                 raise
@@ -85,7 +85,7 @@ def _results(
         writer.loaded.new_spec(config),
         max_rows=max_rows,
         max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
-        scheduler=ShortestFirst(),  # Nobody waits for a certain line of a file.
+        scheduler=ShortestFirst(),  # The answers may come in any order.
     )
     encoder = Encoder(
         writer.tokenizer,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from selfspec.building.recipe import OPTIONS, Recipe, read_recipe
+from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions, record
+from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
 from selfspec.cli.paint import harmless
 
 if TYPE_CHECKING:
@@ -27,33 +27,34 @@ cache = App(
 )
 
 
-_KINDS = {
-    "chat_template": bool,
-    "data_files": tuple[str, ...],
-    "max_documents": int,
-    "warmup_tokens": int,
-}
+def _key(name: str, negative: tuple[str, ...] | None = ()) -> Parameter:
+    """An option for a key of a recipe, with the text that `Recipe` has for it."""
+    return Parameter(help=Recipe.model_fields[name].description, negative=negative)
 
 
-class _Given:
+_Text = str | None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """The keys of a recipe that are options too; None leaves a key as the recipe has it."""
+
+    data: Annotated[_Text, _key("data")] = None
+    data_files: Annotated[tuple[str, ...] | None, _key("data_files")] = None
+    split: Annotated[_Text, _key("split")] = None
+    column: Annotated[_Text, _key("column")] = None
+    messages: Annotated[_Text, _key("messages")] = None
+    form: Annotated[_Text, _key("form")] = None
+    chat_template: Annotated[bool | None, _key("chat_template", negative=None)] = None
+    max_documents: Annotated[int | None, _key("max_documents")] = None
+    build: Annotated[_Text, _key("build")] = None
+    warmup_tokens: Annotated[int | None, _key("warmup_tokens")] = None
+
     def given(self) -> dict[str, Any]:
-        """The keys that were set, as a recipe has them."""
-        held = {name: value for name, value in vars(self).items() if value not in (None, ())}
+        """The keys that were given, as a recipe has them."""
+        held = {name: value for name, value in vars(self).items() if value is not None}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in held.items()}
-
-
-def _option(name: str) -> tuple[str, Any, Any]:
-    """An option that leaves a key to the recipe or its default where it is not given."""
-    field, kind = Recipe.model_fields[name], _KINDS.get(name, str)
-    parameter = Parameter(help=field.description, negative=None if kind is bool else ())
-    return name, Annotated[kind | None, parameter], None
-
-
-if TYPE_CHECKING:
-    RecipeOptions = _Given
-else:
-    RecipeOptions = record("RecipeOptions", map(_option, OPTIONS), _Given)
-_NONE_GIVEN = RecipeOptions()
 
 
 @cache.command
@@ -65,7 +66,7 @@ def build(
     recipe: str | None = None,
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
-    options: RecipeOptions = _NONE_GIVEN,
+    options: RecipeOptions = RecipeOptions(),
 ) -> None:
     """Build a cache from texts, among them the answers of 'selfspec batch'.
 
@@ -76,7 +77,8 @@ def build(
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
-    wanted = _recipe_of(recipe, options)
+    keys = read_recipe(recipe) if recipe else {}
+    wanted = Recipe.of(**{**keys, **options.given()})
     check_options(loading)
     from selfspec.cache import check_target
 
@@ -87,7 +89,7 @@ def build(
         from selfspec.cli.loading import load_model, load_tokenizer
 
         if not wanted.reads_vocabulary:
-            find_files(wanted)  # A wrong path is told before anything is loaded.
+            find_files(wanted)  # Refuses a wrong path before anything is loaded.
         tokenizer = load_tokenizer(loading)
     console = Console(stderr=True)
 
@@ -123,12 +125,6 @@ def inspect(name: str, /) -> None:
     _print_contents(name, contents)
     for key, value in sorted(contents.about.items()):
         print(harmless(f"{key}: {value}"))  # A card may come from anywhere, and hold anything.
-
-
-def _recipe_of(name_or_path: str | None, options: RecipeOptions) -> Recipe:
-    """The recipe of this name or in this file; options replace its keys."""
-    keys = read_recipe(name_or_path) if name_or_path else {}
-    return Recipe.of(**{**keys, **options.given()})
 
 
 def _print_contents(name: object, contents: CacheContents) -> None:

@@ -53,8 +53,8 @@ def chat(
     """
     asked, config = replace(asked, model=model), knobs.config()
     check_options(asked)
-    with loaded(asked, chats=True, packs=config.may_pack) as writer:
-        ChatLoop(writer, config, system=system, show_drafts=show_drafts).run(_reader())
+    writer = loaded(asked, chats=True, packs=config.may_pack)
+    ChatLoop(writer, config, system=system, show_drafts=show_drafts).run(_reader())
 
 
 class ChatLoop:

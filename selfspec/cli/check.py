@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
-_ENDLESS = 1 << 30  # positions, where a model's config names no limit
+_ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
 
 
 def demo(*, seconds: PositiveInt = 10, asked: ModelOptions = ModelOptions()) -> int:
@@ -80,25 +80,25 @@ def _compared(
     check_options(asked)
     config, console = SpecConfig(), Console(highlight=False)
     sees = any(each.has_images for each in questions)
-    with loaded(asked, sees=sees) as writer:
-        found, model = _that_fit(writer, questions), writer.loaded
-        with working("Warming up"):
-            # What is prepared of a model, such as packed weights, lives as long as this.
-            spec = model.new_spec(config)
-            for assistant in (spec, None):
-                new_ids, took = timed(writer, assistant, found[0][1], _LEAST_TOKENS)
-        for line in _facts(writer, spec):
-            console.print(Text(line, "dim"), soft_wrap=True)
-        if asked.model is None:
-            _show(console, writer, config, found)
-        with working("Measuring") as say:
-            fits = seconds / took * len(new_ids) / (MIN_ROUNDS * 2 * len(found))
-            num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
-            new_spec = partial(model.new_spec, config)
-            measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
-        curve = _learned_curve(writer, spec, found)
-        eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
-        return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
+    writer = loaded(asked, sees=sees)
+    found, model = _that_fit(writer, questions), writer.loaded
+    with working("Warming up"):
+        # Packed weights live as long as this `SelfSpec`.
+        spec = model.new_spec(config)
+        for assistant in (spec, None):
+            new_ids, took = timed(writer, assistant, found[0][1], _LEAST_TOKENS)
+    for line in _facts(writer, spec):
+        console.print(Text(line, "dim"), soft_wrap=True)
+    if asked.model is None:
+        _show(console, writer, config, found)
+    with working("Measuring") as say:
+        fits = seconds / took * len(new_ids) / (MIN_ROUNDS * 2 * len(found))
+        num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
+        new_spec = partial(model.new_spec, config)
+        measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
+    curve = _learned_curve(writer, spec, found)
+    eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
+    return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Asked:
@@ -144,9 +144,10 @@ def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | 
 
 
 def _in_eight_bits(writer: Writer, asked: Asked, measured: Comparison, *, sees: bool) -> str | None:
-    """What `--weights int8` would bring, or why that wasn't measured; None where it is no question.
+    """What `--weights int8` would bring, or why that wasn't measured.
 
-    The model is then there twice, so there must be room for it in 16 bits.
+    None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
+    Memory holds the second model beside the first: 2 bytes for each parameter must be free.
     """
     from selfspec.weights import eight_bit_bytes, missing_for_eight_bits
 

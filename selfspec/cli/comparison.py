@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 
-Asked = Sequence[tuple[Question, Encoded]]  # with the ids of each prompt, or with its images
+Asked = Sequence[tuple[Question, Encoded]]  # each question with its tokens and images
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Comparison:
     plain: list[list[float]] = field(default_factory=list)  # seconds of each prompt, by rounds
     drafted: list[list[float]] = field(default_factory=list)
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # of each prompt, all rounds
-    parted: set[str] = field(default_factory=set)  # the prompts of which a text was another one
+    parted: set[str] = field(default_factory=set)  # prompts with another text than the plain
     shares: list[float] = field(default_factory=list)  # of the processor, on a CPU
 
     @property
@@ -67,12 +67,12 @@ class Comparison:
 
     @property
     def share(self) -> float:
-        """The part of the processor that this process got when it asked for all of it."""
+        """The part of its processors that this process got; below 1 others were busy."""
         return median(self.shares or [1.0])
 
     @property
     def is_busy(self) -> bool:
-        """Do other programs take so much of the processor that times say little?"""
+        """Did other programs take more than 20 % of the processor, so that times say little?"""
         return self.share < LEAST_SHARE
 
 

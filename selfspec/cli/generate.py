@@ -51,15 +51,15 @@ def generate(
     _check_output(output)
     text = _read_prompt(file, prompt)
     expected = None if prediction is None else _read(prediction, "--prediction")
-    with loaded(asked, chats=chat) as writer:
-        spec = writer.loaded.new_spec(config)
-        ids = _encoded(writer, text, chats=chat)
-        with (
-            nullcontext(sys.stdout)
-            if output is None
-            else output.open("w", encoding="utf-8", newline="") as sink
-        ):
-            _write(writer, spec, ids, sink, start=text if full else "", expected=expected)
+    writer = loaded(asked, chats=chat)
+    spec = writer.loaded.new_spec(config)
+    ids = _encoded(writer, text, chats=chat)
+    with (
+        nullcontext(sys.stdout)
+        if output is None
+        else output.open("w", encoding="utf-8", newline="") as sink
+    ):
+        _write(writer, spec, ids, sink, start=text if full else "", expected=expected)
     if stats:
         # A text that goes to stdout may end in the middle of the line.
         start = "\n" if output is None and not sys.stdout.isatty() else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from selfspec.records import StepRecord, sources_of
 
-OWN = "model"  # The model's own next token, which was not drafted.
+OWN = "model"  # The model's next token after a draft.
 SEVERAL = "several"  # More than one source has named the token.
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
 
-# Under --max-memory each of many texts has room for this number of tokens, if layers have to be
-# streamed. There is room for two more: one that is being read, and one for dividing rows anew.
+# Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for each text that may run,
+# and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
 
@@ -122,11 +122,12 @@ def load_all(
 def memory_note(asked: RunOptions) -> str | None:
     """What to do if the weights take more memory than there is; None if they fit.
 
-    It is no error, since a system may swap. Files that have yet to come are not waited for.
+    It is no error, since the system may swap. A model that is not downloaded yet gets no note.
     """
     import torch
 
     from selfspec.machine.memory import free_memory
+    from selfspec.weights import missing_for_eight_bits
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = asked.device != "cpu" and (asked.device != "auto" or torch.cuda.is_available())
@@ -134,15 +135,18 @@ def memory_note(asked: RunOptions) -> str | None:
     if asked.max_memory is not None or is_on_gpu or not folder.is_dir():
         return None
     try:
-        needed = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
+        rounded = stored_bytes(str(folder), torch.int8)
+        own = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
     except (OSError, ValueError):
         return None  # Weights of another kind, or what their loader will refuse.
-    free = free_memory()
+    free, needed = free_memory(), own if asked.weights is None else rounded
     if needed <= free:
         return None
+    halves = asked.weights is None and missing_for_eight_bits() is None
     return (
         f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
         f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
+        + f", and with --weights int8 they take {rounded / 1e9:.1f} GB" * halves
     )
 
 
@@ -187,9 +191,9 @@ def load_model(
 ) -> Any:
     """Loads the model, in the dtype and onto the device that the options name.
 
-    It is that of `selfspec.load()` if it `packs`, or if the options name a memory or weights, else
-    as transformers loads it. Within a memory, `room` says what is set aside for texts and a draft
-    model. Otherwise `sees` says whether it can read images.
+    `selfspec.load()` loads it if it `packs`, or if the options name a memory or weights; else
+    transformers does. `room` says what `--max-memory` sets aside for texts and a draft model.
+    Without that option, `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole
 
@@ -228,7 +232,7 @@ def _weight_bytes(model: Any) -> int:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turns what a loader finds wrong with files, their place or the memory into one line.
+    """Turns what a loader finds wrong with files, device or memory into one line.
 
     From now on transformers and the Hub's client log only errors and show no progress bars.
     """

@@ -46,7 +46,7 @@ class _Lines(logging.Handler):
         self._warnings: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one line, or all of it for a fault of our own."""
+        """Prints one line; a fault of our own with its traceback."""
         line = self.format(record) if record.exc_info else one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             if line in self._warnings:

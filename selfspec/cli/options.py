@@ -6,8 +6,8 @@ A field's text in `--help` is the string below it; what a knob does is written i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -53,7 +53,7 @@ class ModelOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(ModelOptions):
-    """The same for commands that run the model for a user, within what memory, and from what."""
+    """The same with memory, weights and a cache, for commands that run the model."""
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
@@ -66,7 +66,7 @@ class RunOptions(ModelOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions(RunOptions):
-    """The same with a draft model, and with what is kept for later runs."""
+    """The same with a draft model, and a file that is kept for later runs."""
 
     remember: _Kept = None
     """Start from, and add to, this file: pieces of texts."""
@@ -77,7 +77,7 @@ class DraftOptions(RunOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(DraftOptions):
-    """All that decides which text is written, and what is drafted for it."""
+    """The same with what decides which text is written."""
 
     temperature: NonNegativeFloat | None = None
     """0: the likeliest token. Default: the model's own."""
@@ -143,17 +143,3 @@ class Knobs:
 
     def config(self) -> SpecConfig:
         return SpecConfig(**vars(self))
-
-
-def record(name: str, options: Iterable[tuple[str, Any, Any]], base: type) -> Any:
-    """A record with an option for each name, kind and default."""
-    fields_of_it = [(option, kind, field(default=default)) for option, kind, default in options]
-    made = make_dataclass(
-        name,
-        fields_of_it,
-        bases=(base,),
-        namespace={"__module__": __name__},  # cyclopts takes a class of `types` for a built-in one.
-        frozen=True,
-        kw_only=True,
-    )
-    return Parameter(name="*")(made)

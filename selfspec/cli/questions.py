@@ -61,8 +61,8 @@ class Question(NamedTuple):
         return inputs_of(reader.pictured(prompt), reader.processor or loaded.tokenizer)
 
 
-# What the embedded model continues. Each ends in the middle of something that Python's library
-# often says, and the model makes sense of it for fifty tokens or so.
+# What the embedded model continues. Each ends in the middle of something that is frequent in
+# Python's library, and what the model adds makes sense for about fifty tokens.
 SNIPPETS = (
     Question(
         "comparison",

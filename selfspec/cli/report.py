@@ -118,7 +118,7 @@ def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list
 
 
 def about_texts(measured: Comparison, is_wrong: bool) -> str:
-    """How many texts are those of plain `generate()`."""
+    """How many texts with drafts are the plain ones."""
     total, others = len(measured.lengths), ", ".join(sorted(measured.parted))
     same = f"{total - len(measured.parted)} of {total} are plain generate()'s, token for token"
     if not measured.parted:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from selfspec.serving.model_thread import ModelThread
 
 _OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
-_WILDCARDS = ("0.0.0.0", "::", "")  # Addresses that mean all of this machine's.
-_LEAST_TOKENS = 64  # The KV of each text must have room for so many.
+_WILDCARDS = ("0.0.0.0", "::", "")  # Each means all addresses of this machine.
+_LEAST_TOKENS = 64  # Each text must have room for the KV of 64 tokens.
 
 _Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
@@ -69,13 +69,13 @@ class Listening:
 
     @property
     def kv_bytes(self) -> int | None:
-        """What keys and values may take; None: it depends on what is free."""
+        """What keys and values may take; None if the option is not given."""
         if self.max_kv_memory is None:
             return None
         return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
     def check(self) -> None:
-        """Refuses what can't be, as far as no model is needed for that."""
+        """Refuses wrong values before the model is loaded."""
         _ = self.kv_bytes
         if self.api_key is not None and not self.api_key.strip():
             raise CliError(
@@ -143,7 +143,7 @@ def serve(
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
     with working(f"Loading {asked.title}"):
-        # In a thread that ends, since its OpenMP threads would stay and slow down the answers.
+        # In a thread that ends: the OpenMP threads of one that stays would slow down answers.
         with ThreadPoolExecutor(1) as thread:
             answering, images = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
@@ -171,7 +171,7 @@ def serve(
         origins=listening.allow_origin,
         api_key=listening.api_key,
     )
-    listen(app, host=listening.host, port=listening.port, access_log=asked.verbose)
+    listen(app, answering, host=listening.host, port=listening.port, access_log=asked.verbose)
 
 
 def _model_thread(

@@ -31,7 +31,7 @@ class _Given(BaseModel):
     method: Literal["ngram", "suffix", "draft_model"]
     model: str | None = None
     num_speculative_tokens: PositiveInt | None = None
-    # How long a match is and what is kept for it is measured here, so these change nothing.
+    # These change nothing: selfspec takes the longest match, and limits what it keeps itself.
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     suffix_decoding_max_cached_requests: int | None = None
@@ -40,8 +40,8 @@ class _Given(BaseModel):
     suffix_decoding_min_token_prob: float | None = None
 
     def knobs(self) -> dict[str, Any]:
-        """What it says of our knobs. Drafts are trees here, of which N tokens are verified too."""
-        # "suffix" drafts from earlier texts also, as all of our sources together do.
+        """What it says of our knobs. N drafted tokens are a tree of N + 1 nodes, with the root."""
+        # "suffix" drafts from earlier texts too, as our sources do by default.
         found: dict[str, Any] = {"sources": ("context",)} if self.method == "ngram" else {}
         if self.num_speculative_tokens is not None:
             found["max_nodes"] = self.num_speculative_tokens + 1

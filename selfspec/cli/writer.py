@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.loading import Loaded, load_all
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from selfspec.batch.prompt_call import PromptInputs
 
 
-@contextmanager
-def loaded(asked: WriteOptions, **how: Any) -> Iterator[Writer]:
+def loaded(asked: WriteOptions, **how: Any) -> Writer:
     """The model, loaded and ready to write; `load_all` says `how`."""
     with working(f"Loading {asked.title}"):
-        writer = Writer(load_all(asked, **how), asked)
-    yield writer
+        return Writer(load_all(asked, **how), asked)
 
 
 class Writer:

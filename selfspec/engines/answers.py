@@ -19,7 +19,7 @@ _NO_TEXT = np.zeros((0, 4), np.int64)
 class Answers(Source):
     """A list of tokens, each with the serial number of its row; the newest ones are kept.
 
-    Only what a memory file keeps is a source here: it is never opened, since `Chains` drafts.
+    It is a source so that memory files keep it, and is never opened, since `Chains` drafts.
 
     >>> answers = Answers()
     >>> answers.append(np.array([1, 2, 1]), np.array([[8, 9, 5], [0, 7, 6], [9, 5, 4]]))

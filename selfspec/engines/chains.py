@@ -17,7 +17,7 @@ from selfspec.draft.sources.corpus import CorpusTables
 
 __all__ = ["LONGEST", "NUM_LENGTHS", "Chains", "windows"]
 
-# The token after this many others is kept; of those that are found the longest counts.
+# A token is kept by each of these numbers of tokens before it. The longest match is drafted from.
 _LENGTHS = np.array([1, 2, 3, 4, 6, 10, 16])
 NUM_LENGTHS, LONGEST = len(_LENGTHS), int(_LENGTHS[-1])
 # An entry is its key's lower half, then a token, then how often that came.
@@ -28,14 +28,14 @@ _TOKEN_MASK = np.uint64((1 << _TOKEN_BITS) - 1)
 _LEAST_BITS = 22  # Four million entries, 32 MB; a token of an answer takes up to 14 of them.
 # A text is read in parts, since of the same n-grams in one part only the last one counts.
 _PART, _TABLE_PART = 256, 1 << 16
-# Numbers without pattern. The first one, which is odd, spreads keys over the table.
+# Random factors of the hashes. The first one is odd, and spreads keys over the table.
 _FACTORS = np.random.default_rng(1).integers(1 << 62, 1 << 63, 2 + LONGEST).astype(np.uint64)
 _SPREAD, _SALT, _WEIGHTS = _FACTORS[0] | np.uint64(1), _FACTORS[1], _FACTORS[2:]
 
 # A kind is how long the match was and how often its token came: once, up to three times, or more.
 _MOST_OFTEN = (1, 3)
 _NUM_KINDS = 1 + NUM_LENGTHS * (len(_MOST_OFTEN) + 1)
-_MANY_TRIALS = 1000.0  # Half of them are forgotten then.
+_MANY_TRIALS = 1000.0  # Above this, trials and hits are halved.
 
 Ids = NDArray[np.int64]
 Keys = NDArray[np.uint64]
@@ -96,7 +96,8 @@ class Chains:
         self._vocab_size = vocab_size
         self._least_chance = least_chance
         self._grams = GramTable(num_known)
-        # How often a token came true that both name, or the row alone, or all: by pairs of kinds.
+        # How often a token came true by pairs of kinds: one that the row's own text and all texts
+        # name, one that only its own names, and one that only all texts name.
         priors = _priors()
         self._trials = np.full_like(priors, PRIOR_WEIGHT)
         self._hits = priors * PRIOR_WEIGHT
@@ -163,7 +164,7 @@ class Chains:
         return [chain[:length] for chain, length in zip(chains, lengths.tolist(), strict=True)]
 
     def _look(self, before: Ids, salts: Keys) -> tuple[Ids, Ids]:
-        """What both name after each window (R, 2), -1 for nothing, and the pair of kinds (R,)."""
+        """What own and all texts name after each window (R, 2), or -1; and pairs of kinds (R,)."""
         entries = self._grams.find(_keys(before, salts))
         longest = ((entries > 0) * np.arange(1, 1 + NUM_LENGTHS)).max(-1)
         found = entries[np.arange(len(entries))[:, None], [0, 1], longest - 1].view(np.int64)

@@ -28,14 +28,14 @@ __all__ = ["Proposer", "config"]
 _SOURCES = ("lut", "lut2", "corpus")  # What a cache keeps.
 _OPTIONS = ("cache", "least_chance", "remember")
 _LEAST_CHANCE = 0.02
-# A row is known by its length and by this many tokens at the end of its text.
+# A row is recognised by its length and its last 32 tokens.
 _TAIL = 32
 _TAIL_WEIGHTS = np.random.default_rng(2).integers(1, 1 << 62, _TAIL)
-# Rows that left the batch are known for as long as this: vLLM does not say whether they ended.
+# The last 4,096 rows are known, also those that left the batch: vLLM does not say which ended.
 _MAX_SESSIONS = 4096
 
 _SAVE_SECONDS = 20.0
-_LESSON = 64  # The tables learn as many tokens at once: of a pair that comes twice, one counts.
+_LESSON = 64  # Tokens that tables learn at once; of a pair that comes twice, one counts.
 
 Ids = NDArray[np.int64]
 
@@ -88,9 +88,9 @@ class Proposer:
         self._chains = lasting.chains(self._num_tokens, least_chance)
         if "remember" in options:
             threading.Thread(target=lasting.keep_saving, daemon=True).start()
-            # Unlike those of `atexit`, these run at the end of processes that vLLM starts, too.
+            # `atexit` does not run at the end of processes that vLLM starts; this does.
             Finalize(self, lasting.end, exitpriority=1)
-        # By what a text is known by. Several rows may have the same text.
+        # By the name of a text. Several rows may have the same text.
         self._sessions: dict[int, list[_Session]] = {}
         self._num_rows = self._num_steps = 0
 
@@ -163,7 +163,7 @@ class Proposer:
         self._lasting.append(serials[of], text)
 
     def _keep(self, before: Ids, ends: Ids, serials: Ids) -> None:
-        """Remembers by what each row will be known in the next step."""
+        """Keeps the name by which each row will be found in the next step."""
         self._num_steps += 1
         names = _names(before, ends)
         for place, (name, serial) in enumerate(zip(names, serials.tolist(), strict=True)):
@@ -183,7 +183,7 @@ class _Step(NamedTuple):
 
 
 class _Session(NamedTuple):
-    """A row, and its place among those of a step."""
+    """A row: its number, the step that it was last in, and its place among that step's rows."""
 
     serial: int
     step: int
@@ -191,7 +191,7 @@ class _Session(NamedTuple):
 
 
 def _names(before: Ids, ends: Ids) -> list[int]:
-    """What each text is known by: a number made of its last tokens and its length."""
+    """The name of each text: a number made of its last tokens and its length."""
     names: list[int] = (before @ _TAIL_WEIGHTS + ends).tolist()
     return names
 
@@ -222,7 +222,7 @@ class _Lasting:
         self._lock = threading.Lock()
 
     def chains(self, max_tokens: int, least_chance: float) -> Chains:
-        """Chains that know all of it; what was written last counts most."""
+        """Chains that have read the cache and the memory file, the answers in the latter last."""
         answers, tables = self._answers.kept, self._learned.tables()
         num_known = 0 if self._corpus is None else self._corpus.num_prefixes
         num_known += sum(len(table["ids"]) for table in tables.values() if "ids" in table)

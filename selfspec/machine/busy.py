@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from time import perf_counter, process_time
 
-from selfspec.machine.control_groups import control_groups, numbers_in
+from selfspec.machine.control_groups import limits_of_groups
 
 __all__ = ["LEAST_SHARE", "num_processors", "processor_share"]
 
@@ -37,15 +37,6 @@ def num_processors(root: Path = Path("/")) -> float:
     """How many processors this process may use at once, by its affinity and its quota."""
     affinity = getattr(os, "sched_getaffinity", None)  # Only Linux has it.
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return min(usable, *_quotas(root))
-
-
-def _quotas(root: Path) -> list[float]:
-    """The processors that each control group above this process may use; infinite without any."""
-    found = [float("inf")]
-    for folder, is_second in control_groups("cpu", root):
-        names = ("cpu.max",) if is_second else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        numbers = numbers_in(folder, *names)
-        if len(numbers) == 2 and min(numbers) > 0:
-            found.append(numbers[0] / numbers[1])
-    return found
+    quotas = limits_of_groups("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"], root)
+    # A quota of -1 is none.
+    return min([usable, *(quota / period for quota, period in quotas if quota > 0 < period)])

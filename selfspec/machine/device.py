@@ -1,22 +1,23 @@
-"""What the engine asks of a device, and a device that finishes each operation at once.
+"""Devices: copies from and to the CPU, captured graphs, and random generators.
 
 Knows tensors and callables; nothing of models, trees or KV.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+from weakref import ref
 
 import torch
 
-from selfspec.machine.cuda import CudaDevice, Fetched, index_of
-
 __all__ = [
+    "CudaDevice",
     "Device",
     "Fetched",
-    "PlainDevice",
     "Replay",
     "default_generator",
     "device_for",
@@ -26,52 +27,134 @@ __all__ = [
 
 Replay = Callable[[], None]
 
+# Before torch 2.12, a capture that fails leaves torch's generator and memory pool capturing.
+_FIRST_TORCH = (2, 12)
+# A process may have one capture under way at a time.
+_capturing = threading.Lock()
 
-class Device(Protocol):
-    """One device, as one call uses it. What it is asked to do is done in order."""
 
-    name: str
-    can_capture: bool
-
-    def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        """Starts to copy `tensors` to the CPU."""
-        ...
-
-    def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
-        """Starts to copy from the CPU; `host` may be overwritten as soon as this returns."""
-        ...
-
-    def capture(self, work: Callable[[], None]) -> Replay | str:
-        """Returns a function that queues `work` again on the same tensors, or why there is none.
-
-        `work` runs one extra time, so running it again must change nothing.
-        """
+class _Event(Protocol):
+    def synchronize(self) -> object:
+        """Waits for the work that was queued before it."""
         ...
 
 
-class PlainDevice:
-    """A device that queues nothing: all work is done when the call returns."""
+class Fetched(NamedTuple):
+    """Tensors that are being copied to the CPU."""
 
-    can_capture = False
+    tensors: tuple[torch.Tensor, ...]
+    event: _Event | None = None  # It comes when the copies are done; None if they are already.
+
+    def get(self) -> tuple[torch.Tensor, ...]:
+        """Waits for the tensors, but not for work that was queued after them."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.tensors
+
+
+class Device:
+    """One device as one call uses it. It does what it is asked to in order.
+
+    This class is for the CPU, which queues nothing: all work is done when a call returns.
+    """
 
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
+        self.can_capture = False
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
+        """Starts to copy `tensors` to the CPU."""
         return Fetched(tuple(tensor.cpu() for tensor in tensors))
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
+        """Starts to copy from the CPU; `host` may be overwritten as soon as this returns."""
         into.copy_(host)
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
+        """A function that queues `work` again on the same tensors, or why there is none.
+
+        `work` runs one extra time, so running it again must change nothing.
+        """
         return f"a {self.name} captures no graphs"
+
+
+class CudaDevice(Device):
+    """A CUDA device, whose copies go through pinned memory while it computes.
+
+    All graphs of an instance share a pool of memory. It serves one call, and so one thread, at a
+    time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__("CUDA device")
+        self._device = device
+        self._last_graph: Callable[[], Any] = lambda: None
+        self.can_capture = tuple(map(int, torch.__version__.split(".")[:2])) >= _FIRST_TORCH
+        if not self.can_capture:
+            self.name = f"CUDA device under torch {torch.__version__}, which is older than 2.12,"
+
+    def fetch(self, *tensors: torch.Tensor) -> Fetched:
+        """Starts copies to pinned memory, which torch uses again once nobody holds them."""
+        hosts = tuple(
+            torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(
+                tensor, non_blocking=True
+            )
+            for tensor in tensors
+        )
+        return Fetched(hosts, torch.cuda.current_stream(self._device).record_event())
+
+    def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
+        """Copies `host` to pinned memory and starts a copy from there.
+
+        torch uses the pinned memory again only when that copy is done.
+        """
+        pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
+        into.copy_(pinned.copy_(host), non_blocking=True)
+
+    def capture(self, work: Callable[[], None]) -> Replay | str:
+        """Runs `work` once on the capture stream, and then captures it as a graph.
+
+        The graph is replayed once, which loads it onto the device.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), _capture_stream(_index_of(self._device))
+        try:
+            with _capturing:
+                self._warm_up(work, stream)
+                self._record(graph, work, stream)
+        except Exception as error:  # Models can fail here in any way that their code allows.
+            first_line = str(error).partition("\n")[0]
+            return f"capturing it fails ({type(error).__name__}: {first_line})"
+        graph.replay()
+        torch.cuda.current_stream(self._device).synchronize()
+        self._last_graph = ref(graph)
+        return graph.replay
+
+    def _warm_up(self, work: Callable[[], None], stream: Any) -> None:
+        """Runs `work`, so that libraries make their handles and choose their kernels."""
+        main = torch.cuda.current_stream(self._device)
+        stream.wait_stream(main)
+        try:
+            with torch.cuda.stream(stream):
+                work()
+        finally:  # After an error, the work that was queued before it still runs.
+            main.wait_stream(stream)
+
+    def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None], stream: Any) -> None:
+        main = torch.cuda.current_stream(self._device)
+        # A pool can't be used again once all its graphs are gone.
+        last_graph = self._last_graph()
+        pool = torch.cuda.graph_pool_handle() if last_graph is None else last_graph.pool()
+        # Other threads may go on during the capture.
+        capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(main), capture:  # If it fails, it may leave another stream current.
+            work()
 
 
 def device_for(device: torch.device) -> Device:
     """The `Device` for a device of torch."""
     if device.type == "cuda":
         return CudaDevice(device)
-    return PlainDevice("CPU" if device.type == "cpu" else f"{device.type} device")
+    return Device("CPU" if device.type == "cpu" else f"{device.type} device")
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -85,7 +168,7 @@ def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 def default_generator(device: torch.device) -> torch.Generator:
     """A device's default random generator; on devices other than CUDA, that of the CPU."""
     if device.type == "cuda":
-        return torch.cuda.default_generators[index_of(device)]
+        return torch.cuda.default_generators[_index_of(device)]
     return torch.default_generator
 
 
@@ -96,7 +179,7 @@ def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None
     With None they are not seeded. `torch.manual_seed` would seed every CUDA device.
     """
     kinds = {device.type for device in devices}
-    indices = sorted({index_of(device) for device in devices if device.type == "cuda"})
+    indices = sorted({_index_of(device) for device in devices if device.type == "cuda"})
     with torch.random.fork_rng(indices):
         if seed is not None and kinds <= {"cpu", "cuda"}:
             for device in (torch.device("cpu"), *devices):
@@ -104,3 +187,14 @@ def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None
         elif seed is not None:
             torch.manual_seed(seed)
         yield
+
+
+def _index_of(device: torch.device) -> int:
+    """The number of a CUDA device, which may be named without one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@cache
+def _capture_stream(index: int) -> Any:
+    """The stream that all calls capture on."""
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
 """What was measured on this machine: one JSON file in the user's cache folder.
 
-A process reads it once, and writes it every five minutes at most, and when it ends. A file that
-can't be read counts as empty. If it can't be written, a warning says so once, and each process
-measures anew. Knows keys and plain values; not what they mean.
+A process reads it once, and writes it every five minutes at most, and when it ends. If two
+processes write within the same millisecond, one loses what it had measured and measures it again. A
+file that can't be read counts as empty. If it can't be written, a warning says so once. Knows keys
+and plain values; not what they mean.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from selfspec.machine.user_files import replace_text, user_folder
 
 __all__ = ["Key", "find_measured", "keep_measured"]
@@ -28,7 +27,6 @@ _log = logging.getLogger("selfspec")
 _FORMAT = 3
 _SAVE_SECONDS = 300.0  # Between two saves.
 _MAX_ENTRIES = 64  # The oldest are dropped.
-_PATIENCE = 1.0  # In seconds, for other processes that write.
 
 Key = Mapping[str, str | int]  # Names and values of everything that a measurement depends on.
 _Entries = dict[str, dict[str, Any]]  # The values, by the names of the keys.
@@ -42,7 +40,7 @@ def find_measured(key: Key) -> dict[str, Any]:
 
 
 def keep_measured(measured: Iterable[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Adds values to those of their keys, on disk when that is due."""
+    """Adds values to those of their keys, and writes the file if five minutes have passed."""
     file = _file(_path())
     with file.lock:
         for key, values in measured:
@@ -63,7 +61,7 @@ class _File:
         atexit.register(self.save)
 
     def save(self) -> None:
-        """Adds what is new to the file; of several writers of a value, the last one wins."""
+        """Adds what is new to what the file holds now."""
         self.saved_at = time.monotonic()
         if not self.new:
             return
@@ -71,18 +69,15 @@ class _File:
             _warn("you have no home folder")
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=_PATIENCE), self.lock:
+            with self.lock:
                 entries = _entries(self.path)
                 for name, values in self.new.items():
                     entries[name] = {**entries.pop(name, {}), **values}
                 self.kept = dict(list(entries.items())[-_MAX_ENTRIES:])
                 replace_text(self.path, json.dumps({"format": _FORMAT, "entries": self.kept}))
                 self.new = {}
-        except TimeoutError:  # It is saved the next time.
-            _log.info("%s is in use, so nothing was added to it", self.path)
-        except (NotImplementedError, OSError) as error:
-            _warn(f"{self.path}: {getattr(error, 'strerror', None) or error}")
+        except OSError as error:
+            _warn(f"{self.path}: {error.strerror or error}")
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import ByteSize, TypeAdapter
 
 from selfspec.errors import ConfigError
-from selfspec.machine.control_groups import control_groups, numbers_in
+from selfspec.machine.control_groups import limits_of_groups
 
 if TYPE_CHECKING:
     import torch
@@ -61,11 +61,10 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    for folder, is_second in control_groups("memory", root):
-        names = ("max", "current") if is_second else ("limit_in_bytes", "usage_in_bytes")
-        numbers = numbers_in(folder, *(f"memory.{name}" for name in names))
-        if len(numbers) == 2:  # Else the group has no limit.
-            free = min(free, max(int(numbers[0] - numbers[1]), 0))
+    second = ["memory.max", "memory.current"]
+    first = ["memory.limit_in_bytes", "memory.usage_in_bytes"]
+    for most, used in limits_of_groups("memory", second, first, root):
+        free = min(free, max(int(most - used), 0))
     return free
 
 

@@ -20,26 +20,25 @@ def user_folder() -> Path | None:
     return folder if folder.is_absolute() else None  # Older versions of platformdirs say "~".
 
 
-def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666, lasting: bool = True) -> None:
+def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Writes a new file and renames it to `path`; raises `OSError` if that fails.
 
-    Readers see the old file or the new one, and of several writers the last one wins. A writer that
-    is killed leaves a hidden ``.tmp`` file. With `lasting`, this holds after a crash of the machine
-    too, but the call waits for the disk. `mode` is subject to the umask.
+    Readers see the old file or the new one, also after the machine has crashed, and of several
+    writers the last one wins. A writer that is killed leaves a hidden ``.tmp`` file. `mode` is
+    subject to the umask.
     """
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
-            if lasting:
-                file.flush()
-                os.fsync(file.fileno())
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The same for text that may be lost if the machine crashes."""
-    replace_bytes(path, text.encode("utf-8"), lasting=False)
+    """The same for text."""
+    replace_bytes(path, text.encode("utf-8"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -29,17 +28,29 @@ from selfspec.serving.schema import Chat, Completion, RequestError, checked, jso
 
 T = TypeVar("T")
 
-# A body may have the larger of these: so many bytes, or so many for each position of the model.
+# A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20
 _BYTES_A_POSITION = 16
-_PATIENCE_FOR_BODY = 30.0  # Seconds in which a body has to come.
-_PATIENCE = 5.0  # When the server is being stopped, running answers get this many seconds.
-_LAST_WORDS = 5  # After that, error messages get this many seconds to reach their clients.
+_PATIENCE = 5  # At the end running answers get 5 seconds, and then error messages 5 more.
 _MAX_CONNECTIONS = 1024
-_GONE = 499  # As nginx counts requests whose client had gone.
+_GONE = 499  # nginx counts requests whose client has gone under this status.
 
 
-def serve(app: FastAPI, *, host: str, port: int, access_log: bool = False) -> None:
+class _Server(uvicorn.Server):  # type: ignore[misc]
+    """Breaks off at the end what still runs after 5 seconds, since uvicorn waits for it."""
+
+    def __init__(self, config: uvicorn.Config, model: ModelThread) -> None:
+        super().__init__(config)
+        self._model = model
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        asyncio.get_running_loop().call_later(_PATIENCE, self._model.break_off)
+        await super().shutdown(sockets)
+
+
+def serve(
+    app: FastAPI, model: ModelThread, *, host: str, port: int, access_log: bool = False
+) -> None:
     """Answers until a signal comes. After a SIGTERM it returns; Ctrl-C interrupts."""
     config = uvicorn.Config(
         app,
@@ -49,12 +60,13 @@ def serve(app: FastAPI, *, host: str, port: int, access_log: bool = False) -> No
         access_log=access_log,
         server_header=False,
         limit_concurrency=_MAX_CONNECTIONS,
-        timeout_graceful_shutdown=int(_PATIENCE) + _LAST_WORDS,
+        timeout_graceful_shutdown=2 * _PATIENCE,
     )
-    # uvicorn raises its signals once more at the end. The SIGTERM has done its work by then.
+    # uvicorn raises its signals once more at the end. A SIGTERM would then end the process before
+    # it saves what was learned.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        uvicorn.Server(config).run()
+        _Server(config, model).run()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -75,8 +87,6 @@ def application(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        if threading.current_thread() is threading.main_thread():
-            _break_off_at_signals(model)
         try:
             yield
         finally:
@@ -153,12 +163,7 @@ class _Routes:
     async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
         arrived = perf_counter()
         self._model.check_open()
-        try:
-            data = await asyncio.wait_for(_body(request, self._max_body), _PATIENCE_FOR_BODY)
-        except asyncio.TimeoutError:
-            rule = f"the body must come within {_PATIENCE_FOR_BODY:.0f} seconds"
-            raise RequestError(rule, status=408) from None
-        asked = checked(kind, json_object(data, "the body"))
+        asked = checked(kind, json_object(await _body(request, self._max_body), "the body"))
         self._check_model(asked.model)
         exchange = Exchange(self._model, asked)
         await exchange.prepare(self._encoder, self._turn)
@@ -188,7 +193,7 @@ class _Routes:
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
-        """How many tokens a request took that was answered; counts them."""
+        """The numbers of tokens of an answered request, which are added to the meters."""
         usage = usage_of(exchange.num_prompt_tokens, exchange.answers)
         counts = self._meters.counts
         counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived
@@ -204,24 +209,7 @@ class _Routes:
             raise RequestError(f"{rule} {got}", field="model", status=404, code=code)
 
 
-def _break_off_at_signals(model: ModelThread) -> None:
-    """Ctrl-C breaks running answers off at once, SIGTERM after a while. uvicorn waits for them."""
-    loop = asyncio.get_running_loop()
-    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGINT, 0)):
-        uvicorns: Any = signal.getsignal(number)
-
-        def hear(number: int, frame: Any, then: Any = uvicorns, patience: float = patience) -> None:
-            loop.call_soon_threadsafe(loop.call_later, patience, model.break_off)
-            then(number, frame)
-
-        signal.signal(number, hear)
-
-
 async def _body(request: Request, max_bytes: int) -> bytes:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        rule = f"Content-Type must be application/json (got {kind!r:.60})"
-        raise RequestError(rule, status=415)
     data = bytearray()
     try:
         async for chunk in request.stream():

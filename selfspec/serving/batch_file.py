@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from selfspec.batch import Answer
     from selfspec.batch.session import Session
 
-_START = b'{"line": '  # Each line that we write begins so; the number of the line follows.
-_OUR_ERRORS = re.compile(rb'\{"line": \d+, "(custom_id|error)": |\Z')  # "error": up to 0.3
+_START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
 
 
 class LineResult(NamedTuple):
@@ -49,8 +47,8 @@ class LineResult(NamedTuple):
 class Progress:
     """How far a file of prompts has come."""
 
-    left: set[int] = field(default_factory=set)  # The numbers of lines that need the model.
-    unreadable: dict[int, RequestError] = field(default_factory=dict)  # What is wrong in others.
+    left: set[int] = field(default_factory=set)  # The numbers of the lines to be answered.
+    unreadable: dict[int, RequestError] = field(default_factory=dict)  # Why others can't be read.
     total: int = 0
 
 
@@ -88,10 +86,10 @@ class BatchFiles:
             yield
 
     def progress(self) -> Progress:
-        """What an earlier run has answered, and which lines can't be read.
+        """Which lines an earlier run has left to be answered, and which can't be read.
 
-        Removes the rest of an answer that was cut off. An output that belongs to another input is
-        refused, and not changed.
+        Removes an answer whose end is missing. An output that belongs to another input is refused,
+        and not changed.
         """
         answered, num_whole_bytes = self._answered()
         progress = Progress()
@@ -146,7 +144,7 @@ class BatchFiles:
             raise CliError(
                 f"OUTPUT must be another file than INPUT (got {str(self.answers)!r} for both)"
             )
-        if self.errors.exists() and not _OUR_ERRORS.match(self.errors.read_bytes()[:80]):
+        if self.errors.exists() and not _begins_as_ours(self.errors.read_bytes()[:10]):
             raise CliError(
                 "the file of errors of OUTPUT must be new, or from an earlier run (got "
                 f"{str(self.errors)!r}, which holds something else); move it"
@@ -160,8 +158,7 @@ class BatchFiles:
             return answered, num_bytes
         with self.answers.open("rb") as stream:
             for place, data in enumerate(stream, start=1):
-                is_begun = data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
-                if is_begun and not data.endswith(b"\n"):
+                if _begins_as_ours(data) and not data.endswith(b"\n"):
                     break
                 try:
                     value = json.loads(data)
@@ -233,6 +230,11 @@ def record(line: PromptLine, answer: Answer, model_name: str) -> str:
         }
     about = {"line": line.number, "input": line.checksum}
     return json.dumps({**about, **written, "ids": answer.ids, "stats": stats}, ensure_ascii=False)
+
+
+def _begins_as_ours(data: bytes) -> bool:
+    """Is it the beginning of a line that we write?"""
+    return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
 
 
 def _unwritable(path: Path, error: OSError) -> CliError:

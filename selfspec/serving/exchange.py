@@ -24,7 +24,7 @@ from selfspec.serving.tools import CallReader, joined
 class AnswerText:
     """The text of one answer as it may be sent: whole characters, and nothing of a stop string.
 
-    Special tokens have no text, but for those among `marks`.
+    Of special tokens only those among `marks` have a text.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AnswerText:
         shown = {id: str(each) for id, each in added.items() if each.special}
         self._marks = {id: text for id, text in shown.items() if text in marks}
         self._stops = stops
-        self._held = ""  # What a stop string may begin with.
+        self._held = ""  # The end of the text, where a stop string may have begun.
         self.is_stopped = False
 
     def add(self, ids: Sequence[int]) -> str:
@@ -81,9 +81,9 @@ class Exchange:
     async def prepare(self, encoder: Encoder, turn: asyncio.Lock) -> None:
         """Refuses what can't be answered.
 
-        Images are read first, since an address may take its time. Tokens are counted and calls
-        prepared for one request at a time, each in a thread that ends. A thread that stayed would
-        keep OpenMP threads, and more of them than cores slow down all.
+        Images are read first, since an address may take ten seconds to answer. Then calls are
+        prepared, one request at a time, each in a thread that ends: one that stayed would keep
+        OpenMP threads, and more of these than cores slow down all answers.
         """
         loop, pictured = asyncio.get_running_loop(), encoder.images.pictured
         self._prompts = [

@@ -16,12 +16,11 @@ from selfspec.serving.schema import RequestError
 
 __all__ = ["MAX_IMAGE_BYTES", "ImageReader", "has_images"]
 
-# Of all images of a request together.
-MAX_IMAGE_BYTES = 32 << 20
+MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together, and so are the next two.
 _MOST_PIXELS = 50_000_000
 _MOST_IMAGES = 16
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_PATIENCE = 10.0  # Seconds in which an address has to answer, and then the whole image has to come.
+_PATIENCE = 10.0  # An address must answer within 10 seconds, and send all within 10 more.
 _CHUNK = 1 << 16
 _IN_DATA = re.compile(r"data:image/[\w.+-]+;base64,(?P<base64>.*)", re.ASCII | re.DOTALL)
 
@@ -40,45 +39,45 @@ class ImageReader:
 
     def pictured(self, prompt: Any) -> Any:
         """The same prompt, with pictures where its messages name images."""
-        places = list(_images_in(prompt))
-        if not places:
+        urls = list(_images_in(prompt))
+        if not urls:
             return prompt
         if self.processor is None:
             rule = "must be left out, since this model reads no images"
-            raise _wrong(places[0][0], f"{rule} ({self.reason})")
-        if len(places) > _MOST_IMAGES:
+            raise _wrong(urls[0][0], f"{rule} ({self.reason})")
+        if len(urls) > _MOST_IMAGES:
             rule = f"must be one of at most {_MOST_IMAGES} images of a request"
-            raise _wrong(places[_MOST_IMAGES][0], f"{rule} (got {len(places)})")
+            raise _wrong(urls[_MOST_IMAGES][0], f"{rule} (got {len(urls)})")
         left = {"bytes": MAX_IMAGE_BYTES, "pixels": _MOST_PIXELS}
-        pictures = {where: self._picture(where, url, left) for where, url in places}
+        pictures = iter([self._picture(where, url, left) for where, url in urls])
         return [
-            {**message, "content": _with_pictures(number, message["content"], pictures)}
-            for number, message in enumerate(prompt)
+            {**message, "content": [_shown(part, pictures) for part in message["content"]]}
+            if isinstance(message["content"], list)
+            else message
+            for message in prompt
         ]
 
     def _picture(self, where: str, url: str, left: dict[str, int]) -> Any:
         """The picture, which takes its share of what is left for the request."""
         data = self._data(where, url, left["bytes"])
+        if len(data) > left["bytes"]:
+            raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
         left["bytes"] -= len(data)
         return _decoded(where, data, left)
 
     def _data(self, where: str, url: str, most: int) -> bytes:
         if found := _IN_DATA.fullmatch(url):
             try:
-                data = base64.b64decode(found["base64"], validate=True)
+                return base64.b64decode(found["base64"], validate=True)
             except ValueError as error:
                 raise _wrong(where, f"must have whole base64 after its comma ({error})") from None
-        elif url[:8].lower().startswith(("http://", "https://")):
-            if not self.fetches:
-                rule = "must be a data URL, since this server fetches no addresses"
-                raise _wrong(where, f"{rule} (got {url!r:.80}); selfspec serve has --fetch-images")
-            data = _fetched(where, url, most)
-        else:
+        if not url[:8].lower().startswith(("http://", "https://")):
             form = "data:image/png;base64,..."
             raise _wrong(where, f"must be a data URL such as {form!r} (got {url!r:.80})")
-        if len(data) > most:
-            raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
-        return data
+        if not self.fetches:
+            rule = "must be a data URL, since this server fetches no addresses"
+            raise _wrong(where, f"{rule} (got {url!r:.80}); selfspec serve has --fetch-images")
+        return _fetched(where, url, most)
 
 
 def has_images(prompt: Any) -> bool:
@@ -93,22 +92,12 @@ def _images_in(prompt: Any) -> Iterator[tuple[str, str]]:
         if isinstance(message["content"], list):
             for index, part in enumerate(message["content"]):
                 if part["type"] == "image_url":
-                    yield _place(number, index), part["image_url"]["url"]
+                    yield f"messages[{number}].content[{index}].image_url", part["image_url"]["url"]
 
 
-def _place(message: int, part: int) -> str:
-    return f"messages[{message}].content[{part}].image_url"
-
-
-def _with_pictures(number: int, content: Any, pictures: Mapping[str, Any]) -> Any:
-    if isinstance(content, str):
-        return content
-    return [
-        {"type": "image", "image": pictures[_place(number, index)]}
-        if part["type"] == "image_url"
-        else part
-        for index, part in enumerate(content)
-    ]
+def _shown(part: Any, pictures: Iterator[Any]) -> Any:
+    """A part of a message, with the next picture in place of an image's URL."""
+    return {"type": "image", "image": next(pictures)} if part["type"] == "image_url" else part
 
 
 def _fetched(where: str, url: str, most: int) -> bytes:

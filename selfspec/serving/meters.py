@@ -13,7 +13,7 @@ from selfspec.serving.model_thread import ModelThread
 
 
 class Meters:
-    """Counts of requests and tokens. The other numbers are read when somebody asks for them."""
+    """Counts requests and tokens. What runs and waits is looked up when a page is asked for."""
 
     def __init__(self, model: ModelThread, name: str) -> None:
         self._model = model
@@ -40,7 +40,7 @@ class Meters:
         return "".join(f"{name} {value}\n" for name, value in named.items())
 
     def _as_in_vllm(self) -> dict[str, float]:
-        """By the names and labels that vLLM gives, those of what answers have drafted first."""
+        """The counts that vLLM has too, by its names and with its label."""
         stats, model = self._model.spec.total_stats, self._model
         counts: dict[str, float] = {
             "spec_decode_num_drafts_total": stats.num_drafts,

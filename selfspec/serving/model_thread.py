@@ -57,7 +57,7 @@ class ModelThread:
         self.is_stopping = False  # Then new requests are refused.
         self._max_texts = max_rows + max_waiting
         self._indices = count()
-        # Who reads the text with an index: each hands events over to its event loop.
+        # By the index of a text: what hands its events to the event loop of its client.
         self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.session = Session(
@@ -167,7 +167,7 @@ class ModelThread:
                 self._tell(answer.index, answer)
 
     def _tell(self, index: int, event: Event | RequestError) -> None:
-        """Hands an event over. One that is not tokens is the last."""
+        """Hands an event to the client. An answer or an error is its last one."""
         clients = self._clients
         tell = clients.get(index) if isinstance(event, list) else clients.pop(index, None)
         if tell is not None:

@@ -45,7 +45,7 @@ class RequestError(SelfSpecError, ValueError):
 
     @classmethod
     def of(cls, error: Exception, *, field: str | None = None) -> RequestError:
-        """What is told of an error: our own in its words, another one by its name alone."""
+        """What a client gets to know: the words of our own errors, and only the names of others."""
         if isinstance(error, RequestError):
             return error
         name = type(error).__name__

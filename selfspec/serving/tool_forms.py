@@ -2,7 +2,7 @@
 
 Outside of calls a text is free. A call begins with the tag that the chat template shows, or, where
 there is none, with ``{"name": "weather", "arguments": `` at the beginning of a line. From there on
-the grammar leaves what the schema of that function allows.
+the grammar allows only what the function's schema does.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def grammar_of(chat: Chat, tokenizer: Any) -> str:
 class _Grammar:
     """The rules for the tools of one request.
 
-    A rule that is `lazy` ends its text as soon as it matches, and so no other text goes past it.
-    A text of llguidance has no special tokens, and so these stand between texts.
+    A `lazy` rule ends as soon as it matches, so that text can't run past a tag. In llguidance text
+    matches no special tokens, so these stand between texts.
     """
 
     def __init__(self, form: CallForm, tokenizer: Any, tools: Sequence[Tool]) -> None:
@@ -101,7 +101,8 @@ class _Grammar:
     def untagged(self, is_single: bool) -> list[str]:
         """Free text, and calls at the beginnings of lines.
 
-        `line` is a text that is empty or ends a line, as special tokens leave it, `inside` another.
+        `line` is what was written so far if it is empty or ends with a newline, and `inside` is
+        any other text. A special token may follow both.
         """
         token = self._ids.get(self._form.tag)
         tagged = [] if token is None else [f"(line | inside) TEXT <[{token}]> group"]

@@ -21,10 +21,10 @@ class CallReader:
 
     def __init__(self, form: CallForm, names: Sequence[str]) -> None:
         self.num_calls = 0
-        self._text, self._end = "", 0  # All that came, and how much of it was handed on.
-        self._is_text = False  # Has text come since the last call?
+        self._text, self._end = "", 0  # The text so far, and how far it was handed on.
+        self._is_text = False  # Has any text but whitespace come since the last call?
         self._arguments: JsonText | None = None  # of the call that is being written
-        self._is_after = False  # Is a call at its end, and its group not yet?
+        self._is_after = False  # Are a call's arguments complete, and its end tag not yet?
         heads = [form.head(name) for name in names]
         self._bare = [] if form.needs_tag else heads
         tags = [form.tag + begin for begin in form.begins] if form.tag else []
@@ -70,7 +70,7 @@ class CallReader:
         return text
 
     def _sure_end(self) -> int:
-        """Where that ends which is no call, whatever comes next."""
+        """How far the text is certainly no part of a call, whatever comes next."""
         text = self._text
         for place in range(max(self._end, len(text) - self._longest), len(text)):
             is_line = not place or text[place - 1] == "\n"
@@ -105,7 +105,7 @@ class CallReader:
         elif rest.startswith(self._closing):
             self._end, self._is_after = self._end + len(self._closing), False
         else:
-            # The grammar leaves nothing else, unless special tokens have cut what looked like one.
+            # The grammar allows nothing else, unless a special token cut what looked like a call.
             self._is_after = any(each.startswith(rest) for each in [*self._nexts, self._closing])
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from selfspec.machine.device import Device, Fetched, PlainDevice
+from selfspec.machine.device import Device, Fetched
 from selfspec.verify.logits import in_float32, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
@@ -79,7 +79,7 @@ class StepLogits:
     @property
     def is_here(self) -> bool:
         """Can they be read without waiting for a device?"""
-        return isinstance(self.device, PlainDevice) and self.logits.device.type == "cpu"
+        return type(self.device) is Device and self.logits.device.type == "cpu"
 
     def ask(self) -> None:
         """Asks the device for the likeliest tokens, if it was not asked yet."""

@@ -7,7 +7,7 @@ a model that was just loaded gets such weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -141,11 +141,14 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
     pack_loaded(model, InPlacePacking(_KEPT, copies=False))
 
 
-def hold_rounded(model: Any, rounded: Mapping[nn.Parameter, Numbers], terms: int) -> None:
-    """Gives a model weights that are rounded already, in place of these blank ones."""
+def hold_rounded(model: Any, rounded: dict[nn.Parameter, Numbers], terms: int) -> None:
+    """Gives a model weights that are rounded already, in place of these blank ones.
+
+    They are taken out of `rounded`, so that a budget of memory need not hold them twice.
+    """
     users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
     for some in _groups(model, users):
-        numbers = Numbers.joined([rounded[weight] for weight, _ in some])
+        numbers = Numbers.joined([rounded.pop(weight) for weight, _ in some])
         _hold(some, numbers, model.dtype, terms)
 
 

@@ -149,13 +149,9 @@ class Packing:
         """Was there work enough to time the layers, or would it have paid for packing them?"""
         if not self._is_timed:
             return self._work >= _DUE
-        saved, price = (self._seconds(self._missing, what) for what in ("saved", "packing"))
-        return self._num_forwards * saved >= price
-
-    def _seconds(self, modules: Sequence[nn.Linear], what: str) -> float:
-        """What the layers take to pack, or save in a forward."""
-        each = (m.weight.numel() * getattr(self._times[m.weight.dtype], what) for m in modules)
-        return float(sum(each))
+        each = [(m.weight.numel(), self._times[m.weight.dtype]) for m in self._missing]
+        saved = self._num_forwards * sum(number * times.saved for number, times in each)
+        return saved >= sum(number * times.packing for number, times in each)
 
     def _is_quiet(self) -> bool:
         """Do other programs leave us the processor? A machine that never does counts as quiet.

@@ -69,7 +69,8 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
             if len(matrices) == len(sample):
                 packing[name] = (perf_counter() - start) / number
                 products.append([partial(matrix, bias=None) for matrix in matrices])
-    inputs = [_inputs(sample, num_tokens) for num_tokens in (_PLAIN, WIDE)]
+    generator = torch.Generator("cpu").manual_seed(0)
+    inputs = [[_input(weight, n, generator) for weight in sample] for n in (_PLAIN, WIDE)]
     rounds = [[[_seconds(each, x) for x in inputs] for each in products] for _ in range(_ROUNDS)]
     times = torch.tensor(rounds, dtype=torch.float64, device="cpu").amin(0) / number
     own, *packed = map(tuple, times.tolist())
@@ -90,12 +91,9 @@ def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return sample
 
 
-def _inputs(weights: Sequence[torch.Tensor], num_tokens: int) -> list[torch.Tensor]:
-    generator = torch.Generator("cpu").manual_seed(0)
-    return [
-        torch.randn(num_tokens, each.shape[1], generator=generator, device="cpu").to(each)
-        for each in weights
-    ]
+def _input(weight: torch.Tensor, num_tokens: int, generator: torch.Generator) -> torch.Tensor:
+    numbers = torch.randn(num_tokens, weight.shape[1], generator=generator, device="cpu")
+    return numbers.to(weight)
 
 
 def _seconds(products: Sequence[_Product], inputs: Sequence[torch.Tensor]) -> float:

@@ -62,7 +62,7 @@ def lines(tmp_path, texts) -> Path:
 def build(tokenizer, model) -> Callable[..., CacheContents]:
     """Builds a cache."""
 
-    def run(output: Path, *, overwrite: bool = False, **keys: Any) -> CacheContents:
+    def run(output: Path, **keys: Any) -> CacheContents:
         return build_cache(
             Recipe.of(**{"name": "tiny", "window": 16, "batch": 2, **keys}),
             output,
@@ -70,7 +70,6 @@ def build(tokenizer, model) -> Callable[..., CacheContents]:
             lambda: model,
             console=Console(quiet=True),
             model_name="tiny",
-            overwrite=overwrite,
         )
 
     return run

@@ -5,7 +5,9 @@ import os
 import pytest
 from transformers import AutoTokenizer
 
+from selfspec.building.recipe import OPTIONS
 from selfspec.cache import load_cache, save_cache, tokenizer_info
+from selfspec.cli.cache import RecipeOptions
 from tests.caches import contents, count_grams
 from tests.tiny import LINES
 
@@ -45,13 +47,15 @@ class TestBuild:
         assert (about["recipe"]["build"], about["recipe"]["min_count"]) == ("ngrams", 4)
 
     def test_own_answers_by_name(self, run, command, tmp_path):
-        (tmp_path / "prompts.jsonl").write_text('{"prompt": "the quick"}\n{"prompt": "def read"}\n')
-        answers = tmp_path / "answers.jsonl"
-        asked = ("batch", command[2], tmp_path / "prompts.jsonl", answers, "--max-new-tokens", "5")
-        assert run(*asked).exit_code == 0
+        prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+        prompts.write_text('{"prompt": "the quick"}\n{"prompt": "def read"}\n')
+        run("batch", command[2], prompts, answers, "--max-new-tokens", "5")
         own = ("--recipe", "own-answers", "--data", answers)
         assert run(*command, *own).exit_code == 0
         assert load_cache(tmp_path / "cache").about["documents"] == 2
+
+    def test_the_options_are_those_that_a_recipe_names(self):
+        assert tuple(vars(RecipeOptions())) == OPTIONS
 
     @pytest.mark.parametrize(
         ("args", "said"),

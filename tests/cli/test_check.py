@@ -101,17 +101,6 @@ def test_what_is_wrong_is_one_line(fails, chat_folder, tmp_path):
     assert "512 positions" in fails("check", chat_folder, "--prompts", long)
 
 
-def test_acceptance_is_told_as_by_vllm(writer):
-    console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1])
-    found.stats["a"] = GenerationStats(num_steps=4, num_nodes=12, num_drafts=4)
-    found.stats["a"].accepted_lengths.update({2: 3, 0: 1})
-    print_report(console, found, writer.asked)
-    assert (
-        "Mean acceptance length 2.50: 6 of 8 drafted tokens accepted, rate by position 0: 0.75, "
-        "1: 0.75.\n"
-    ) in console.file.getvalue()
-
-
 def test_the_demo_shows_the_embedded_model(run):
     """Without a terminal it is plain text in 80 columns."""
     said = run("demo", *BRIEFLY).stdout
@@ -191,64 +180,45 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("seconds", "said"),
+    [((3, 2), "(1.50x), and the weights 5 MB in place of 9: add --weig"), ((2, 2), ": no faster")],
+)
+def test_what_weights_in_eight_bits_would_bring(seconds, said):
+    assert said in about_eight_bits(seconds, (9e6, 5e6))
+
+
+@pytest.mark.skipif(missing_for_eight_bits() is not None, reason="no products of 8 bits here")
+@pytest.mark.parametrize(
+    ("free", "said"),
     [
-        (
-            (3.0, 2.0),
-            "2.0 s in place of 3.0 (1.50x), and the weights 5 MB in place of 9: add --weig",
-        ),
-        (
-            (2.0, 2.0),
-            "2.0 s in place of 2.0 (1.00x), and the weights 5 MB in place of 9: no faster",
-        ),
+        (1 << 40, "With weights in 8 bits the same answers take "),
+        (1000, "and 0.0 are free; run this again with --weights int8."),
     ],
 )
-def test_what_weights_in_eight_bits_would_bring(seconds, text):
-    assert text in about_eight_bits(seconds, (9e6, 5e6))
-
-
-@pytest.fixture
-def eight_bits(writer, chat_folder):
-    """What `check` says of weights in 8 bits to a user who measures a model as it is."""
-    if missing_for_eight_bits() is not None:
-        pytest.skip("no products of 8 bits here")
-    asked = [(Question("a", "the quick"), writer.tokenizer("the quick")["input_ids"])]
-    found = measured([2, 2], [1, 1], tokens=24)
-    found.lengths["b"] = 96
-
-    def said(**options):
-        writer.asked = replace(writer.asked, **{"model": str(chat_folder), **options})
-        return check._in_eight_bits(writer, asked, found, sees=False)
-
-    return said
-
-
-def test_the_model_is_compared_with_itself_in_eight_bits(eight_bits):
-    assert eight_bits().startswith("With weights in 8 bits the same answers take ")
-
-
-def test_a_model_that_does_not_fit_twice_is_not_loaded_twice(eight_bits, monkeypatch):
-    monkeypatch.setattr(check, "free_memory", lambda: 1000)
-    assert eight_bits().endswith("and 0.0 are free; run this again with --weights int8.")
-
-
-def test_a_model_that_can_not_have_eight_bits_says_why(eight_bits, tmp_path):
-    new_model("gpt2", vocab_size=512).save_pretrained(tmp_path / "other")
-    assert "most of its weights in linear layers" in eight_bits(model=str(tmp_path / "other"))
-
-
-@pytest.mark.parametrize("options", [{"weights": "int8"}, {"max_memory": "1GB"}, {"model": None}])
-def test_eight_bits_are_no_question_for_some(eight_bits, options):
-    assert eight_bits(**options) is None
+def test_the_model_is_compared_with_itself_in_eight_bits(
+    run, chat_folder, tmp_path, monkeypatch, free, said
+):
+    """Where memory holds it twice, and not where it has 8 bits already."""
+    monkeypatch.setattr(check, "free_memory", lambda: free)
+    lines = [{"prompt": text} for text in ("the lazy dog", "def read(", "class Queue")]
+    asked = ("--prompts", write_lines(tmp_path / "three.jsonl", *lines), "--seconds", "9")
+    assert said in run("check", chat_folder, *asked).stdout
+    assert said not in run("check", chat_folder, *asked, "--weights", "int8").stdout
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
 def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
+    """Acceptance is told as by vLLM."""
     console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1], dtype=dtype)
+    found.stats["a"] += GenerationStats(num_steps=4, num_nodes=12, num_drafts=4)
+    found.stats["a"].accepted_lengths.update({2: 3, 0: 1})
     assert print_report(console, found, writer.asked, CURVE) == 0
-    assert (
-        "Cost of a step by its width in tokens, in plain steps: 1: 1.00" in console.file.getvalue()
-    )
+    for said in (
+        "Cost of a step by its width in tokens, in plain steps: 1: 1.00",
+        "Mean acceptance length 2.50: 6 of ",
+        "rate by position 0: 0.75, 1: 0.75.\n",
+    ):
+        assert said in console.file.getvalue()
     found.parted.add("a")
     assert print_report(console, found, writer.asked, CURVE) == status
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)

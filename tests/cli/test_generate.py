@@ -27,7 +27,7 @@ def test_from_stdin_a_file_or_the_command_line(generate, stock_text, plain_folde
     assert result.stdout == stock_text(PROMPT, 24)
     assert result.stderr == f"Loading {plain_folder} ...\n"
     assert generate("--prompt", "the fox", stdin="").stdout == stock_text("the fox", 24)
-    (tmp_path / "prompt.txt").write_text("the quick brown")
+    (tmp_path / "prompt.txt").write_text("the quick brown", encoding="utf-8-sig")
     result = generate(tmp_path / "prompt.txt", "--full", "--output", tmp_path / "out.txt")
     assert result.stdout == ""
     text = "the quick brown" + stock_text("the quick brown", 24)
@@ -52,6 +52,7 @@ def test_sampling_is_stocks_with_the_same_seed_and_another_one_without(generate,
 def test_wrong_prompts_and_files(fails, plain_folder, tmp_path):
     wrong, prompt = tmp_path / "latin.txt", tmp_path / "prompt.txt"
     wrong.write_bytes(b"ab\xff")
+    (tmp_path / "16.txt").write_text("the quick", encoding="utf-16")
     prompt.write_text(PROMPT)
     for args, stdin, said in (
         ((), "", "prompt"),
@@ -59,6 +60,7 @@ def test_wrong_prompts_and_files(fails, plain_folder, tmp_path):
         (("a", "--prompt", "b"), "", "--prompt"),
         (("def main():",), "", "FILE"),
         (("--prediction", wrong), PROMPT, "--prediction"),
+        ((tmp_path / "16.txt",), "", "save it as UTF-8"),
         (("--prediction", "nowhere"), PROMPT, "nowhere"),
         ((prompt, "--output", prompt), "", "--output"),
         (("--output", tmp_path / "no" / "out"), PROMPT, "--output"),
@@ -109,12 +111,3 @@ def test_what_a_run_learned_the_next_one_knows(generate, fails, stock_text, tmp_
     save_cache(tmp_path / "foreign", contents(corpus=None))
     line = fails("generate", chat_folder, "--remember", tmp_path / "foreign", stdin=PROMPT)
     assert "tokenizer 5a5a5a5a…" in line
-
-
-def test_files_of_other_encodings_get_the_way_out(run, fails, chat_folder, tmp_path):
-    text, few = tmp_path / "text", ("--max-new-tokens", "3")
-    text.write_text("the quick", encoding="utf-16")
-    assert "save it as UTF-8" in fails("generate", chat_folder, text)
-    text.write_text("the quick", encoding="utf-8-sig")
-    written = run("generate", chat_folder, text, *few, "--full").stdout
-    assert written == run("generate", chat_folder, "--prompt", "the quick", *few, "--full").stdout

@@ -112,17 +112,6 @@ def test_what_never_comes_true_is_no_longer_drafted():
     assert draft(chains, [1]) == []
 
 
-def test_many_trials_are_halved(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chains_, "_MANY_TRIALS", 20.0)
-    chains = Chains(4, 0.0, VOCAB_SIZE)
-    chains.read(np.array([1, 2]), 1)
-    for _ in range(50):
-        draft(chains, [1])
-        chains.count(np.array([0]), np.array([0]), np.array([2]))
-    assert 10 < chains._trials.max() <= 20
-    assert (chains._hits <= chains._trials).all()
-
-
 def test_a_corpus_is_drafted_from():
     chains = Chains(8, 0.0, VOCAB_SIZE)
     chains.read_corpus(count_grams(TEXT))

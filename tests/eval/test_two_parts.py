@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from eval.units.two_parts import Parts, attention_and_sums, in_two_parts
-
-
-def test_attention_and_the_sums_of_its_scores():
-    query, key, value = torch.randn(3, 1, 2, 5, 16)
-    outcome, sums = attention_and_sums(query, key, value, 0.25)
-    scores = query @ key.mT * 0.25
-    torch.testing.assert_close(outcome, scores.softmax(-1) @ value)
-    torch.testing.assert_close(sums, scores.logsumexp(-1))
+from eval.units.two_parts import Parts, in_two_parts
 
 
 def test_two_parts_are_one():

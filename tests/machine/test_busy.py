@@ -1,14 +1,16 @@
-"""How much of the processor other programs leave, of what this process may use."""
+"""What other programs and control groups leave of processor and memory."""
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from selfspec.machine import busy
 from selfspec.machine.busy import LEAST_SHARE, num_processors, processor_share
+from selfspec.machine.memory import free_memory
 
 
 def test_the_share_of_the_processor_is_one_at_most():
@@ -31,26 +33,33 @@ def test_a_quiet_machine_is_not_busy_because_we_may_not_use_all_of_it(processors
     assert processor_share() >= LEAST_SHARE
 
 
+# What Linux says of the groups of a process, and their files: 1.5 processors, 5,000 of 6,000 bytes.
+SECOND = {"cpu.max": "150000 100000", "memory.max": "6000\n", "memory.current": "1000\n"}
+NO_LIMIT = {"cpu.max": "max 100000", "memory.max": "max\n", "memory.current": "1000\n"}
+QUOTA = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
+LIMIT = {"memory.limit_in_bytes": "6000\n", "memory.usage_in_bytes": "1000\n"}
 GROUPS = {
-    "second version": ("0::/a/b\n", {"a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}),
-    "own root": ("0::/\n", {"cpu.max": "150000 100000\n"}),
+    "second version": ("0::/a/b\n", {"a": SECOND, "a/b": NO_LIMIT}),
+    "own root": ("0::/\n", {"": SECOND}),
     "first version": (
-        "5:memory:/c\n4:cpu,cpuacct:/c\n",
-        {"cpu/c/cpu.cfs_quota_us": "150000\n", "cpu/c/cpu.cfs_period_us": "100000\n"},
+        "5:hugetlb,memory:/c/d\n4:cpu,cpuacct:/c\n",
+        {"cpu/c": QUOTA, "memory/c": LIMIT},
     ),
 }
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_quotas_of_control_groups_count(group: str, tmp_path: Path, monkeypatch):
+def test_limits_of_control_groups_count(group: str, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(8), raising=False)
-    assert num_processors(tmp_path) == 8  # Nothing says more.
-    name, files = GROUPS[group]
-    for path, text in {f"sys/fs/cgroup/{k}": v for k, v in files.items()}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(name)
-    assert num_processors(tmp_path) == 1.5
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9000))
+    assert (num_processors(tmp_path), free_memory(root=tmp_path)) == (8, 9000)
+    name, folders = GROUPS[group]
+    for folder, files in {**folders, "../../../proc/self": {"cgroup": name}}.items():
+        inside = tmp_path / "sys/fs/cgroup" / folder
+        inside.mkdir(parents=True, exist_ok=True)
+        for file, text in files.items():
+            (inside / file).write_text(text)
+    assert (num_processors(tmp_path), free_memory(root=tmp_path)) == (1.5, 5000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(1), raising=False)
-    assert num_processors(tmp_path) == 1
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=500))
+    assert (num_processors(tmp_path), free_memory(root=tmp_path)) == (1, 500)

@@ -81,14 +81,10 @@ def test_what_other_processes_keep_meanwhile_stays(path: Path) -> None:
     assert find_measured(KEY) == find_measured({**KEY, "device": "a bus"}) == VALUES
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{", "[]", "null", "3", "{}", "[" * 100_000, '{"format": 3}', "\udcff"),
-        *('{"format": 2, "entries": {}}', '{"format": 3, "entries": {"x": 3}}'),
-    ],
-    ids=range(11),
-)
+DAMAGED = ("", "{", "[]", "[" * 100_000, '{"format": 3}', "\udcff", '{"format": 2, "entries": {}}')
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_or_foreign_file_is_empty_and_is_replaced(text: str, path: Path) -> None:
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -122,7 +118,7 @@ def test_what_can_not_be_kept_is_said_once(
     (record,) = caplog.records
     assert "can't be kept for the next process" in record.message
     if fault == "disk full":
-        assert {each.name for each in path.parent.iterdir()} <= {path.name, f"{path.name}.lock"}
+        assert {each.name for each in path.parent.iterdir()} <= {path.name}
 
 
 def _disk_full(*_names: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
 from selfspec.serving.app import application
+from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
+from tests.processors import seeing_pair
 
 NAME = "tiny"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -39,10 +42,10 @@ class Served:
         self.app = application(self.thread, name=NAME, encoder=encoder, **(gate or {}))
         self.client = TestClient(self.app, base_url="http://localhost")
 
-    def post(self, path: str, body: Any, kind: str = "application/json") -> Any:
+    def post(self, path: str, body: Any) -> Any:
         """The response. Bytes are sent as they are, and halves of characters are escaped."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        return self.client.post(path, content=data, headers={"content-type": kind})
+        return self.client.post(path, content=data)
 
     def ask(self, path: str, **body: Any) -> Any:
         """The answer's JSON; the request must succeed."""
@@ -57,6 +60,26 @@ class Served:
         mask = torch.ones_like(inputs)
         output = type(self.model).generate(self.model, inputs, attention_mask=mask, **options)
         return self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+
+
+@contextmanager
+def seeing_client(pair: tuple[Any, Any], kind: type[Encoder] = Encoder) -> Iterator[Any]:
+    """A client of a model that sees, with its thread."""
+    model, processor = pair
+    spec = SelfSpec(max_nodes=6, budget="fixed")
+    thread = ModelThread(model, processor.tokenizer, spec, max_rows=4, max_memory=1 << 24)
+    thread.start()
+    vocab_size = model.config.text_config.vocab_size
+    encoder = kind(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
+    with TestClient(application(thread, name=NAME, encoder=encoder), "http://localhost") as made:
+        made.thread = thread
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    """A model that sees, and its processor."""
+    return seeing_pair()
 
 
 @pytest.fixture(scope="module")

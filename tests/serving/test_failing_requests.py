@@ -17,20 +17,14 @@ import torch
 pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
 
 from openai import OpenAI
-from starlette.testclient import TestClient
 
-from selfspec import SelfSpec
 from selfspec.batch.guides import GuideProcessor
 from selfspec.engine import Engine
 from selfspec.plugin.call import Call
-from selfspec.serving.app import application
-from selfspec.serving.images import ImageReader
-from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
-from tests.processors import data_url, picture, seeing_pair
+from tests.processors import data_url, picture
+from tests.serving.conftest import CHAT, seeing_client
 from tests.serving.test_images import asked, text_alone
-
-CHAT = "/v1/chat/completions"
 
 
 class Broken(Exception):
@@ -86,22 +80,10 @@ class Treacherous(Encoder):
         return encoded, arguments
 
 
-@pytest.fixture(scope="module")
-def pair() -> tuple[Any, Any]:
-    return seeing_pair()
-
-
 @pytest.fixture
 def client(pair: tuple[Any, Any]) -> Iterator[Any]:
-    model, processor = pair
-    spec = SelfSpec(max_nodes=6, budget="fixed")
-    thread = ModelThread(model, processor.tokenizer, spec, max_rows=4, max_memory=1 << 24)
-    thread.start()
-    vocab_size = model.config.text_config.vocab_size
-    encoder = Treacherous(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
-    with TestClient(application(thread, name="tiny", encoder=encoder), "http://localhost") as made:
-        made.thread = thread
-        yield made
+    with seeing_client(pair, Treacherous) as client:
+        yield client
 
 
 def told(client: Any, messages: Any, *, stream: bool) -> tuple[int, Any]:

@@ -16,38 +16,21 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
 
 from PIL import Image
-from starlette.testclient import TestClient
 
-from selfspec import SelfSpec
 from selfspec.cli.loading import images_of, load_all
 from selfspec.cli.options import DraftOptions
 from selfspec.serving import images as images_module
-from selfspec.serving.app import application
 from selfspec.serving.images import ImageReader
-from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder, read_line
 from selfspec.serving.schema import RequestError
-from tests.processors import data_url, picture, seeing_pair
-
-CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def pair() -> tuple[Any, Any]:
-    return seeing_pair()
+from tests.processors import data_url, picture
+from tests.serving.conftest import CHAT, seeing_client
 
 
 @pytest.fixture(scope="module")
 def client(pair: tuple[Any, Any]) -> Iterator[Any]:
-    model, processor = pair
-    spec = SelfSpec(max_nodes=6, budget="fixed")
-    thread = ModelThread(model, processor.tokenizer, spec, max_rows=3, max_memory=1 << 24)
-    thread.start()
-    vocab_size = model.config.text_config.vocab_size
-    encoder = Encoder(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
-    with TestClient(application(thread, name="tiny", encoder=encoder), "http://localhost") as made:
-        made.spec = spec
-        yield made
+    with seeing_client(pair) as client:
+        yield client
 
 
 def asked(*urls: str, text: str = "the fox") -> list[dict[str, Any]]:
@@ -97,8 +80,8 @@ def test_texts_are_those_of_generate(client: Any, pair: tuple[Any, Any]) -> None
         for thread in threads:
             thread.join()
         assert [found[number] for number in range(len(shown))] == expected
-    assert client.spec.total_stats.disabled_reason is None
-    assert client.spec.total_stats.num_nodes > client.spec.total_stats.num_steps
+    assert client.thread.spec.total_stats.disabled_reason is None
+    assert client.thread.spec.total_stats.num_nodes > client.thread.spec.total_stats.num_steps
 
 
 def test_samples_of_one_image(client: Any) -> None:

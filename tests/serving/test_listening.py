@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 
+from selfspec.serving import app
 from tests.serving.conftest import COMPLETION, NAME, Served
 from tests.waiting import PATIENCE, free_port, wait_until
 
@@ -26,7 +27,7 @@ class Address(Served):
         super().__init__(folder, **{"max_memory": None, "max_positions": None, **options})
         self.port = free_port()
         config = uvicorn.Config(self.app, host="127.0.0.1", port=self.port)
-        self.server = uvicorn.Server(config)
+        self.server = app._Server(config, self.thread)
 
     def complete(self, **body: Any) -> Any:
         """A connection on which a completion was asked for."""
@@ -88,7 +89,8 @@ def test_too_many_are_told_to_come_again(address: Address) -> None:
     address.wait_for(num_running=0)
 
 
-def test_at_the_end_everybody_is_told(chat_folder: str) -> None:
+def test_at_the_end_everybody_is_told(chat_folder: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(app, "_PATIENCE", 0.2)
     with (
         listening(chat_folder, max_rows=1) as address,
         address.complete(**ENDLESS, stream=True) as running,
@@ -97,7 +99,7 @@ def test_at_the_end_everybody_is_told(chat_folder: str) -> None:
         assert streaming.readline().startswith(b"data: ")
         with address.complete(**ENDLESS) as waiting:
             address.wait_for(num_running=1, num_waiting=1)
-            address.thread.break_off()
+            address.server.should_exit = True
             response = waiting.getresponse()
             assert response.status == 503
             assert b"being stopped" in response.read()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from selfspec import SelfSpec, UnsupportedError
+from selfspec import SelfSpec
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import RequestError
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -65,25 +65,6 @@ def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
     thread = play(thread_of(name), work)
     assert bool(thread.session.alone_reasons) == (name == "bloom")
     assert thread.num_waiting == 0
-
-
-def test_what_fails_alone_takes_no_others_along() -> None:
-    class Failing:
-        """A logits processor."""
-
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            raise UnsupportedError("no such luck")
-
-    async def work(thread: ModelThread) -> None:
-        failing = last(thread, max_new_tokens=3, logits_processor=[Failing()])
-        running = last(thread, max_new_tokens=30)
-        answer, failed = await asyncio.gather(running, failing)
-        assert answer.ids
-        assert "no such luck" in str(failed.error)
-        assert (await last(thread, max_new_tokens=3)).ids
-
-    thread = play(thread_of("llama"), work)
-    assert list(thread.session.alone_reasons) == ["a logits processor may look at other rows"]
 
 
 def test_when_nothing_can_be_answered_any_more_everybody_is_told(

@@ -264,7 +264,8 @@ def _load(model: Any, stored: _Stored, later: set[str], device: torch.device, te
     named = model.named_parameters(remove_duplicate=False)
     check_complete([name for name, each in named if each.is_meta and name not in later])
     if rounded:
-        hold_rounded(model, {model.get_parameter(n): each for n, each in rounded.items()}, terms)
+        given = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
+        hold_rounded(model, given, terms)
 
 
 def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:

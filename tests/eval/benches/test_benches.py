@@ -13,8 +13,7 @@ import pytest
 
 from eval.benches.dialogue import Prompter
 from eval.benches.prompts import load_questions
-from eval.benches.questions import Question, Slice, select, spread
-from eval.benches.random_text import RandomPrompter
+from eval.benches.questions import Question, spread
 from eval.benches.registry import BENCHES, load_bench
 from eval.benches.stdlib import stdlib_edits, stdlib_questions
 from eval.errors import EvalError
@@ -34,7 +33,6 @@ def write(path: Path, *lines: object) -> Path:
     ("line", "field"),
     [
         ("{", "the row"),
-        ({**GOOD, "turns": None}, "turns"),
         ({**GOOD, "turns": ["a", " "]}, r"turns\.1"),
         ({**GOOD, "question_id": True}, "question_id"),
         (GOOD, "an id must not come twice"),
@@ -62,61 +60,38 @@ ROWS = {
 
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_benches_of_the_hub_come_through_datasets_or_a_local_file(tmp_path, monkeypatch, name):
-    asked = []
-
     def load_dataset(*arguments, split):
-        asked.append((*arguments, split))
+        assert (*arguments, split) == BENCHES[name].hub
         return [ROWS[name]]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     fetched = load_bench(name)
-    assert asked == [BENCHES[name].hub]
     assert fetched == load_bench(name, write(tmp_path / "rows.jsonl", ROWS[name]))
     assert len(fetched.questions[0].turns) == (2 if name == "mt-bench" else 1)
 
 
-def test_a_limit_is_spread_over_the_tasks_and_a_higher_one_keeps_the_lower(questions):
+def test_which_questions_are_asked(questions):
+    """A limit is spread over the tasks. Questions that are too long are left out."""
     all_of_them = load_bench("spec-bench", questions).questions
-    ids = {n: [question.id for question in spread(all_of_them, n)] for n in (3, 5, None)}
-    assert ids[3] == [0, 100, 200]
-    assert ids[5] == [0, 1, 100, 101, 200]
-    assert len(ids[None]) == 36
-    third = select(all_of_them, Slice(every=5, offset=1, task="qa"))
-    assert [question.id for question in third] == [101, 106, 111]
-
-
-def test_the_measuring_set_is_every_tenth_question_of_each_task_but_for_long_ones(questions):
+    ids = {n: [question.id for question in spread(all_of_them, n)] for n in (5, None)}
+    assert (ids[5], len(ids[None])) == ([0, 1, 100, 101, 200], 36)
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     with questions.open("a") as file:
         file.write(json.dumps({**GOOD, "question_id": 999, "turns": ["word " * 2000]}) + "\n")
-    options = Namespace(questions=questions, task=None, every=10, offset=0, limit=None)
-    found = [question.id for question, _ in load_questions(options, tokenizer)]
-    assert found == [0, 10, 100, 110, 200, 210]
-
-
-def test_random_prompts_are_the_same_for_a_seed():
-    tokenizer = make_tokenizer()
-    first, second = (Question(n, "random", ("",)) for n in (0, 1))
-    ids = RandomPrompter(tokenizer, 3).prompt_ids(first, [])
-    assert ids == RandomPrompter(tokenizer, 3).prompt_ids(first, ["whatever was said"])
-    assert ids != RandomPrompter(tokenizer, 4).prompt_ids(first, [])
-    assert ids != RandomPrompter(tokenizer, 3).prompt_ids(second, [])
-    assert len(ids) == 200
-    assert not set(ids) & set(tokenizer.all_special_ids)
+    for task, offset, expected in ((None, 0, [0, 10, 100, 110, 200, 210]), ("qa", 1, [101, 111])):
+        options = Namespace(questions=questions, task=task, every=10, offset=offset, limit=None)
+        found = [question.id for question, _ in load_questions(options, tokenizer)]
+        assert found == expected
 
 
 def test_a_chat_template_is_used_where_there_is_one():
     question, tokenizer = Question(1, "qa", ("first", "second"), "go on:"), make_tokenizer()
-    plain = Prompter(tokenizer)
-    assert tokenizer.decode(plain.prompt_ids(question, [])) == "go on:"
-    assert tokenizer.decode(plain.prompt_ids(question, ["yes"])) == "go on:yes\n\nsecond\n"
+    plain = Prompter(tokenizer).prompt_ids(question, ["yes"])
+    assert tokenizer.decode(plain) == "go on:yes\n\nsecond\n"
     tokenizer.chat_template = TEMPLATE
     text = tokenizer.decode(Prompter(tokenizer).prompt_ids(question, ["yes"]))
     assert text == "<|user|>first<|assistant|>yes<|eos|><|user|>second<|assistant|>"
-    assert Prompter(tokenizer, "plain").format == "plain"
-    with pytest.raises(EvalError, match="prompt format"):
-        Prompter(tokenizer, "x")
 
 
 SOURCE = '''\
@@ -135,26 +110,17 @@ class Queue:
 '''
 
 
-@pytest.fixture
-def library(tmp_path) -> Path:
+def test_tasks_and_edits_are_cut_from_documented_functions(tmp_path):
     for number in range(6):
         (tmp_path / f"m{number}.py").write_text(SOURCE)
-    return tmp_path
-
-
-def test_tasks_are_cut_from_documented_functions(library):
-    completion, edit, docstring = found = stdlib_questions(library, per_task=1)
+    completion, edit, docstring = found = stdlib_questions(tmp_path, per_task=1)
     assert [question.task for question in found] == ["completion", "edit", "docstring"]
     assert completion.plain.startswith('def put(self, item, timeout=None):\n    """Put it in.')
     assert completion.plain.endswith("    if timeout is not None:\n")
     assert edit.turns[0].startswith("Rename the parameter timeout to new_timeout.")
     assert edit.plain.endswith("def put(self, item, new_timeout=None):\n")
-    assert "Put it in" not in docstring.turns[0]
     assert docstring.plain.endswith('def put(self, item, timeout=None):\n    """')
-
-
-def test_what_comes_of_an_edit_is_code_again(library):
-    rename, insert, delete = stdlib_edits(1, library)
+    rename, insert, delete = stdlib_edits(1, tmp_path)
     assert rename.after == rename.before.replace("timeout", "new_timeout")
     assert (insert.before, insert.after) == (delete.after, delete.before)
     assert ast.get_docstring(ast.parse(insert.after).body[0]).startswith("Put it in.")

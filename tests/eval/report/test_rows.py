@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from eval.report.rows import ROWS, Key, append, read_record
 
 
@@ -12,21 +10,12 @@ def answer(question: int | str = 1, **more) -> dict:
     return {"kind": "answer", "questions": [question], **about}
 
 
-def test_the_later_of_two_lines_with_one_key_counts(tmp_path):
+def test_the_later_of_two_lines_with_one_key_counts_and_a_torn_one_does_not(tmp_path):
     path = tmp_path / ROWS
     append(path, [answer(error="out of memory"), answer("x"), {"kind": "not known yet"}])
+    path.write_bytes(path.read_bytes() + b'{"kind": "ans')
     append(path, [answer(numbers={"seconds": 0.5, "widths": {16: 3}})])
     record = read_record(tmp_path)
     assert list(record.answers) == [Key((1,), 0, "stock"), Key(("x",), 0, "stock")]
     row = record.frame.iloc[0]
     assert (row.seconds, row.widths, row.accepted_lengths) == (0.5, {16: 3}, {})
-
-
-@pytest.mark.parametrize("num_left", [1, 20])
-def test_what_stands_behind_a_torn_line_is_read(tmp_path, num_left):
-    path = tmp_path / ROWS
-    append(path, [answer(1)])
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[:num_left])
-    append(path, [answer(2)])
-    assert [key.questions for key in read_record(tmp_path).answers] == [(1,), (2,)]
