@@ -112,7 +112,7 @@ def call_for(
     tokenizer: Any,
     spec: SelfSpec,
     arguments: dict[str, Any],
-    on_token: OnToken,
+    on_token: OnToken | None,
 ) -> PromptCall:
     """Lets `generate()` prepare the call, up to where it would decode; runs no forward.
 
@@ -126,8 +126,8 @@ def call_for(
             )
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
-    listener = _Listener(partial(on_token, index))
-    generated = partial(_generated, model, inputs_on(prompt, model), arguments, listener)
+    listener = _Listener(index, on_token)
+    generated = partial(_generated, model, inputs_on(prompt, model), arguments)
 
     @wraps(spec.open_call)  # transformers hands over what its signature names.
     def routed(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
@@ -136,7 +136,7 @@ def call_for(
         return call, call.route.alone
 
     call: Call
-    call, alone_reason = generated(routed)
+    call, alone_reason = generated(routed, None if on_token is None else listener)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1, since each prompt gets one answer (got "
@@ -161,7 +161,11 @@ def call_for(
 
 
 def _generated(
-    model: Any, inputs: dict[str, Any], arguments: dict[str, Any], streamer: Streamer, loop: Any
+    model: Any,
+    inputs: dict[str, Any],
+    arguments: dict[str, Any],
+    loop: Any,
+    streamer: Streamer | None,
 ) -> Any:
     """What `loop` makes of the call that `generate()` prepares for a prompt."""
     loop = loop_of(loop, model, {**arguments, "streamer": streamer})
@@ -169,7 +173,7 @@ def _generated(
 
 
 def _decode_alone(
-    generated: Callable[[Any], Any],
+    generated: Callable[[Any, Streamer], Any],
     spec: Any,  # mypy can't call what `wraps` made.
     listener: _Listener,
     stats: GenerationStats,
@@ -179,7 +183,7 @@ def _decode_alone(
     """Decodes the prompt with a `generate()` call of its own."""
     with own_seed(seed, [device]):
         try:
-            generated(partial(spec, stats=stats))
+            generated(partial(spec, stats=stats), listener)
         except Exception as error:
             return listener.ids, error
     return listener.ids, None
@@ -190,17 +194,18 @@ class ReaderGone(Exception):
 
 
 class _Listener:
-    """A streamer that hands on each token of one text, and ends the text if nobody reads on."""
+    """A streamer that keeps and hands on each token of one text, and ends it if nobody reads on."""
 
-    def __init__(self, on_token: Callable[[list[int]], bool]) -> None:
-        self.ids: list[int] = []  # Those that were handed on.
+    def __init__(self, index: int, on_token: OnToken | None) -> None:
+        self.ids: list[int] = []
+        self._index = index
         self._on_token = on_token
 
     def put(self, value: torch.Tensor) -> None:
         """Takes one token."""
         ids = value.tolist()
         self.ids += ids
-        if not self._on_token(ids):
+        if self._on_token is not None and not self._on_token(self._index, ids):
             raise ReaderGone
 
     def end(self) -> None:

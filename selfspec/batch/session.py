@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -41,10 +40,6 @@ _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
 
 
-def _go_on(_index: int, _ids: Sequence[int]) -> bool:
-    return True
-
-
 class Session:
     """Takes prompts and gives answers as they finish; belongs to one thread.
 
@@ -65,7 +60,7 @@ class Session:
         scheduler: Scheduler | None = None,
         short_first: bool = False,
         pace: ReadingPace | None = None,
-        on_token: OnToken = _go_on,
+        on_token: OnToken | None = None,
     ) -> None:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")

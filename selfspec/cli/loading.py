@@ -146,7 +146,8 @@ def memory_note(asked: RunOptions) -> str | None:
     return (
         f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
         f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
-        + f", and with --weights int8 they take {rounded / 1e9:.1f} GB" * halves
+        + f", and with --weights int8 they take {rounded / 1e9:.1f} GB"
+        * halves
     )
 
 
