@@ -32,7 +32,7 @@ from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walk
 __all__ = ["Engine"]
 
 Listener: TypeAlias = Callable[[StepRecord], None]
-Told: TypeAlias = tuple[Row, StepRecord]
+Committed: TypeAlias = tuple[Row, StepRecord]
 
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
 
@@ -75,7 +75,7 @@ class Engine:
         self._learned = learned
         self._device = Device() if device is None else device
         self._listeners = listeners
-        self._num_readable = sys.maxsize  # Other ids can't be drafted and are not worth learning.
+        self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
 
     def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
@@ -159,11 +159,11 @@ class Engine:
         laps = Laps(self._clock)
         self.rows += rows
         tops = self._fetch_tops(first.logits, rows[0].learned)
-        told = self._learn(rows, first.records, _Seen(tops, None))
+        committed = self._learn(rows, first.records, _Seen(tops, None))
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
-        self._tell(told)
+        self._call_listeners(committed)
 
     def run(self) -> None:
         """Steps until every row has stopped."""
@@ -188,18 +188,18 @@ class Engine:
         step = budget.step(allowed, pending)
         trees = self._draft(step)
         drafted = laps.end("draft")
-        told = self._verified(list(zip(self.rows, trees, strict=True)), laps)
+        committed = self._verified(list(zip(self.rows, trees, strict=True)), laps)
         done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
         took = StepTime(width, drafted - prepared, done - drafted - backend.setting_up)
         if _RETRY not in laps.seconds:
-            step.observe(took, [record for _, record in told])
+            step.observe(took, [record for _, record in committed])
         done = laps.end("learn")
-        for row, record in told:
+        for row, record in committed:
             row.stats.count_step(record)
             row.stats.num_read_again += pending or 0
-            row.stats.count_time(laps.seconds, done - start, width, len(told))
-        self._tell(told)
+            row.stats.count_time(laps.seconds, done - start, width, len(committed))
+        self._call_listeners(committed)
 
     def _prepare(self, budget: Budget) -> None:
         """Lets sources decide for all rows, and cursors begin that take time."""
@@ -209,7 +209,7 @@ class Engine:
             with row.guarded():
                 row.prepare()
 
-    def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Told]:
+    def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
         """One forward over the trees of some rows, and what comes of it, without rows that failed.
 
         If the forward fails, each half of the rows is tried again, so that no row fails but one
@@ -226,11 +226,11 @@ class Engine:
                 rows[0].fail(error)
         else:
             return self._committed(drafted, seen, laps)
-        told = []  # The error has let go of the memory of the forward by now.
+        committed = []  # The error has let go of the memory of the forward by now.
         for part in (slice(0, half), slice(half, None)) if half else ():
             with self.backend.only(part):
-                told += self._verified(drafted[part], laps)
-        return told
+                committed += self._verified(drafted[part], laps)
+        return committed
 
     def _looked_at(self, rows: list[Row], trees: list[DraftTree], laps: Laps) -> _Seen:
         """Runs the forward, lets the rows read its logits, and fetches what is to be learned."""
@@ -246,7 +246,7 @@ class Engine:
         laps.end("learn")
         return _Seen(tops, states)
 
-    def _committed(self, drafted: list[Drafted], seen: _Seen, laps: Laps) -> list[Told]:
+    def _committed(self, drafted: list[Drafted], seen: _Seen, laps: Laps) -> list[Committed]:
         """Lets the rows walk down their trees, keeps the KV of their paths, and learns."""
         records = walked(drafted)
         laps.end("verify")
@@ -295,8 +295,8 @@ class Engine:
 
     def _learn(
         self, rows: list[Row], records: Sequence[StepRecord | None], seen: _Seen
-    ) -> list[Told]:
-        tops, told = None if seen.tops is None else tables(*seen.tops.get()), []
+    ) -> list[Committed]:
+        tops, committed = None if seen.tops is None else tables(*seen.tops.get()), []
         for index, (row, record) in enumerate(zip(rows, records, strict=True)):
             if record is not None:
                 if tops is not None:
@@ -305,22 +305,17 @@ class Engine:
                     record.states = seen.states[index]
                 with row.guarded():
                     row.observe(record)
-                told.append((row, record))
-        return told
+                committed.append((row, record))
+        return committed
 
-    def _tell(self, told: list[Told]) -> None:
+    def _call_listeners(self, committed: list[Committed]) -> None:
         for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
-            for row, record in told:
+            for row, record in committed:
                 with row.guarded():
                     listener(record)
 
-    def stop(self, index: int) -> None:
-        """Ends a row where it is, since nobody reads it any more."""
-        for row in self.rows:
-            row.is_done = row.is_done or row.index == index
-
     def record_outcome(self, request: Request) -> None:
-        """Notes how the forwards of a request that is over, or broke off, were run."""
+        """Writes into its statistics how a request that is over, or broke off, was decoded."""
         stats = request.stats
         stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind

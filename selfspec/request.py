@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from selfspec.draft.sources import Source
 from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.row import Row
 from selfspec.stats import GenerationStats
 
-__all__ = ["Request", "Route"]
-
-
-class Route(NamedTuple):
-    """How a request is decoded, found out once, before its prompt is read."""
-
-    mode: str  # "tree", "chain" or "plain"
-    reason: str | None = None  # Why it is not drafted for with trees.
-    together: str | None = None  # What makes each of its rows depend on the others.
-    alone: str | None = None  # Why it can share forwards with no other request.
+__all__ = ["Request"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +21,6 @@ class Request:
     """A prompt of one or more rows, and what decides on their texts.
 
     Attributes:
-        route: How it is decoded.
         reader: Reads the prompt, whole or in parts.
         new_rows: Makes its rows once the prompt was read, each with what chooses its tokens.
         sources: For each row, what it alone drafts from.
@@ -41,7 +30,6 @@ class Request:
         stats: What is counted for it.
     """
 
-    route: Route
     reader: PromptReader
     new_rows: Callable[[Prefilled], list[Row]]
     sources: Sequence[Sequence[Source]]

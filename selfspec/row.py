@@ -47,7 +47,7 @@ class Stops(NamedTuple):
     criteria: tuple[Callable[[torch.Tensor, Any], torch.Tensor], ...] = ()
 
 
-def _nobody_hears() -> None:
+def _no_listener() -> None:
     pass
 
 
@@ -71,7 +71,7 @@ class Row:
     gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
     fails_alone: bool = False  # Does an error of its own end this row and no other?
     stats: GenerationStats = field(default_factory=GenerationStats)
-    on_token: Callable[[], None] = _nobody_hears  # called once a token was committed
+    on_token: Callable[[], None] = _no_listener  # called once a token was committed
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
@@ -131,7 +131,7 @@ class Row:
         return self._ids[:, :length]
 
     def commit(self, token: int) -> bool:
-        """Takes in a token and tells the listener; does the row stop with it?"""
+        """Takes in a token and calls `on_token`; does the row stop with it?"""
         self.new_ids.append(token)
         self.is_done = (
             token in self.stops.eos_ids
@@ -143,7 +143,7 @@ class Row:
 
     def fail(self, error: Exception) -> None:
         """Ends the row where it is."""
-        self.error, self.is_done = error, True
+        self.error, self.is_done, self.on_token = error, True, _no_listener
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -229,6 +229,9 @@ def stream_to(streamer: Streamer, rows: list[Row]) -> None:
             ]
             streamer.put(torch.tensor(column, device="cpu"))
             num_streamed += 1
+        if all(row.is_done for row in rows):  # A row that held its rows would never be freed.
+            for row in rows:
+                row.on_token = _no_listener
 
     for row in rows:
         row.on_token = put_columns

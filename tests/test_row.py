@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,3 +146,21 @@ def test_the_output_is_a_copy_of_stocks_dtype():
     row.commit(4)
     assert out.tolist() == [[1, 2, 3]]
     assert out.dtype == row.prefix().dtype == torch.int64
+
+
+@pytest.mark.parametrize("ends", ["by their rules", "by an error"])
+def test_rows_that_were_streamed_are_freed_at_once(ends: str) -> None:
+    """What they draft from knows the budget, and the budget knows keys and values."""
+    (row,) = rows_of([[1, 2]], Recorder())
+    row.commit(5)
+    if ends == "by an error":
+        row.fail(ValueError())
+    else:
+        row.commit(EOS)
+    freed = weakref.ref(row)
+    gc.disable()
+    try:
+        del row
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -1,4 +1,4 @@
-"""Many prompts over one model: rows that come and go, and who is next."""
+"""Many prompts over one model: rows that come and go, and which prompt is next."""
 
 from selfspec.batch.many import generate_many
 from selfspec.batch.prompt_call import Answer

@@ -1,14 +1,14 @@
 """Texts that keep to a schema: a logits processor for one prompt, by llguidance.
 
-It compiles within limits that it counts itself, so that no schema takes long, and refuses what it
-does not know in a schema. An answer is JSON as `json.dumps` writes it.
+llguidance counts the work of compiling a schema and stops at a limit, so that no schema takes long.
+It refuses keywords that it does not know. An answer is JSON as `json.dumps` writes it.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from time import perf_counter
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 
 from selfspec.errors import UnsupportedError, one_line
+from selfspec.forward.model import vocab_size
+from selfspec.plugin.row_rules import end_ids
 
 __all__ = ["Guide", "GuideProcessor", "Guides", "guide_of"]
 
-_MOST_CHARACTERS = 1 << 17  # of a schema; a longer one takes too long to look through.
-_MOST_KEPT = 64  # Compiled schemas.
-_SECONDS_FOR_PLACE = 0.3  # To find what is wrong in a schema.
+_MOST_CHARACTERS = 1 << 17  # Looking through a longer schema takes too long.
+_MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes first.
+_SECONDS_FOR_PLACE = 0.3  # The search for the fault in a schema ends after these.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ENDLESS = "NoExtensionBias"  # What llguidance says of {"$ref": "#"}.
 _NEEDS = "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
@@ -56,15 +58,21 @@ def guide_of(schema: Any) -> Guide:
 class Guides:
     """Compiles guides for one model, and keeps those that were used last."""
 
-    def __init__(self, tokenizer: Any, end_ids: Sequence[int], num_tokens: int) -> None:
-        self._tokenizer = tokenizer
-        self._end_ids = list(end_ids)
-        self._num_tokens = num_tokens
+    def __init__(self, tokenizer: Any, model: Any) -> None:
+        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # That of a processor.
+        self._model = model
         self._compiled: OrderedDict[Guide, Any] = OrderedDict()
         self._words: Any = None
 
+    def applied(self, *, schema: Any = None, **arguments: Any) -> dict[str, Any]:
+        """The arguments of one call, with a processor for its text in place of its schema."""
+        if schema is None:
+            return arguments
+        given = arguments.get("logits_processor") or ()
+        return {**arguments, "logits_processor": [*given, self.processor(guide_of(schema))]}
+
     def processor(self, guide: Guide) -> GuideProcessor:
-        """A processor for one text, or the reason why the guide can't be had."""
+        """A processor for one text; raises `UnsupportedError` if the guide can't be used."""
         if guide not in self._compiled:
             if len(guide.text) > _MOST_CHARACTERS:
                 got = f"got {len(guide.text)}"
@@ -81,15 +89,16 @@ class Guides:
         return GuideProcessor(self._compiled[guide].deep_copy(), self._words)
 
     def _compile(self, guide: Guide) -> tuple[Any, str]:
-        """A matcher at the start of a text, and what is wrong with it."""
+        """A matcher at the start of a text, and what is wrong with the guide, if anything is."""
         if find_spec("llguidance") is None:
             raise UnsupportedError(_NEEDS)
         import llguidance
         import llguidance.hf
 
         if self._words is None:
+            ends = end_ids(self._model.generation_config) or [self._tokenizer.eos_token_id]
             self._words = llguidance.hf.from_tokenizer(
-                self._tokenizer, n_vocab=self._num_tokens, eos_token=self._end_ids
+                self._tokenizer, n_vocab=vocab_size(self._model), eos_token=ends
             )
         try:
             if guide.is_lark:
@@ -104,7 +113,7 @@ class Guides:
         return matcher, _why(matcher)
 
     def _place(self, guide: Guide) -> str:
-        """Where in a schema the fault is: the innermost part that is refused by itself too."""
+        """Where in a schema the fault is: the innermost part that llguidance refuses by itself."""
         if guide.is_lark:
             return ""
         start, place = perf_counter(), ""
@@ -135,13 +144,13 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _why(matcher: Any) -> str:
-    """What a matcher of llguidance says is wrong, without its own state."""
+    """What a matcher of llguidance says is wrong, without the dump of its state."""
     said = " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
     return "it refers to itself, and no text is long enough" if said == _ENDLESS else said
 
 
 class GuideProcessor:
-    """Leaves the tokens of one text that its guide allows. It must see each token of the text.
+    """Rules out the tokens that the guide of one text forbids next. It must see each token.
 
     Raises `UnsupportedError` where no token is allowed, or where the guide takes too much work.
     """
@@ -150,7 +159,7 @@ class GuideProcessor:
 
     def __init__(self, matcher: Any, words: Any) -> None:
         self._matcher = matcher
-        self._words = words  # Sources of drafts look for it beside the matcher.
+        self._words = words  # `compat.grammars` reads it, to draft what the guide allows.
         self._length = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

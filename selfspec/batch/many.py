@@ -42,10 +42,10 @@ def generate_many(
         prompts: Texts, lists of messages, token ids, or what a processor makes of one prompt. Up to
             256 are taken ahead of the answers.
         assistant: The `SelfSpec` that drafts and learns; a new one by default.
-        max_rows: The most texts that are written at the same time. More: better use of each
-            forward, as long as the device computes faster than it reads weights.
+        max_rows: The most texts that are written at the same time. More texts share each reading
+            of the weights, which pays as long as the device computes faster than it reads them.
         max_memory: What the keys and values of all texts may take, in bytes or as text such as
-            ``"2GB"``. A prompt starts only if it fits with its whole answer. None: no limit.
+            ``"2GB"``. A prompt starts only if its longest answer fits too. None: no limit.
         seed: For sampling: prompt `i` is drawn as after ``torch.manual_seed(seed + i)``. None:
             the seeds come from torch's generator.
         scheduler: Chooses which waiting prompts start; by default those that came first.
@@ -55,9 +55,9 @@ def generate_many(
         generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
 
     Raises:
-        UnsupportedError: What is asked for all prompts can't be served. That is so if the first
-            prompt is refused and one of a single token too. Before any text is written, this
-            raises whatever `generate()` raises of the arguments.
+        UnsupportedError: The arguments can't be served for any prompt: the first prompt is
+            refused, and so is a prompt of one token. This raises whatever `generate()` raises of
+            the arguments, before any text is written.
     """
     if assistant is not None:
         check_assistant(assistant)

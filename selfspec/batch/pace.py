@@ -1,12 +1,13 @@
-"""How much of a prompt is read between two steps of the rows that are being written."""
+"""How many tokens of a prompt are read between two steps of the rows that are being written."""
 
 from __future__ import annotations
 
-# Tokens of a part. A forward over fewer takes hardly less time, since it reads all weights too.
+# A part has 64 to 512 tokens. A forward over fewer takes hardly less time, since it reads all
+# weights too.
 _FEWEST, _MOST = 64, 512
-_AT_FIRST = 64  # While nothing was timed.
-_STEPS = 2.0  # A part may take as long as this many steps.
-_WEIGHT = 0.25  # of the latest time
+_AT_FIRST = 64  # The tokens of a part while no step or no part was timed.
+_STEPS = 2.0  # A part may take as long as two steps.
+_WEIGHT = 0.25  # The latest time counts a quarter, all earlier ones the rest.
 
 
 class ReadingPace:
@@ -38,7 +39,7 @@ class ReadingPace:
         self._step = _mixed(self._step, seconds)
 
     def observe_part(self, num_tokens: int, seconds: float) -> None:
-        """Learns what reading a part takes. Short parts are too noisy."""
+        """Learns what reading a part takes, if it has 64 tokens: shorter ones are too noisy."""
         if num_tokens >= _FEWEST:
             self._token = _mixed(self._token, max(seconds, 1e-9) / num_tokens)
 

@@ -24,8 +24,8 @@ from selfspec.stats import GenerationStats
 # Token ids, or what a processor made of a prompt: `input_ids` and what belongs to them.
 PromptInputs = Sequence[int] | Mapping[str, Any]
 
-# Gets the index of a prompt and its new tokens. Returns False if their reader is gone.
-Hear = Callable[[int, Sequence[int]], bool]
+# Gets the index of a prompt and a token of its answer. Returns False if the reader is gone.
+OnToken = Callable[[int, Sequence[int]], bool]
 
 # Arguments of `generate()` that make sense for one call only.
 _OF_ONE_CALL = (
@@ -49,7 +49,7 @@ class Answer:
         finish_reason: ``"stop"`` if the model or a stop string ended the text, ``"length"`` if it
             was cut off at the most tokens, ``"error"`` if an error ended it.
         num_prompt_tokens: How many tokens the prompt has.
-        stats: What was counted for this prompt. Of the time of a step, each row has an equal share.
+        stats: What was counted for this prompt. Rows that share a step share its time equally.
         error: The exception that has ended the text, or why the prompt was refused; its traceback
             is the text of its cause. None: all went well.
     """
@@ -76,7 +76,7 @@ class Answer:
         is_cut = not is_ended and num_prompt_tokens + len(ids) >= call.max_length
         reason = "error" if error is not None else "length" if is_cut else "stop"
         kept_error = None if error is None else kept(error)
-        return cls(asked.index, text, ids, reason, num_prompt_tokens, asked.stats, kept_error)
+        return cls(asked.index, text, ids, reason, num_prompt_tokens, call.stats, kept_error)
 
     @classmethod
     def refused(cls, index: int, error: Exception) -> Answer:
@@ -88,19 +88,19 @@ class Answer:
 class PromptCall:
     """One of many prompts, and how it is answered: with others, or in a call of its own.
 
-    `alone_reason` says why it can't share forwards; if it can, `request` is what the engine gets.
+    `alone_reason` says why it can't share forwards. If it can, the engine gets `request`. If not,
+    `decode_alone` returns the new tokens, and the error that broke them off, if one did.
     """
 
     index: int
     call: Call
-    stats: GenerationStats
     alone_reason: str | None
     request: Request | None
-    decode_alone: Callable[[Callable[[list[int]], bool]], list[int] | None]
+    decode_alone: Callable[[], tuple[list[int], Exception | None]]
 
     @property
     def max_columns(self) -> int:
-        """How many columns of KV it may come to need."""
+        """The most columns of KV that it may need."""
         return self.call.max_columns
 
 
@@ -108,16 +108,15 @@ def call_for(
     index: int,
     prompt: PromptInputs,
     seed: int | None,
-    model: Any,  # or what wraps it, as PEFT does
+    model: Any,  # It may be a wrapper of PEFT.
     tokenizer: Any,
     spec: SelfSpec,
     arguments: dict[str, Any],
-    streamer: Streamer | None = None,
+    on_token: OnToken | None,
 ) -> PromptCall:
     """Lets `generate()` prepare the call, up to where it would decode; runs no forward.
 
-    Of a prompt with images, transformers encodes the images here, from 5.24 on. `streamer` gets the
-    tokens if the prompt shares forwards with others.
+    Of a prompt with images, transformers encodes the images here, from 5.24 on.
     """
     for name in _OF_ONE_CALL:
         if arguments.get(name) is not None:
@@ -127,93 +126,87 @@ def call_for(
             )
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
-    stats, inputs = GenerationStats(num_calls=1), inputs_on(prompt, model)
+    listener = _Listener(index, on_token)
+    generated = partial(_generated, model, inputs_on(prompt, model), arguments)
 
     @wraps(spec.open_call)  # transformers hands over what its signature names.
-    def opened(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
+    def routed(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
         call = spec.open_call(*args, **kwargs)
         # A wrapper of PEFT changes the model until its generate() returns.
         return call, call.route.alone
 
-    loop = loop_of(opened, model, arguments)
     call: Call
-    call, alone_reason = model.generate(**inputs, custom_generate=loop, **arguments)
+    call, alone_reason = generated(routed, None if on_token is None else listener)
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1, since each prompt gets one answer (got "
             f"{len(call.input_ids)}); give the prompt several times"
         )
-    generator = None
+    generator, device = None, call.input_ids.device
     if call.generation_config.do_sample:
         seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
-        generator = torch.Generator(call.input_ids.device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
     request = None
     if alone_reason is None:
-        call = replace(call, streamer=streamer)
-        request = request_of(call, stats, index=index, generator=generator, fails_alone=True)
-    else:  # Its own call makes the others anew; images may be large.
+        request = request_of(call, index=index, generator=generator, fails_alone=True)
+    else:  # Its own call prepares the rest anew, and images would take memory until then.
         call = replace(call, model_kwargs=with_kv(kv_of(call.model_kwargs)))
     return PromptCall(
         index=index,
         call=call,
-        stats=stats,
         alone_reason=alone_reason,
         request=request,
-        decode_alone=partial(_decode_alone, spec, model, inputs, seed, arguments, stats),
+        decode_alone=partial(_decode_alone, generated, spec, listener, call.stats, seed, device),
     )
 
 
-def _decode_alone(
-    spec: SelfSpec,
+def _generated(
     model: Any,
     inputs: dict[str, Any],
-    seed: int | None,
     arguments: dict[str, Any],
+    loop: Any,
+    streamer: Streamer | None,
+) -> Any:
+    """What `loop` makes of the call that `generate()` prepares for a prompt."""
+    loop = loop_of(loop, model, {**arguments, "streamer": streamer})
+    return model.generate(**inputs, custom_generate=loop, **arguments)
+
+
+def _decode_alone(
+    generated: Callable[[Any, Streamer], Any],
+    spec: Any,  # mypy can't call what `wraps` made.
+    listener: _Listener,
     stats: GenerationStats,
-    hear: Callable[[list[int]], bool],
-) -> list[int] | None:
-    """Decodes the prompt with a `generate()` call of its own; returns the new tokens.
-
-    `hear` gets each token at once. None if it says that its reader is gone.
-    """
-    streamer = _Forwarder(hear)
-
-    @wraps(spec.open_call)
-    def decoded(*args: Any, **kwargs: Any) -> list[int]:
-        call = spec.open_call(*args, **kwargs)
-        new_ids: list[int] = spec.decode(call, stats)[0, call.num_tokens :].tolist()
-        return new_ids
-
-    with own_seed(seed, [model.device]):
+    seed: int | None,
+    device: torch.device,
+) -> tuple[list[int], Exception | None]:
+    """Decodes the prompt with a `generate()` call of its own."""
+    with own_seed(seed, [device]):
         try:
-            found: list[int] = model.generate(
-                **inputs,
-                custom_generate=loop_of(decoded, model, {**arguments, "streamer": streamer}),
-                streamer=streamer,
-                **arguments,
-            )
-        except _ReaderGone:
-            return None
-    return found
+            generated(partial(spec, stats=stats), listener)
+        except Exception as error:
+            return listener.ids, error
+    return listener.ids, None
 
 
-class _ReaderGone(Exception):
-    """Breaks off a call whose reader is gone."""
+class ReaderGone(Exception):
+    """Ends a text that nobody reads any more."""
 
 
-class _Forwarder:
-    """A streamer that passes the tokens of one text to `hear`."""
+class _Listener:
+    """A streamer that keeps and hands on each token of one text, and ends it if nobody reads on."""
 
-    def __init__(self, hear: Callable[[list[int]], bool]) -> None:
-        self._hear = hear
-        self._has_prompt = False
+    def __init__(self, index: int, on_token: OnToken | None) -> None:
+        self.ids: list[int] = []
+        self._index = index
+        self._on_token = on_token
 
     def put(self, value: torch.Tensor) -> None:
-        """Takes the prompt first, and then token by token."""
-        ids = value.flatten().tolist() if self._has_prompt else []
-        self._has_prompt = True
-        if not self._hear(ids):
-            raise _ReaderGone
+        """Takes one token."""
+        ids = value.tolist()
+        self.ids += ids
+        if self._on_token is not None and not self._on_token(self._index, ids):
+            raise ReaderGone
 
     def end(self) -> None:
         """Does nothing: the answer itself is the end."""

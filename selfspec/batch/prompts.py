@@ -48,7 +48,7 @@ def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
     has_kv = any(inputs.get(name) is not None for name in KV_NAMES)
     if has_kv or mask is None or mask.shape != ids.shape or mask.all():
         return dict(inputs)
-    # Rows that come to others can't be padded, and a text alone needs no padding.
+    # A row that joins others can't be padded, and a single prompt needs no padding.
     start = int((mask.cumsum(-1) == 0).sum())
     if not mask[:, start:].all():
         raise UnsupportedError("a prompt may be padded on its left alone (got padding elsewhere)")
@@ -65,11 +65,11 @@ def _has_columns(value: Any, ids: torch.Tensor) -> bool:
 def _in_parts(
     messages: Sequence[Mapping[str, Any]], processor: Any, tools: list[dict[str, Any]] | None
 ) -> Mapping[str, Any]:
-    """What a processor makes of messages. Many templates pass over a content that is a text."""
+    """What a processor makes of messages. Many templates skip a content that is text."""
     _check_messages(messages, (str, list), processor)
-    told, options = _told_of_tools(list(map(_in_part, messages)), processor, tools)
+    messages, options = _with_tools(list(map(_in_part, messages)), processor, tools)
     options |= {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    inputs: Mapping[str, Any] = _templated(list(map(_in_part, told)), processor, **options)
+    inputs: Mapping[str, Any] = _templated(list(map(_in_part, messages)), processor, **options)
     return inputs
 
 
@@ -101,8 +101,8 @@ def _from_messages(
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
     _check_messages(messages, str, tokenizer)
-    told, options = _told_of_tools([dict(each) for each in messages], tokenizer, tools)
-    return list(_templated(told, tokenizer, return_dict=False, **options))
+    messages, options = _with_tools([dict(each) for each in messages], tokenizer, tools)
+    return list(_templated(messages, tokenizer, return_dict=False, **options))
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]], kinds: Any, owner: Any) -> None:
@@ -116,10 +116,10 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], kinds: Any, owner: An
         )
 
 
-def _told_of_tools(
+def _with_tools(
     messages: list[dict[str, Any]], owner: Any, tools: list[dict[str, Any]] | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages and options of a template; where it knows no tools, a message names them."""
+    """Messages and options for a template. If it ignores tools, a first message names them."""
     if not tools:
         return messages, {}
     plain = _templated(messages, owner, tokenize=False)

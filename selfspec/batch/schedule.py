@@ -1,10 +1,11 @@
-"""Prompts that wait, and which of them may start now: the contract of a scheduler, and two orders.
+"""The prompts that wait, and which of them may start now.
 
-Schedulers know lengths in tokens, and nothing of models.
+A scheduler knows lengths in tokens, and nothing of models.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ from sortedcontainers import SortedDict
 
 if TYPE_CHECKING:
     from selfspec.batch.prompt_call import PromptCall
+    from selfspec.forward.tree_kv import TreeKV
 
 _MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
@@ -23,15 +25,16 @@ class Scheduler(Protocol):
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
 
-        `waiting` and `running` are how many tokens each prompt may take with its answer and the
-        widest draft. Rows that run together all take as much memory as the longest. `room` is how
-        many tokens are free now. A prompt that does not fit is left waiting, even if it is chosen.
+        `waiting` and `running` have a number for each prompt: its tokens, those of its longest
+        answer, and the nodes of the widest draft. Rows that run together all take as much memory as
+        the longest. `room` is how many tokens are free now. A chosen prompt that does not fit goes
+        on waiting.
         """
         ...
 
 
 class ArrivalOrder:
-    """The prompts that came first, as many as fit; none overtakes another."""
+    """The prompts that came first, up to the first that does not fit: none overtakes another."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The first ones, up to the first that does not fit.
@@ -46,8 +49,8 @@ class ShortestFirst:
     """The shortest prompts, as many as fit, so that rows of similar lengths run together.
 
     Rows that run together all take as much memory as the longest. So more of them fit than in order
-    of arrival, and answers are complete earlier on average. A long prompt waits as long as shorter
-    ones arrive.
+    of arrival, and answers are complete earlier on average. While shorter prompts arrive, a long
+    one waits.
     """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
@@ -82,7 +85,8 @@ class Waiting:
     started.
     """
 
-    def __init__(self, *, short_first: bool = False) -> None:
+    def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
+        self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
         self._line = SortedDict()  # Calls by their turns, which differ.
         self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of the call.
@@ -101,6 +105,24 @@ class Waiting:
             turn = (call.alone_reason is not None, 0, self._num_arrived)
         self._turns[call.index] = turn
         self._line[turn] = call
+
+    def start_next(self, kv: TreeKV) -> PromptCall | None:
+        """Starts the first call that the scheduler chooses and that fits beside the rows of `kv`.
+
+        If there are no rows and it chooses none, the first call of all starts.
+        """
+        sharing, running = self.sharing(), kv.all_max_columns
+        if not sharing:
+            return None
+        # Each row takes as much room as the longest.
+        taken = len(running) * max(running, default=0)
+        room = sys.maxsize if kv.max_tokens is None else kv.max_tokens - taken
+        chosen = self._scheduler.choose([call.max_columns for call in sharing], running, room)
+        for index in chosen if running or chosen else [0]:
+            if kv.fits([*running, sharing[index].max_columns]):
+                self.start(sharing[index])
+                return sharing[index]
+        return None
 
     def start(self, call: PromptCall) -> None:
         """Removes a call whose prompt is read now."""

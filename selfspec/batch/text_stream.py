@@ -8,7 +8,8 @@ from typing import Any
 __all__ = ["TextStream"]
 
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
-_CONTEXT = 8  # Tokens of the prompt to begin with: some decoders strip the space of a first word.
+# Decoding starts 8 tokens before the answer, since some decoders strip the space of a first word.
+_CONTEXT = 8
 
 
 class TextStream:

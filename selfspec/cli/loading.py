@@ -143,11 +143,10 @@ def memory_note(asked: RunOptions) -> str | None:
     if needed <= free:
         return None
     halves = asked.weights is None and missing_for_eight_bits() is None
+    less = f", and with --weights int8 they take {rounded / 1e9:.1f} GB" if halves else ""
     return (
         f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
-        f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
-        + f", and with --weights int8 they take {rounded / 1e9:.1f} GB"
-        * halves
+        f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk{less}"
     )
 
 

@@ -1,8 +1,8 @@
 """The arguments of a `generate()` call, made ready for a loop of our own.
 
-transformers hands such a loop neither the tokenizer nor the assistant model. What needs them is
-replaced before, in this one place: for `attach`, for the Hub's `generate()`, and for each of many
-prompts. What the loop gets as `prediction=` becomes a `Prediction` for each row.
+transformers hands such a loop neither the tokenizer nor the assistant model. So `for_drafts`
+replaces the arguments that need them: for `attach`, for the Hub's `generate()`, and for each of
+many prompts. `predictions_of` reads what the loop then gets as `prediction=`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _IDS_OR_TEXT = (
 
 
 def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """New arguments, with which stock's `generate()` may call the loop; refuses what can't be had.
+    """The arguments with which stock's `generate()` calls the loop; refuses what can't be served.
 
-    A draft model is named `draft_model`, a prediction is ids, and `stop_strings` are the criterion
-    that stock makes of them, which one of the caller's replaces. Without a tokenizer they stay, so
-    that stock's own error comes.
+    There `assistant_model` is named `draft_model`, a prediction is token ids, and `stop_strings`
+    have become a stopping criterion, unless the caller gave one. Without a tokenizer they stay, so
+    that stock raises its own error.
     """
     asked = Arguments(model, arguments)
     if rule := reason_for(Outcome.REFUSED, asked):
@@ -50,7 +50,7 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
         ids = tokenizer(texts, add_special_tokens=False)["input_ids"]  # An answer begins with none.
         ready["prediction"] = ids[0] if isinstance(prediction, str) else ids
     if strings := asked.setting("stop_strings"):
-        ready["stop_strings"] = None  # A keyword goes before what any config says.
+        ready["stop_strings"] = None  # As a keyword it overrides all configs.
         given = list(ready.get("stopping_criteria") or ())
         if not any(type(each) is StopStringCriteria for each in given):
             given.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))

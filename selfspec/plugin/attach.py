@@ -103,7 +103,7 @@ def _before(model: Any, name: str) -> Any:
         return own
     if hasattr(type(model), name):
         return functools.partial(getattr(type(model), name), model)
-    return model.__getattr__(name)  # A wrapper of PEFT hands on what it hasn't itself.
+    return model.__getattr__(name)  # A wrapper of PEFT has it from the model inside.
 
 
 @functools.wraps(GenerationMixin.generate)
@@ -157,7 +157,7 @@ def _reason_to_step_aside(model: Any, spec: SelfSpec, arguments: Mapping[str, An
 
 
 def _refuse_undrafted(kwargs: dict[str, Any]) -> None:
-    """Refuses what is for drafts alone."""
+    """Refuses `prediction=` where nothing drafts."""
     if kwargs.get("custom_generate") is None and kwargs.get("prediction") is not None:
         raise UnsupportedError(
             "prediction= needs assistant= too, since it is what drafts are made from (got "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +16,20 @@ from selfspec.forward.prompt import next_positions
 from selfspec.neural.small_model import DraftModel
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import length_limit
-from selfspec.request import Route
 from selfspec.row import Streamer
 from selfspec.runner import ModelRunner
+from selfspec.stats import GenerationStats
 
-__all__ = ["Call"]
+__all__ = ["Call", "Route"]
+
+
+class Route(NamedTuple):
+    """How a call is decoded, found out once, before its prompt is read."""
+
+    mode: str  # "tree", "chain" or "plain"
+    reason: str | None = None  # Why it is not drafted for with trees.
+    together: str | None = None  # What makes each of its rows depend on the others.
+    alone: str | None = None  # Why it can share forwards with no other call.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # Each one is itself, whatever it holds.
@@ -37,9 +46,10 @@ class Call:
     runner: ModelRunner
     predictions: list[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
-    has_callers_cache: bool = False  # Was the KV cache handed in?
+    has_callers_cache: bool = False  # Did the caller hand in the KV cache?
     synced_gpus: bool = False  # Do other processes wait for each forward?
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
+    stats: GenerationStats
 
     @property
     def config(self) -> SpecConfig:

@@ -1,4 +1,4 @@
-"""Stock's own loop, for what can't be drafted for; and what a drafted call returns."""
+"""How one call is decoded: with drafts by the engine, or by stock's own loop."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from selfspec.compat.generation import decode_plainly, with_kv
+from selfspec.engine import Engine
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.call import Call
+from selfspec.plugin.request import request_of
 from selfspec.row import Row, Streamer, output_of
 from selfspec.stats import GenerationStats
 
-__all__ = ["SelfSpecOutput", "decoded_plainly", "result_of"]
+__all__ = ["SelfSpecOutput", "decoded_plainly", "decoded_with_drafts"]
 
 
 class _Unended:
-    """A streamer for stock's loop that is told the end later, with the statistics set."""
+    """A streamer that stock's loop can't end."""
 
     def __init__(self, streamer: Streamer) -> None:
         self.put = streamer.put
 
     def end(self) -> None:
-        """Does nothing: `SelfSpec.finish` ends the streamer itself."""
+        """Does nothing: `SelfSpec.finish` ends the streamer once it has the statistics."""
 
 
 class _Counting(StoppingCriteriaList):  # type: ignore[misc]
@@ -35,7 +37,7 @@ class _Counting(StoppingCriteriaList):  # type: ignore[misc]
     def __init__(self, criteria: Iterable[Any]) -> None:
         super().__init__(criteria)
         self.num_tokens: Any = 0  # On the model's device, so that no step waits for it.
-        self._goes_on: Any = True  # (B,): which rows get a token of their own.
+        self._goes_on: Any = True  # (B,): which rows have not stopped.
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
@@ -51,9 +53,9 @@ class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
     stats: GenerationStats
 
 
-def decoded_plainly(call: Call, stats: GenerationStats) -> Any:
-    """What stock's loop returns, with the reason noted; an error instead under `strict`."""
-    reason = str(call.route.reason)
+def decoded_plainly(call: Call) -> Any:
+    """What stock's loop returns; an error instead under `strict`."""
+    reason, stats = str(call.route.reason), call.stats
     stats.disable(reason)
     stats.mode, stats.forward = "plain", "eager"
     if call.config.strict:
@@ -79,8 +81,21 @@ def decoded_plainly(call: Call, stats: GenerationStats) -> Any:
     return result
 
 
-def result_of(call: Call, rows: list[Row], cache: object, stats: GenerationStats) -> Any:
-    """What stock's `generate()` would return."""
+def decoded_with_drafts(call: Call, engine: Engine) -> Any:
+    """What stock's loop would return, from an engine that has no other rows."""
+    request = request_of(call)
+    call.stats.disable(call.route.reason)  # Chains have a reason, trees have none.
+    try:
+        cache = engine.admit(request)
+        rows = engine.rows
+        engine.run()
+    finally:
+        engine.record_outcome(request)
+        engine.backend.release(fills=call.gives_cache_back)
+    return _result_of(call, rows, cache)
+
+
+def _result_of(call: Call, rows: list[Row], cache: object) -> Any:
     config = call.generation_config
     if not config.return_dict_in_generate:
         return output_of(rows)
@@ -92,5 +107,5 @@ def result_of(call: Call, rows: list[Row], cache: object, stats: GenerationStats
         logits=tuple(recorded.logits) if config.output_logits else None,
         **with_kv(cache),
     )
-    output.stats = stats
+    output.stats = call.stats
     return output

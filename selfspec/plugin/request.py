@@ -16,14 +16,12 @@ from selfspec.plugin.call import Call
 from selfspec.plugin.row_rules import choosers_of, end_ids
 from selfspec.request import Request
 from selfspec.row import Row, stream_to
-from selfspec.stats import GenerationStats
 
 __all__ = ["request_of"]
 
 
 def request_of(
     call: Call,
-    stats: GenerationStats,
     *,
     index: int = 0,  # Names its first row in records.
     generator: torch.Generator | None = None,  # Draws the tokens; None: the one that stock uses.
@@ -33,14 +31,13 @@ def request_of(
     learns = call.config.learning != "frozen"
     arguments = (call.model, call.input_ids, call.model_kwargs, call.generation_config)
     return Request(
-        route=call.route,
         reader=PromptReader(*arguments, learns=learns),
-        new_rows=partial(_rows, call, stats, index, generator, fails_alone),
+        new_rows=partial(_rows, call, index, generator, fails_alone),
         sources=_sources(call),
         max_new_columns=call.max_new_columns,
         max_tree=call.config.max_nodes,
         fails_alone=fails_alone,
-        stats=stats,
+        stats=call.stats,
     )
 
 
@@ -61,7 +58,6 @@ def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Gramma
 
 def _rows(
     call: Call,
-    stats: GenerationStats,
     index: int,
     generator: torch.Generator | None,
     fails_alone: bool,
@@ -88,7 +84,7 @@ def _rows(
             # Stock's own test for filling up rows that stopped.
             gets_pads=any(hasattr(each, "eos_token_id") for each in call.stopping_criteria),
             fails_alone=fails_alone,
-            stats=stats,
+            stats=call.stats,
         )
         for number, (ids, read, chooser) in enumerate(
             zip(prompt.texts, _encoder_texts(call), choosers, strict=True)

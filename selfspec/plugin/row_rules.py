@@ -97,7 +97,7 @@ def _for_row(processor: Any, row: int) -> Any:
 
 
 def split_warpers(processors: Any) -> Processing:
-    """A row's processors, and those at their end that a shortlist can stand for."""
+    """A row's processors, with the warpers at their end apart, which a shortlist can compute."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)
     for name, kind in reversed(_KNOWN_WARPERS):

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
@@ -35,9 +36,8 @@ from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
-from selfspec.plugin.outcome import decoded_plainly, result_of
+from selfspec.plugin.outcome import decoded_plainly, decoded_with_drafts
 from selfspec.plugin.refusals import Arguments, Outcome, reason_for
-from selfspec.plugin.request import request_of
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
 from selfspec.stats import GenerationStats
@@ -180,49 +180,6 @@ class SelfSpec:
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
 
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        *,
-        prediction: Any = None,
-        draft_model: Any = None,
-        streamer: Any = _NOT_SAID,
-        synced_gpus: bool = False,
-        inputs_tensor: torch.Tensor | None = None,
-        **arguments: Any,
-    ) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls.
-
-        `prediction` is what the answer will probably look like, as token ids: those of one text
-        for all prompts, or a list with those of one for each prompt. `draft_model` is the small
-        model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
-        `inputs_tensor` is what an encoder has read, which transformers hands over.
-        """
-        if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
-            raise UnsupportedError(
-                "custom_generate= needs an attached model, since transformers hands neither "
-                "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
-                "selfspec.attach(model) once, then generate(..., assistant=spec)"
-            )
-        own = {"prediction": prediction, "draft_model": draft_model}
-        told = {"streamer": streamer, "synced_gpus": synced_gpus, "inputs_tensor": inputs_tensor}
-        call = self.open_call(model, input_ids, **own, **told, **arguments)
-        return self.decode(call, GenerationStats(num_calls=1))
-
-    def decode(self, call: Call, stats: GenerationStats) -> Any:
-        """Decodes a call that was opened, with drafts or plainly; returns what stock would."""
-        start = perf_counter()
-        try:
-            is_plain = call.route.mode == "plain"
-            stats.spend("prepare", perf_counter() - start)
-            result = decoded_plainly(call, stats) if is_plain else self._drafted(call, stats)
-        except BaseException:
-            self.count(stats)  # It counts as far as it came, and its error says the rest.
-            raise
-        self.finish(call, stats)
-        return result
-
     def open_call(
         self,
         model: Any,
@@ -233,12 +190,26 @@ class SelfSpec:
         generation_config: Any,
         prediction: Any = None,
         draft_model: Any = None,
-        streamer: Any = None,
+        streamer: Any = _NOT_SAID,
         synced_gpus: bool = False,
         inputs_tensor: torch.Tensor | None = None,
+        stats: GenerationStats | None = None,
         **model_kwargs: Any,
     ) -> Call:
-        """The call that `generate()` asks for, checked; runs nothing yet."""
+        """The call that `generate()` asks for, checked; runs nothing yet.
+
+        `prediction` is what the answer will probably look like, as token ids: those of one text
+        for all prompts, or a list with those of one for each prompt. `draft_model` is the small
+        model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
+        `inputs_tensor` is what an encoder has read, which transformers hands over. `stats` counts
+        the call; None: new ones do.
+        """
+        if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
+            raise UnsupportedError(
+                "custom_generate= needs an attached model, since transformers hands neither "
+                "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
+                "selfspec.attach(model) once, then generate(..., assistant=spec)"
+            )
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
@@ -265,18 +236,41 @@ class SelfSpec:
             runner=self.models.run(model),
             predictions=predictions,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
+            stats=GenerationStats(num_calls=1) if stats is None else stats,
         )
 
+    @wraps(open_call, assigned=())  # transformers hands over what its signature names.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The decoding loop, which the `generate()` of an attached model calls.
+
+        Decodes with drafts or plainly, and returns what stock would.
+        """
+        call, start = self.open_call(*args, **kwargs), perf_counter()
+        try:
+            if call.route.mode == "plain":
+                call.stats.spend("prepare", perf_counter() - start)
+                result = decoded_plainly(call)
+            else:
+                call.runner.renew()
+                with call.runner.backend(call.ability) as backend:
+                    call.stats.spend("prepare", perf_counter() - start)
+                    result = decoded_with_drafts(call, self.engine(call.runner, backend))
+        except BaseException:
+            self.count(call.stats)
+            raise
+        self.finish(call)
+        return result
+
     def count(self, stats: GenerationStats) -> None:
-        """Takes in what a call did, whether it ended or broke off."""
+        """Adds the statistics of a call that has ended or broken off."""
         with self._lock:
             self.stats = stats
             self.total_stats = self.total_stats + stats
 
-    def finish(self, call: Call, stats: GenerationStats) -> None:
-        """Takes in a call that has ended, warns of what was not done as asked, and saves."""
-        self.count(stats)
-        self.warn(call.model, stats)
+    def finish(self, call: Call) -> None:
+        """Counts a call that has ended, warns if it was not served as asked, and saves."""
+        self.count(call.stats)
+        self.warn(call.model, call.stats)
         if call.streamer is not None:  # Its reader finds the statistics of this call.
             call.streamer.end()
         if call.route.mode != "plain":
@@ -285,7 +279,7 @@ class SelfSpec:
             self._remembered.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
-        """What is learned for a vocabulary, made where it is not there yet."""
+        """What is learned for a vocabulary of this size; made when it is first asked for."""
         return self._knowledge.learned(vocab_size)
 
     def forget(self) -> None:
@@ -381,23 +375,6 @@ class SelfSpec:
             budget=None if self._budget is None else self._budget.open(),
             listeners=self._listeners,
         )
-
-    def _drafted(self, call: Call, stats: GenerationStats) -> Any:
-        """Reads the prompt, yields its first token, learns from it, and decodes to the end."""
-        runner, start, request = call.runner, perf_counter(), request_of(call, stats)
-        runner.renew()
-        with runner.backend(call.ability) as backend:
-            stats.spend("prepare", perf_counter() - start)
-            stats.disable(call.route.reason)
-            engine = self.engine(runner, backend)
-            try:
-                cache = engine.admit(request)
-                rows = engine.rows
-                engine.run()
-            finally:
-                engine.record_outcome(request)
-                backend.release(fills=call.gives_cache_back)
-        return result_of(call, rows, cache, stats)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

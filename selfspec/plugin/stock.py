@@ -25,7 +25,7 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
 
-_MAX_NODES = 16  # Of the tree, whose best chain is taken.
+_MAX_NODES = 16  # The tree has at most 16 nodes, and stock gets its best chain.
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]

@@ -68,7 +68,7 @@ class ModelThread:
             max_memory=max_memory,
             short_first=True,
             pace=ReadingPace(),
-            hear=self._hear,
+            on_token=self._on_token,
         )
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
@@ -176,7 +176,7 @@ class ModelThread:
     def _add(self, call: PromptCall) -> None:
         self.session.add(call)
 
-    def _hear(self, index: int, ids: Sequence[int]) -> bool:
+    def _on_token(self, index: int, ids: Sequence[int]) -> bool:
         """Sends new tokens of a text; False if its client is gone."""
         if ids:
             self._tell(index, list(ids))

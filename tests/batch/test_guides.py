@@ -45,10 +45,10 @@ def texts(schema: Any, num_prompts: int = 3, **options: Any) -> list[str]:
 
 def text_alone(index: int, schema: Any, **options: Any) -> str:
     """What stock writes with the processor of a schema."""
-    guides = Guides(TOKENIZER, [TOKENIZER.eos_token_id], len(TOKENIZER))
     ids = torch.tensor([PROMPTS[index]])
     options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": 60}
     model = make_model(len(TOKENIZER))
+    guides = Guides(TOKENIZER, model)
     torch.manual_seed(3 + index)
     output = model.generate(ids, logits_processor=[guides.processor(guide_of(schema))], **options)
     return TOKENIZER.decode(output[0, ids.shape[1] :])

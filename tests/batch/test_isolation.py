@@ -195,7 +195,7 @@ def test_an_error_of_who_listens(mode: str, at: str) -> None:
             fuse.burn()
         return True
 
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, hear=hear)
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=hear)
     answers = played(session, common=MODES[mode])
     assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
 
@@ -310,8 +310,9 @@ def test_a_guide_that_allows_nothing_raises() -> None:
     pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
     from selfspec.batch.guides import Guides, guide_of
     from tests.batch.test_guides import TOKENIZER
+    from tests.tiny import make_model
 
-    guides = Guides(TOKENIZER, [TOKENIZER.eos_token_id], len(TOKENIZER))
+    guides = Guides(TOKENIZER, make_model(len(TOKENIZER)))
     processor = guides.processor(guide_of({"type": "boolean"}))
     scores = torch.zeros(1, len(TOKENIZER))
     processor(torch.tensor([[5]]), scores)

@@ -79,7 +79,7 @@ class Played:
         self.heard: dict[int, list[int]] = {index: [] for index in range(len(asks))}
         self.answers: dict[int, Any] = {}
         self.name = name
-        self.session = Session(tiny_model(name), tiny_tokenizer(), hear=self.hear, **options)
+        self.session = Session(tiny_model(name), tiny_tokenizer(), on_token=self.hear, **options)
 
     def hear(self, index: int, ids: Sequence[int]) -> bool:
         assert index not in self.answers
@@ -285,6 +285,6 @@ def test_an_open_session_looks_nothing_up_for_a_call(monkeypatch: pytest.MonkeyP
     """Calls are prepared in other threads, where no forward may run."""
     session = Session(tiny_model(), tiny_tokenizer(), wild(), max_memory="1MB")
     session.open()
-    monkeypatch.setattr(session, "_found_limits", None)
+    monkeypatch.setattr(session, "_ready", None)
     for options in ({}, {"max_time": 1000.0}):
         assert session.call(0, [5, 6, 7], 0, {"max_new_tokens": 4, **options})

@@ -220,7 +220,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     model, tokenizer = steered.model, steered.tokenizer
     chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, WEATHER]})
     guide = Guide(grammar_of(chat, tokenizer), is_lark=True)
-    guides = Guides(tokenizer, [1], model.config.vocab_size)
+    guides = Guides(tokenizer, model)
     script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
     ids = tokenizer.encode("the quick brown fox")
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
