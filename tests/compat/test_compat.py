@@ -385,7 +385,7 @@ def test_an_attention_of_ours_gets_the_masks_of_sdpa():
         asked.append(mask)
         return generation.sdpa_attention_forward(module, query, key, value, mask, **options)
 
-    model, inputs = tiny_model(), {"input_ids": torch.arange(8).view(2, 4) + 1}
+    model, inputs = new_model(), {"input_ids": torch.arange(8).view(2, 4) + 1}
     inputs["attention_mask"] = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     expected = model(**inputs).logits
     generation.register_attention("a_test", attend)
