@@ -135,15 +135,16 @@ def memory_note(asked: RunOptions) -> str | None:
     if asked.max_memory is not None or is_on_gpu or not folder.is_dir():
         return None
     try:
-        rounded = stored_bytes(str(folder), torch.int8)
-        own = stored_bytes(str(folder), getattr(torch, asked.dtype, None))
+        wanted = torch.int8 if asked.weights is not None else getattr(torch, asked.dtype, None)
+        needed = stored_bytes(str(folder), wanted)
     except (OSError, ValueError):
         return None  # Weights of another kind, or what their loader will refuse.
-    free, needed = free_memory(), own if asked.weights is None else rounded
+    free, less = free_memory(), ""
     if needed <= free:
         return None
-    halves = asked.weights is None and missing_for_eight_bits() is None
-    less = f", and with --weights int8 they take {rounded / 1e9:.1f} GB" if halves else ""
+    if asked.weights is None and missing_for_eight_bits() is None:
+        rounded = stored_bytes(str(folder), torch.int8)
+        less = f", and with --weights int8 they take {rounded / 1e9:.1f} GB"
     return (
         f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
         f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk{less}"

@@ -126,8 +126,9 @@ class _Layers(NamedTuple):
 
     def sizes(self, model: Any, stored: _Stored, max_length: int, max_texts: int) -> Sizes:
         """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
-        layers = [_held_bytes(model, each, stored) for each in self.weights]
-        whole = _held_bytes(model, dict(model.named_parameters()), stored)
+        owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
+        layers = [_held_bytes(each, stored, owners) for each in self.weights]
+        whole = _held_bytes(dict(model.named_parameters()), stored, owners)
         buffers = sum(each.numel() * each.dtype.itemsize for each in model.buffers())
         return Sizes(
             whole + buffers - sum(layers) + text_bytes(model, max_length, max_texts),
@@ -294,9 +295,10 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _held_bytes(model: Any, weights: Mapping[str, nn.Parameter], stored: _Stored) -> int:
-    """What weights take in memory. In 8 bits, each module that shares one has its own."""
-    owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
+def _held_bytes(
+    weights: Mapping[str, nn.Parameter], stored: _Stored, owners: Mapping[int, int]
+) -> int:
+    """What weights take in memory. In 8 bits, each of the modules that share one has its own."""
     return sum(
         sum(part.num_bytes for part in _parts(each, stored[name])) * owners[id(each)]
         if is_rounded(stored.get(name, ()))
