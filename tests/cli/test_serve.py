@@ -125,6 +125,15 @@ def test_options_that_can_not_be(fails, chat_folder: str, name: str, value: str)
     assert name in fails("serve", chat_folder, *port, name, value)
 
 
+def test_too_little_free_memory_is_no_wrong_option(fails, chat_folder: str, monkeypatch) -> None:
+    def free_memory(device: Any = None) -> int:
+        return 1 << 40 if device is None else 100  # Once the model is loaded.
+
+    monkeypatch.setattr("selfspec.machine.memory.free_memory", free_memory)
+    said = fails("serve", chat_folder, "--port", free_port())
+    assert "(got half of what is free, 50 bytes)" in said
+
+
 def ours(config: dict[str, Any], **knobs: Any) -> tuple[DraftOptions, SpecConfig]:
     asked, found = in_our_options(json.dumps(config), DraftOptions(), Knobs(**knobs))
     return asked, found.config()
