@@ -35,15 +35,16 @@ class TextStream:
         return self._take(self._fresh_text())
 
     def _fresh_text(self) -> str:
-        before = self._decode(self._ids[self._start : self._end])
-        return self._decode(self._ids[self._start :])[len(before) :]
+        before = self.decoded(self._ids[self._start : self._end])
+        return self.decoded(self._ids[self._start :])[len(before) :]
 
     def _take(self, text: str) -> str:
         if text:  # A special token gives no text, and so no context.
             self._start, self._end = self._end, len(self._ids)
         return text
 
-    def _decode(self, ids: list[int]) -> str:
+    def decoded(self, ids: list[int]) -> str:
+        """The text of tokens by themselves."""
         return self._tokenizer.decode(  # type: ignore[no-any-return]
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

@@ -194,6 +194,7 @@ class SelfSpec:
         synced_gpus: bool = False,
         inputs_tensor: torch.Tensor | None = None,
         stats: GenerationStats | None = None,
+        scores: Any = None,
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet.
@@ -202,7 +203,7 @@ class SelfSpec:
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
         `inputs_tensor` is what an encoder has read, which transformers hands over. `stats` counts
-        the call; None: new ones do.
+        the call; None: new ones do. `scores` is a `TokenScores` for one text.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -221,6 +222,8 @@ class SelfSpec:
                 "with the tokenizer's bos_token"
             )
         num_returned = generation_config.num_return_sequences or 1
+        if scores is not None:
+            logits_processor = type(logits_processor)([scores, *logits_processor])
         predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
         return Call(
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
@@ -230,6 +233,7 @@ class SelfSpec:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             streamer=streamer,
+            hears=None if scores is None or scores.prompt is None else scores.read,
             synced_gpus=synced_gpus,
             inputs_tensor=inputs_tensor,
             model_kwargs=model_kwargs,

@@ -14,12 +14,13 @@ import torch
 from selfspec.batch import Answer
 from selfspec.batch.prompt_call import PromptCall, PromptInputs
 from selfspec.batch.text_stream import TextStream
+from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.serving.images import check_pixels, num_pixels
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
-from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Chat, Request, RequestError, Settings
+from selfspec.serving.replies import Piece, Scored
+from selfspec.serving.schema import Chat, Completion, Request, RequestError, Settings
 from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
 
@@ -34,7 +35,9 @@ class Reply:
     special tokens only those that belong to calls or are stop strings have a text.
     """
 
-    def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
+    def __init__(
+        self, choice: int, tokenizer: Any, settings: Settings, scores: TokenScores | None = None
+    ) -> None:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [each.function.name for each in tools]
@@ -49,13 +52,21 @@ class Reply:
         self._held = ""  # The end of the text, where a stop string may have begun.
         self._num_read = 0
         self.is_stopped = False
+        self._tokenizer, self._scores = tokenizer, scores
+        self._num_scored = 0  # How long the texts of all tokens are whose scores were sent.
+        self._echoed = ""  # The prompt, until it is sent.
+        if isinstance(settings, Completion) and settings.echo:
+            prompt = settings.prompts[choice // settings.n]
+            self._echoed = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def add(self, ids: Sequence[int]) -> Piece:
         """Takes the next tokens; returns what may be sent now."""
-        self._num_read += len(ids)
-        if not self._marks.keys() & ids:
-            return self._piece(self._stream.add(*ids))
-        return self._piece("".join(map(self._of, ids)))
+        has_marks = bool(self._marks.keys() & ids)
+        text = "".join(map(self._of, ids)) if has_marks else self._stream.add(*ids)
+        text, calls = self._read(text)
+        scored = self._scored_next(len(ids))
+        prompt, self._echoed = self._echoed, ""
+        return Piece(self._choice, prompt + self._before_stop(text), None, calls, scored)
 
     def end(self, answer: Answer) -> Piece:
         """What is left of a text that is complete, and why it ended."""
@@ -66,15 +77,33 @@ class Reply:
         reason = "stop" if self.is_stopped else answer.finish_reason
         if reason == "stop" and self._reader is not None and self._reader.num_calls:
             reason = "tool_calls"
-        return Piece(self._choice, text, reason, [*before.calls, *calls])
+        return before._replace(text=text, finish_reason=reason, calls=[*before.calls, *calls])
 
     def _of(self, token: int) -> str:
         mark = self._marks.get(token)
         return self._stream.add(token) if mark is None else self._stream.rest() + mark
 
-    def _piece(self, text: str) -> Piece:
-        text, calls = self._read(text)
-        return Piece(self._choice, self._before_stop(text), None, calls)
+    def _scored_next(self, number: int) -> list[Scored]:
+        """The scores of the next tokens, after those of the prompt if it is sent, too."""
+        start, self._num_read = self._num_read, self._num_read + number
+        if self._scores is None:
+            return []
+        scores = list((self._scores.tokens or [])[start : self._num_read])
+        if self._echoed and self._scores.prompt is not None:
+            scores = self._scores.prompt + scores
+        return list(map(self._scored, scores))
+
+    def _scored(self, score: TokenScore) -> Scored:
+        offset, text = self._num_scored, self._token_text(score.token)
+        self._num_scored += len(text)
+        top = [(self._token_text(token), logprob) for token, logprob in score.top]
+        return Scored(text, offset, score.logprob, top)
+
+    def _token_text(self, token: int) -> str:
+        """The text of a token by itself. Some decoders leave out the space that it begins with."""
+        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        is_word = str(self._tokenizer.convert_ids_to_tokens(token)).startswith("\u2581")
+        return f" {text}" if is_word and not text.startswith(" ") else text
 
     def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         return (text, []) if self._reader is None else self._reader.add(text)
@@ -170,7 +199,8 @@ class Exchange:
         numbers = range(len(self._calls))
         for choice in numbers:
             yield Piece(choice, "")
-        replies = [Reply(choice, self._model.tokenizer, self.request) for choice in numbers]
+        tokenizer, scores = self._model.tokenizer, [each.scores for each in self._calls]
+        replies = [Reply(each, tokenizer, self.request, scores[each]) for each in numbers]
         try:
             async for choice, event in self._model.events(self._calls):
                 self.first_at = self.first_at or perf_counter()
@@ -191,8 +221,11 @@ class Exchange:
         texts = [Piece(choice, "") for choice in range(len(self._calls))]
         async for piece in self.pieces():
             before = texts[piece.choice]
-            calls = [*before.calls, *piece.calls]
-            texts[piece.choice] = piece._replace(text=before.text + piece.text, calls=calls)
+            texts[piece.choice] = piece._replace(
+                text=before.text + piece.text,
+                calls=[*before.calls, *piece.calls],
+                scored=[*before.scored, *piece.scored],
+            )
         return texts
 
     def _prepare(self, prompts: Sequence[Any], encoder: Encoder) -> None:

@@ -214,9 +214,9 @@ class Encoder:
     def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
         """How many tokens an answer may have."""
         if self.max_positions is None:
-            return wanted or _DEFAULT_TOKENS
+            return _DEFAULT_TOKENS if wanted is None else wanted
         room = self.max_positions - num_ids
-        wanted = wanted or min(_DEFAULT_TOKENS, max(room, 1))
+        wanted = min(_DEFAULT_TOKENS, max(room, 1)) if wanted is None else wanted
         if wanted > room:
             raise RequestError(
                 f"prompt and answer must fit into the model's {self.max_positions} positions (got "

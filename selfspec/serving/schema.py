@@ -132,6 +132,7 @@ FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters
 Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
+NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
 StopString = Annotated[FilledText, Field(max_length=256)]
 Stops = Annotated[
@@ -368,6 +369,8 @@ class Request(Settings):
 
 class Chat(Request):
     messages: Messages
+    logprobs: bool = False
+    top_logprobs: NumScores | None = None
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
@@ -388,6 +391,17 @@ class Chat(Request):
             return [each for each in tools if each.function.name == self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else tools
 
+    def arguments(self) -> dict[str, Any]:
+        scores = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return {**super().arguments(), **scores}
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Chat:
+        if self.top_logprobs and not self.logprobs:
+            rule = f"top_logprobs must come with logprobs: true (got {self.top_logprobs})"
+            raise RequestError(rule, field="top_logprobs")
+        return self
+
     @model_validator(mode="after")
     def _check_tools(self) -> Chat:
         names = [each.function.name for each in self.tools or ()]
@@ -406,10 +420,25 @@ class Chat(Request):
 
 class Completion(Request):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    logprobs: NumScores | None = None
+    echo: bool = False
 
     @property
     def prompts(self) -> list[Any]:
         return self.prompt
+
+    @model_validator(mode="after")
+    def _check_writes(self) -> Completion:
+        if self.max_tokens == 0 and (not self.echo or self.logprobs is None):
+            rule = "max_tokens must be >= 1, or come with echo: true and logprobs"
+            raise RequestError(f"{rule} (got 0)", field="max_tokens")
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        names = ("logprobs", "prompt_logprobs") if self.echo else ("logprobs",)
+        scores = {} if self.logprobs is None else dict.fromkeys(names, self.logprobs)
+        return {**super().arguments(), **scores}
 
 
 Known = TypeVar("Known", bound=BaseModel)
