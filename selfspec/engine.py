@@ -209,7 +209,8 @@ class Engine:
             source.before_step(len(self.rows), budget)
         for row in self.rows:
             with row.guarded():
-                row.prepare()
+                if row.max_nodes > 1:
+                    row.prepare()
 
     def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
         """One forward over the trees of some rows, and what comes of it, without rows that failed.
@@ -283,8 +284,8 @@ class Engine:
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                limits = (step.max_nodes if row.drafts else 1, row.max_depth, step.search())
-                tree = row.grower.grow(row.last_token, *limits)
+                max_nodes = min(step.max_nodes, row.most_nodes)
+                tree = row.grower.grow(row.last_token, max_nodes, row.max_depth, step.search())
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)

@@ -50,7 +50,7 @@ class TokenScores:
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
         self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
-        self._logprobs = torch.empty(0, device="cpu")  # (1, V): for the next token
+        self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
 
     @property
     def is_asked(self) -> bool:

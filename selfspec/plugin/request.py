@@ -79,6 +79,7 @@ def _rows(
             unplaced_id=unplaced,
             chooser=chooser,
             max_length=call.max_length,
+            max_nodes=call.max_nodes,
             stops=stops,
             pad_token_id=pad,
             # Stock's own test for filling up rows that stopped.

@@ -42,12 +42,14 @@ class Reply:
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [each.function.name for each in tools]
         self._choice = choice
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, skips_special=settings.skip_special_tokens)
         self._reader = CallReader(form, names) if names else None
         self._stops = settings.stop or ()
+        self._shows_stop = settings.include_stop_str_in_output
         shown = {*self._stops, *(form.marks if names else ())}
         added = tokenizer.added_tokens_decoder if shown else {}
-        special = {id: str(each) for id, each in added.items() if each.special}
+        is_hidden = settings.skip_special_tokens
+        special = {id: str(each) for id, each in added.items() if each.special and is_hidden}
         self._marks = {id: text for id, text in special.items() if text in shown}
         self._held = ""  # The end of the text, where a stop string may have begun.
         self._num_read = 0
@@ -112,9 +114,10 @@ class Reply:
         if self.is_stopped:
             return ""
         text = self._held + text
-        if found := [text.index(stop) for stop in self._stops if stop in text]:
+        if found := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
             self.is_stopped, self._held = True, ""
-            return text[: min(found)]
+            place, length = min(found)
+            return text[: place + length * self._shows_stop]
         begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
         end = len(text) - max(begun, default=0)
         self._held = text[end:]
@@ -239,5 +242,5 @@ class Exchange:
             raise self._told(UnsupportedError(str(error))) from error
 
     def _told(self, error: Exception) -> RequestError:
-        about_schema = "schema" in str(error) and self.request.answer_schema is not None
-        return RequestError.of(error, field="response_format" if about_schema else None)
+        about_schema = "schema" in str(error)
+        return RequestError.of(error, field=self.request.schema_field if about_schema else None)

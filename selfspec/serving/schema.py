@@ -26,6 +26,7 @@ from selfspec.errors import SelfSpecError, one_line, unknown_name
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
+_SCHEMAS = ("response_format", "guided_json", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 _short = Repr()
@@ -132,6 +133,7 @@ FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters
 Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
 StopString = Annotated[FilledText, Field(max_length=256)]
@@ -271,6 +273,18 @@ class ToolChoice(_Fields):
     function: _Named
 
 
+class Speculative(_Fields):
+    """How much may be drafted for an answer."""
+
+    max_nodes: Annotated[int, Field(ge=1, le=1 << 16)]
+
+
+class StructuredOutputs(_Fields):
+    """What vLLM's newer versions call a schema."""
+
+    json_: Annotated[dict[str, Any] | str, Field(alias="json")]
+
+
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
@@ -294,12 +308,30 @@ class Settings(_Fields):
     seed: Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None = None
     stop: Stops | None = None
     response_format: ResponseFormat | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    speculative: bool | Speculative = True
+    # Names of vLLM.
+    min_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    guided_json: dict[str, Any] | str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def schema_field(self) -> str | None:
+        """The field that says what an answer must be; None if any text will do."""
+        return next((name for name in _SCHEMAS if getattr(self, name) is not None), None)
 
     @property
     def answer_schema(self) -> Any:
         """What an answer must be: a JSON schema, or None for any text."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.json_
         if self.response_format is None:
-            return None
+            return self.guided_json
         given = self.response_format.json_schema
         return {"type": "object"} if given is None else given.schema_
 
@@ -313,6 +345,14 @@ class Settings(_Fields):
         if len(set(self.lengths.values())) > 1:
             rule = f"{' and '.join(self.lengths)} must be equal where both are given"
             raise RequestError(f"{rule} (got {self.lengths})", field=[*self.lengths][-1])
+        return self
+
+    @model_validator(mode="after")
+    def _check_schemas(self) -> Settings:
+        given = [name for name in _SCHEMAS if getattr(self, name) is not None]
+        if len(given) > 1:
+            rule = f"{' and '.join(given)} exclude each other, since each is a schema"
+            raise RequestError(f"{rule}; leave one out", field=given[-1])
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -331,6 +371,10 @@ class Settings(_Fields):
             arguments["sequence_bias"] = biases
         if self.answer_schema is not None:
             arguments["schema"] = self.answer_schema
+        if self.min_tokens is not None:
+            arguments["min_new_tokens"] = self.min_tokens
+        if self.speculative is not True:
+            arguments["max_nodes"] = self.speculative.max_nodes if self.speculative else 1
         return arguments
 
 
@@ -412,9 +456,9 @@ class Chat(Request):
         if self.tool_choice not in (None, "none") and not self.callable_tools:
             rule = "tool_choice must name one of the tools, or be left out without tools"
             raise RequestError(f"{rule} (got {names!r:.80})", field="tool_choice")
-        if names and self.response_format is not None:
-            rule = "response_format must be left out where there are tools"
-            raise RequestError(rule, field="response_format")
+        if names and self.schema_field is not None:
+            rule = f"{self.schema_field} must be left out where there are tools"
+            raise RequestError(rule, field=self.schema_field)
         return self
 
 

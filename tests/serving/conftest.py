@@ -68,7 +68,9 @@ class Served:
         self.spec = SelfSpec(max_nodes=6, budget="fixed")
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
         self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
-        self.encoder = Encoder(self.tokenizer, self.model.config.vocab_size, max_positions)
+        self.encoder = Encoder(
+            self.tokenizer, self.model.config.vocab_size, max_positions, end_ids=[1]
+        )
         self.app = application(self.thread, name=NAME, encoder=self.encoder, **(gate or {}))
         self.client = BothWays(self.app, base_url="http://localhost")
         self.client.served = self
