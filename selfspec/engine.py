@@ -273,15 +273,13 @@ class Engine:
     def _draft(self, step: Step) -> list[DraftTree]:
         """A tree for each row.
 
-        A tree is no deeper than the row's text may still grow. A row that only waits for the others
-        gets the pads that are sure to come.
+        A row that only waits for the others gets the pads that are sure to come.
         """
         trees = []
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
-                tree = row.grower.grow(row.last_token, *limits)
+                tree = row.draft(1 if row.is_padded else step.max_nodes, step.search())
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)
