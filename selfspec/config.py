@@ -46,7 +46,7 @@ class SpecConfig:
             quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
             from the start, and go on eagerly if that can't be.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
-            reason in `spec.stats.disabled_reason`. True also raises what a source of drafts raises.
+            reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
             the model. True is your word that they treat each token by itself, without a state: what
             they do to one depends neither on the others nor on how many there are. One trial is
