@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ from selfspec.batch import Answer
 from selfspec.batch.prompt_call import PromptCall, PromptInputs
 from selfspec.batch.text_stream import TextStream
 from selfspec.errors import SelfSpecError, UnsupportedError
+from selfspec.serving.images import check_pixels, num_pixels
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Piece
@@ -129,6 +130,7 @@ class Exchange:
         self.request = request
         self.answers: list[Answer] = []  # Those that are complete.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
+        self.num_pixels = 0  # of its images, until it is over
         self._model = model
         self._calls: list[PromptCall] = []
 
@@ -137,21 +139,31 @@ class Exchange:
         """How many tokens all prompts have."""
         return sum(each.call.num_tokens for each in self._calls[:: self.request.n])
 
-    async def prepare(self, encoder: Encoder, turn: asyncio.Lock) -> None:
-        """Refuses what can't be answered.
+    async def prepare(
+        self, encoder: Encoder, turn: asyncio.Lock, exchanges: Iterable[Exchange]
+    ) -> None:
+        """Refuses what can't be answered beside all exchanges that are not over.
 
-        Images are read first, since an address may take ten seconds to answer. Then calls are
-        prepared, one request at a time, each in a thread that ends: one that stayed would keep
-        OpenMP threads, and more of these than cores slow down all answers.
+        Images are fetched first, since an address may take ten seconds to answer. Then they are
+        decoded and calls are prepared, one request at a time, each in a thread that ends: one that
+        stayed would keep OpenMP threads, and more of these than cores slow down all answers.
         """
-        loop, pictured = asyncio.get_running_loop(), encoder.images.pictured
+        loop, fetched = asyncio.get_running_loop(), encoder.images.fetched
+        self._model.check_open(self.request.n * len(self.request.prompts))
         prompts = [
-            await loop.run_in_executor(None, pictured, prompt) for prompt in self.request.prompts
+            await loop.run_in_executor(None, fetched, prompt) for prompt in self.request.prompts
         ]
-        async with turn:
-            with ThreadPoolExecutor(1) as pool:
-                await loop.run_in_executor(pool, self._prepare, prompts, encoder)
-        self._model.check_open(len(self._calls))
+        self.num_pixels = sum(map(num_pixels, prompts))
+        try:
+            if self.num_pixels:
+                check_pixels(sum(each.num_pixels for each in exchanges))
+            async with turn:
+                with ThreadPoolExecutor(1) as pool:
+                    await loop.run_in_executor(pool, self._prepare, prompts, encoder)
+            self._model.check_open(len(self._calls))
+        except BaseException:
+            self.num_pixels = 0
+            raise
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
@@ -159,17 +171,20 @@ class Exchange:
         for choice in numbers:
             yield Piece(choice, "")
         replies = [Reply(choice, self._model.tokenizer, self.request) for choice in numbers]
-        async for choice, event in self._model.events(self._calls):
-            self.first_at = self.first_at or perf_counter()
-            if not isinstance(event, Answer):
-                piece = replies[choice].add(event)
-            elif event.error is not None:
-                raise self._told(event.error)
-            else:
-                self.answers.append(event)
-                piece = replies[choice].end(event)
-            if any(piece[1:]):
-                yield piece
+        try:
+            async for choice, event in self._model.events(self._calls):
+                self.first_at = self.first_at or perf_counter()
+                if not isinstance(event, Answer):
+                    piece = replies[choice].add(event)
+                elif event.error is not None:
+                    raise self._told(event.error)
+                else:
+                    self.answers.append(event)
+                    piece = replies[choice].end(event)
+                if any(piece[1:]):
+                    yield piece
+        finally:
+            self.num_pixels = 0
 
     async def whole(self) -> list[Piece]:
         """The whole text of each choice, with the reason why it ended."""

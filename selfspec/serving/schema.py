@@ -428,7 +428,7 @@ def checked(kind: type[Known], value: Any) -> Known:
     field = str(name)[:40]
     got = _short.repr(first["input"])
     rule = re.sub(r"^(Value error, must|\w+ should) ", "", first["msg"])
-    if field in _NOTHING and field not in kind.model_fields:
+    if issubclass(kind, _Fields) and field in _NOTHING and field not in kind.model_fields:
         rule = f"be {_NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
         raise RequestError(unknown_name("field", field, kind.model_fields), field=field)

@@ -142,11 +142,11 @@ class GreedyChooser:
 
     def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step; waits for nothing."""
-        self._said, self._index = step_logits, index
+        self._step_logits, self._index = step_logits, index
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         """Commits the likeliest token after a node."""
-        token = self._said.likeliest(self._index, nodes[0])
+        token = self._step_logits.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
 
@@ -230,7 +230,7 @@ class BatchChooser:
     with the pad token, as in stock.
     """
 
-    ids: torch.Tensor  # (B, L): all texts so far, in memory as those of stock
+    ids: torch.Tensor  # (B, L): all texts so far, laid out as stock's loop lays out its ids
     processors: Processors
     criteria: Callable[..., torch.Tensor]
     do_sample: bool

@@ -159,6 +159,9 @@ def test_a_config_for_vllm_is_read() -> None:
         ('{"method": "ngram", "model": "x"}', "and for no other (got 'x' for 'ngram')"),
         ('{"method": "ngram", "num_speculative_token": 5}', "num_speculative_tokens"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "greater than 0 (got 0)"),
+        ('{"method": "ngram", "num_speculative_tokens": %s}' % 10**24, "less than 65536"),
+        ('{"method": "ngram", "tools": []}', "'tools'"),
+        ('{"method": "\udcff"}', "must be JSON"),
     ],
 )
 def test_of_vllms_configs_what_selfspec_does_not_have(
