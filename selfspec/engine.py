@@ -214,8 +214,7 @@ class Engine:
             source.before_step(len(self.rows), budget)
         for row in self.rows:
             with row.guarded():
-                if row.max_nodes > 1:
-                    row.prepare()
+                row.prepare()
 
     def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
         """One forward over the trees of some rows, and what comes of it, without rows that failed.

@@ -221,7 +221,8 @@ class Row:
 
     def prepare(self) -> None:
         """Lets cursors that take time begin, before each step."""
-        self._ask_all(lambda cursor: cursor.prepare())
+        if self.max_nodes > 1:
+            self._ask_all(lambda cursor: cursor.prepare())
 
     def draft(self, max_nodes: int, pays: Pays | None = None) -> DraftTree:
         """The tree of the next step, no deeper than the text may grow."""

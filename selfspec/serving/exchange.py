@@ -77,7 +77,8 @@ class Reply:
         held_back = "" if self._reader is None else self._reader.end()
         text = before.text + self._before_stop(text + held_back) + self._held
         reason = "stop" if self.is_stopped else answer.finish_reason
-        if reason == "stop" and self._reader is not None and self._reader.num_calls:
+        reader = self._reader
+        if reason == "stop" and reader is not None and reader.num_calls and not reader.is_inside:
             reason = "tool_calls"
         return before._replace(text=text, finish_reason=reason, calls=[*before.calls, *calls])
 

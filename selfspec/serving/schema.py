@@ -350,6 +350,10 @@ class Settings(_Fields):
     @model_validator(mode="after")
     def _check_schemas(self) -> Settings:
         given = [name for name in _SCHEMAS if getattr(self, name) is not None]
+        for name in ("min_tokens", "ignore_eos") if given or getattr(self, "tools", None) else ():
+            if getattr(self, name):  # Then no token might be allowed.
+                rule = f"{name} must be left out where there are tools or a schema"
+                raise RequestError(f"{rule} (got {getattr(self, name)})", field=name)
         if len(given) > 1:
             rule = f"{' and '.join(given)} exclude each other, since each is a schema"
             raise RequestError(f"{rule}; leave one out", field=given[-1])
