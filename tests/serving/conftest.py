@@ -39,7 +39,8 @@ class BothWays(TestClient):
     def send(self, request: Any, **options: Any) -> Any:
         """The response of the server."""
         response = super().send(request, **options)
-        if request.url.path in (CHAT, COMPLETION) and response.status_code == 200:
+        is_asked = request.method == "POST" and request.url.path in (CHAT, COMPLETION)
+        if is_asked and response.status_code == 200:
             body = json.loads(request.content)
             samples = body.get("temperature") and body.get("seed") is None
             has_one = body.get("n", 1) == 1 and (
