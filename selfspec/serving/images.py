@@ -96,7 +96,7 @@ def has_images(prompt: Any) -> bool:
 
 def check_pixels(prompts: Iterable[Any], others: int) -> int:
     """How many pixels the fetched images of prompts have; refuses too many beside `others`."""
-    number = sum(part.get("pixels", 0) for each in prompts for _, part in _images_in(each))
+    number = sum(int(part.get("pixels", 0)) for each in prompts for _, part in _images_in(each))
     if number and number + others > _MOST_PIXELS_OF_ALL:
         rule = f"the images of all requests may have {_MOST_PIXELS_OF_ALL} pixels at a time"
         raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")

@@ -370,7 +370,8 @@ class Settings(_Fields):
         if self.min_tokens is not None:
             arguments["min_new_tokens"] = self.min_tokens
         if self.speculative is not True:
-            arguments |= self.speculative or {"max_nodes": 1}
+            limit = self.speculative
+            arguments["max_nodes"] = limit["max_nodes"] if isinstance(limit, dict) else 1
         return arguments
 
 
