@@ -59,7 +59,9 @@ def generate_many(
             and its own: `Answer.logprobs`. They are the model's own, before any processor.
         prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`. With
             ``max_new_tokens=0`` a prompt is only scored.
-        generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
+        generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts;
+            `max_nodes`, a limit of their trees; OpenAI's `presence_penalty` and
+            `frequency_penalty`, from -2 to 2.
 
     Raises:
         UnsupportedError: The arguments can't be served for any prompt: the first prompt is

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from selfspec.errors import UnsupportedError
+
 __all__ = ["CountPenalties"]
 
 
@@ -17,6 +19,9 @@ class CountPenalties:
     looks_at_rows = True
 
     def __init__(self, presence: float, frequency: float) -> None:
+        for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
+            if not isinstance(value, int | float) or not -2 <= value <= 2:
+                raise UnsupportedError(f"{name} must be a number from -2 to 2 (got {value!r:.40})")
         self._presence, self._frequency = presence, frequency
         self._num_prompt: int | None = None
 

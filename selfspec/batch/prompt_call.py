@@ -83,7 +83,7 @@ class Answer:
         is_cut = not is_ended and is_full
         reason = "error" if error is not None else "length" if is_cut else "stop"
         kept_error = None if error is None else kept(error)
-        told = (kept_error, asked.scores.tokens, asked.scores.prompt)
+        told = (kept_error, *asked.scores.lists)
         return cls(asked.index, text, ids, reason, num_prompt_tokens, call.stats, *told)
 
     @classmethod
@@ -137,7 +137,8 @@ def call_for(
             )
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
-    scores = TokenScores(*(arguments.pop(name, None) for name in ("logprobs", "prompt_logprobs")))
+    numbers = (arguments.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
+    scores = TokenScores(tokenizer, *numbers)
     if writes_nothing := arguments.get("max_new_tokens") == 0 and scores.prompt is not None:
         arguments["max_new_tokens"] = 1
     listener = _Listener(index, on_token, scores, writes_nothing)

@@ -7,7 +7,7 @@ read along the verified path alone, so that no draft is in them, and nothing is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +26,9 @@ class TokenScore(NamedTuple):
     """
 
     token: int
+    text: str  # of the token by itself
     logprob: float | None
-    top: list[tuple[int, float]]
+    top: Sequence[TokenScore] = ()
 
 
 class TokenScores:
@@ -39,7 +40,9 @@ class TokenScores:
 
     looks_at_rows = True
 
-    def __init__(self, num_top: int | None = None, num_of_prompt: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, num_top: int | None = None, num_of_prompt: int | None = None
+    ) -> None:
         for name, value in (("logprobs", num_top), ("prompt_logprobs", num_of_prompt)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UnsupportedError(f"{name} must be a whole number (got {value!r:.40})")
@@ -49,13 +52,19 @@ class TokenScores:
         self.tokens: list[TokenScore] | None = None if num_top is None else []
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
+        self._tokenizer = tokenizer
         self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
         self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
 
     @property
+    def lists(self) -> tuple[list[TokenScore] | None, list[TokenScore] | None]:
+        """Those of the new tokens, and those of the prompt."""
+        return self.tokens, self.prompt
+
+    @property
     def is_asked(self) -> bool:
         """Does anybody ask for scores?"""
-        return self.tokens is not None or self.prompt is not None
+        return self.lists != (None, None)
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self.tokens is not None:
@@ -65,27 +74,34 @@ class TokenScores:
     def take(self, ids: Sequence[int]) -> None:
         """Hears which token was chosen."""
         if self.tokens is not None:
-            self.tokens += _scored(self._logprobs, ids, self._num_top)
+            self.tokens += self._scored(self._logprobs, ids, self._num_top)
 
     def read(self, start: int, logits: torch.Tensor) -> None:
         """Hears the logits (1, L, V) of a part of the prompt, by the number of its first token."""
-        before = [TokenScore(self.prompt_ids[0], None, [])] if not start else self.prompt or []
+        before = [self._score(self.prompt_ids[0], None)] if not start else self.prompt or []
         ids = self.prompt_ids[start + 1 : start + 1 + logits.shape[1]]
         logprobs = logits[0, : len(ids)].log_softmax(-1, dtype=torch.float32)
-        self.prompt = before + _scored(logprobs, ids, self._num_of_prompt)
+        self.prompt = before + self._scored(logprobs, ids, self._num_of_prompt)
 
+    def _scored(self, logprobs: torch.Tensor, ids: Sequence[int], num_top: int) -> list[TokenScore]:
+        """The scores of tokens, each by its row of (L, V)."""
+        if not ids:
+            return []
+        own = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0]
+        values, tops = largest(logprobs, min(num_top, logprobs.shape[1]))
+        rows = zip(ids, own.tolist(), tops.tolist(), values.tolist(), strict=True)
+        return [
+            self._score(token, logprob, list(map(self._score, top, of_top)))
+            for token, logprob, top, of_top in rows
+        ]
 
-def _scored(logprobs: torch.Tensor, ids: Sequence[int], num_top: int) -> list[TokenScore]:
-    """The scores of tokens, each by its row of (L, V)."""
-    if not ids:
-        return []
-    own = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0].tolist()
-    values, tops = largest(logprobs, min(num_top, logprobs.shape[1]))
-    return [
-        TokenScore(token, _finite(value), list(zip(top, map(_finite, of_top), strict=True)))
-        for token, value, top, of_top in zip(ids, own, tops.tolist(), values.tolist(), strict=True)
-    ]
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > _LEAST else _LEAST
+    def _score(
+        self, token: int, logprob: float | None, top: Sequence[TokenScore] = ()
+    ) -> TokenScore:
+        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        word = str(self._tokenizer.convert_ids_to_tokens(token))
+        if word.startswith("\u2581") and not text.startswith(" "):
+            text = f" {text}"  # Some decoders leave out the space that a word begins with.
+        if logprob is not None and not logprob > _LEAST:  # It may be NaN.
+            logprob = _LEAST
+        return TokenScore(token, text, logprob, top)

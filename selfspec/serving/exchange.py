@@ -16,10 +16,10 @@ from selfspec.batch.prompt_call import PromptCall, PromptInputs
 from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
-from selfspec.serving.images import check_pixels, num_pixels
+from selfspec.serving.images import check_pixels
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
-from selfspec.serving.replies import Piece, Scored
+from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Chat, Completion, Request, RequestError, Settings
 from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
@@ -32,8 +32,11 @@ class Reply:
     """What is sent of one text while its tokens come: whole characters, and calls of tools.
 
     Nothing of a stop string is sent. Stop strings are looked for in the text outside of calls. Of
-    special tokens only those that belong to calls or are stop strings have a text.
+    special tokens only those that belong to calls or are stop strings have a text. Another one of
+    the same text is the stopping criterion of its call, which hears each token.
     """
+
+    looks_at_rows = True
 
     def __init__(
         self, choice: int, tokenizer: Any, settings: Settings, scores: TokenScores | None = None
@@ -47,16 +50,15 @@ class Reply:
         self._stops = settings.stop or ()
         self._shows_stop = settings.include_stop_str_in_output
         shown = {*self._stops, *(form.marks if names else ())}
-        added = tokenizer.added_tokens_decoder if shown else {}
-        is_hidden = settings.skip_special_tokens
-        special = {id: str(each) for id, each in added.items() if each.special and is_hidden}
+        added = tokenizer.added_tokens_decoder if shown and settings.skip_special_tokens else {}
+        special = {id: str(each) for id, each in added.items() if each.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
         self._held = ""  # The end of the text, where a stop string may have begun.
         self._num_read = 0
         self.is_stopped = False
-        self._tokenizer, self._scores = tokenizer, scores
+        self._scores = scores
         self._num_scored = 0  # How long the texts of all tokens are whose scores were sent.
-        self._echoed = ""  # The prompt, until it is sent.
+        self._echoed: str | None = None  # The prompt, until it is sent.
         if isinstance(settings, Completion) and settings.echo:
             prompt = settings.prompts[choice // settings.n]
             self._echoed = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
@@ -66,9 +68,15 @@ class Reply:
         has_marks = bool(self._marks.keys() & ids)
         text = "".join(map(self._of, ids)) if has_marks else self._stream.add(*ids)
         text, calls = self._read(text)
-        scored = self._scored_next(len(ids))
-        prompt, self._echoed = self._echoed, ""
-        return Piece(self._choice, prompt + self._before_stop(text), None, calls, scored)
+        scores, offset = self._next_scores(len(ids)), self._num_scored
+        self._num_scored += sum(len(each.text) for each in scores)
+        text = (self._echoed or "") + self._before_stop(text)
+        self._echoed = None
+        return Piece(self._choice, text, None, calls, scores, offset)
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+        self.add([int(input_ids[0, -1])])
+        return torch.tensor([self.is_stopped], device=input_ids.device)
 
     def end(self, answer: Answer) -> Piece:
         """What is left of a text that is complete, and why it ended."""
@@ -86,27 +94,12 @@ class Reply:
         mark = self._marks.get(token)
         return self._stream.add(token) if mark is None else self._stream.rest() + mark
 
-    def _scored_next(self, number: int) -> list[Scored]:
+    def _next_scores(self, number: int) -> list[TokenScore]:
         """The scores of the next tokens, after those of the prompt if it is sent, too."""
         start, self._num_read = self._num_read, self._num_read + number
-        if self._scores is None:
-            return []
-        scores = list((self._scores.tokens or [])[start : self._num_read])
-        if self._echoed and self._scores.prompt is not None:
-            scores = self._scores.prompt + scores
-        return list(map(self._scored, scores))
-
-    def _scored(self, score: TokenScore) -> Scored:
-        offset, text = self._num_scored, self._token_text(score.token)
-        self._num_scored += len(text)
-        top = [(self._token_text(token), logprob) for token, logprob in score.top]
-        return Scored(text, offset, score.logprob, top)
-
-    def _token_text(self, token: int) -> str:
-        """The text of a token by itself. Some decoders leave out the space that it begins with."""
-        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        is_word = str(self._tokenizer.convert_ids_to_tokens(token)).startswith("\u2581")
-        return f" {text}" if is_word and not text.startswith(" ") else text
+        tokens, prompt = (None, None) if self._scores is None else self._scores.lists
+        of_prompt = [] if self._echoed is None else prompt or []
+        return of_prompt + (tokens or [])[start : self._num_read]
 
     def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         return (text, []) if self._reader is None else self._reader.add(text)
@@ -125,22 +118,6 @@ class Reply:
         return text[:end]
 
 
-class _StopsReply:
-    """A stopping criterion of `generate()`: has a stop string come in what is sent of the text?"""
-
-    looks_at_rows = True
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self._length = 0
-
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
-        fresh = input_ids[0, self._length or -1 :].tolist()
-        self._length = input_ids.shape[1]
-        self._reply.add(fresh)
-        return torch.tensor([self._reply.is_stopped], device=input_ids.device)
-
-
 def calls_of(
     settings: Settings, prompts: Sequence[Any], encoder: Encoder, make_call: MakeCall, seed: int
 ) -> list[PromptCall]:
@@ -150,8 +127,8 @@ def calls_of(
         ids, arguments = encoder.arguments_for(prompt, settings)
         for number in range(settings.n if isinstance(settings, Request) else 1):
             if settings.stop:
-                reply = Reply(0, encoder.tokenizer, settings)
-                arguments = {**arguments, "stopping_criteria": [_StopsReply(reply)]}
+                criteria = [Reply(0, encoder.tokenizer, settings)]
+                arguments = {**arguments, "stopping_criteria": criteria}
             calls.append(make_call(ids, seed + number, arguments))
     return calls
 
@@ -161,7 +138,7 @@ class Exchange:
 
     def __init__(self, model: ModelThread, request: Request) -> None:
         self.request = request
-        self.answers: list[Answer] = []  # Those that are complete.
+        self.answers: dict[int, Answer] = {}  # Those that are complete, by choice.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self.num_pixels = 0  # of its images, until it is over
         self._model = model
@@ -186,10 +163,8 @@ class Exchange:
         prompts = [
             await loop.run_in_executor(None, fetched, prompt) for prompt in self.request.prompts
         ]
-        self.num_pixels = sum(map(num_pixels, prompts))
+        self.num_pixels = check_pixels(prompts, sum(each.num_pixels for each in exchanges))
         try:
-            if self.num_pixels:
-                check_pixels(sum(each.num_pixels for each in exchanges))
             async with turn:
                 with ThreadPoolExecutor(1) as pool:
                     await loop.run_in_executor(pool, self._prepare, prompts, encoder)
@@ -203,8 +178,7 @@ class Exchange:
         numbers = range(len(self._calls))
         for choice in numbers:
             yield Piece(choice, "")
-        tokenizer, scores = self._model.tokenizer, [each.scores for each in self._calls]
-        replies = [Reply(each, tokenizer, self.request, scores[each]) for each in numbers]
+        replies = list(map(self._reply, numbers))
         try:
             async for choice, event in self._model.events(self._calls):
                 self.first_at = self.first_at or perf_counter()
@@ -213,24 +187,22 @@ class Exchange:
                 elif event.error is not None:
                     raise self._told(event.error)
                 else:
-                    self.answers.append(event)
+                    self.answers[choice] = event
                     piece = replies[choice].end(event)
-                if any(piece[1:]):
+                if any(piece[1:5]):
                     yield piece
         finally:
             self.num_pixels = 0
 
     async def whole(self) -> list[Piece]:
         """The whole text of each choice, with the reason why it ended."""
-        texts = [Piece(choice, "") for choice in range(len(self._calls))]
-        async for piece in self.pieces():
-            before = texts[piece.choice]
-            texts[piece.choice] = piece._replace(
-                text=before.text + piece.text,
-                calls=[*before.calls, *piece.calls],
-                scored=[*before.scored, *piece.scored],
-            )
-        return texts
+        async for _piece in self.pieces():
+            pass
+        return [self._reply(each).end(self.answers[each]) for each in sorted(self.answers)]
+
+    def _reply(self, choice: int) -> Reply:
+        scores = self._calls[choice].scores
+        return Reply(choice, self._model.tokenizer, self.request, scores)
 
     def _prepare(self, prompts: Sequence[Any], encoder: Encoder) -> None:
         request, call = self.request, self._model.call

@@ -178,11 +178,6 @@ class Encoder:
             own["schema"] = self._calls(settings)
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
         own |= self._ends(settings)
-        if settings.presence_penalty or settings.frequency_penalty:
-            from selfspec.batch.penalties import CountPenalties
-
-            penalties = settings.presence_penalty or 0.0, settings.frequency_penalty or 0.0
-            own["logits_processor"] = [CountPenalties(*penalties)]
         arguments = {**self.default, **own}
         wanted = arguments.get("max_new_tokens")
         setting = next(iter(settings.lengths), self.length_option)

@@ -133,6 +133,9 @@ FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters
 Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
+_Limit = Annotated[int, Field(ge=1, le=1 << 16)]
+Speculative = Annotated[dict[Literal["max_nodes"], _Limit], Field(min_length=1)]
+StructuredOutputs = Annotated[dict[Literal["json"], dict[str, Any] | str], Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
@@ -273,18 +276,6 @@ class ToolChoice(_Fields):
     function: _Named
 
 
-class Speculative(_Fields):
-    """How much may be drafted for an answer."""
-
-    max_nodes: Annotated[int, Field(ge=1, le=1 << 16)]
-
-
-class StructuredOutputs(_Fields):
-    """What vLLM's newer versions call a schema."""
-
-    json_: Annotated[dict[str, Any] | str, Field(alias="json")]
-
-
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
@@ -318,7 +309,7 @@ class Settings(_Fields):
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     guided_json: dict[str, Any] | str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputs | None = None  # The newer name of `guided_json`.
 
     @property
     def schema_field(self) -> str | None:
@@ -329,7 +320,7 @@ class Settings(_Fields):
     def answer_schema(self) -> Any:
         """What an answer must be: a JSON schema, or None for any text."""
         if self.structured_outputs is not None:
-            return self.structured_outputs.json_
+            return self.structured_outputs["json"]
         if self.response_format is None:
             return self.guided_json
         given = self.response_format.json_schema
@@ -365,6 +356,7 @@ class Settings(_Fields):
         Stop strings are not among them, since calls of tools may hold them.
         """
         same = {"top_p", "top_k", "min_p", "repetition_penalty"}
+        same |= {"presence_penalty", "frequency_penalty"}
         arguments = self.model_dump(include=same, exclude_none=True)
         for length in self.lengths.values():
             arguments["max_new_tokens"] = length
@@ -378,7 +370,8 @@ class Settings(_Fields):
         if self.min_tokens is not None:
             arguments["min_new_tokens"] = self.min_tokens
         if self.speculative is not True:
-            arguments["max_nodes"] = self.speculative.max_nodes if self.speculative else 1
+            limit = self.speculative
+            arguments["max_nodes"] = limit["max_nodes"] if isinstance(limit, dict) else 1
         return arguments
 
 
@@ -444,14 +437,10 @@ class Chat(Request):
         return {**super().arguments(), **scores}
 
     @model_validator(mode="after")
-    def _check_scores(self) -> Chat:
+    def _check_chat(self) -> Chat:
         if self.top_logprobs and not self.logprobs:
             rule = f"top_logprobs must come with logprobs: true (got {self.top_logprobs})"
             raise RequestError(rule, field="top_logprobs")
-        return self
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> Chat:
         names = [each.function.name for each in self.tools or ()]
         if len(set(names)) < len(names):
             raise RequestError(

@@ -39,12 +39,13 @@ def test_scores_are_those_of_a_plain_forward(name: str, choice: str) -> None:
         scores = (answer.prompt_logprobs or [None] * len(prompt)) + (answer.logprobs or [])
         assert len(scores) == ids.shape[1]
         for place in range(1 if scored else len(prompt), len(scores)):
-            token, logprob, top = scores[place]
+            token, text, logprob, top = scores[place]
+            assert text == given[1].decode([token])
             assert token == ids[0, place]
             assert logprob == pytest.approx(expected[place - 1, token].item(), abs=1e-4)
             values, tops = expected[place - 1].topk(2)
-            assert [each for _, each in top[:2]] == pytest.approx(values.tolist(), abs=1e-4)
-            assert top[0][0] == tops[0]
+            assert [each.logprob for each in top[:2]] == pytest.approx(values.tolist(), abs=1e-4)
+            assert top[0].token == tops[0]
     if name == "llama" and choice != "plain":
         assert spec.total_stats.num_accepted_tokens > 0
 
@@ -59,6 +60,8 @@ def test_a_prompt_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
+        ("llama", {"presence_penalty": 3}, "presence_penalty must be a number from -2 to 2"),
+        ("llama", {"frequency_penalty": float("nan")}, "frequency_penalty must be a number"),
         ("llama", {"logprobs": -1}, "logprobs must be >= 0"),
         ("llama", {"logprobs": True}, "logprobs must be a whole number"),
         ("llama", {"prompt_logprobs": 1.5}, "prompt_logprobs must be a whole number"),
