@@ -79,6 +79,7 @@ class Row:
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
+        self.kv: Any = None  # What it holds of its keys and values, as a backend gave it.
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.
         self.num_plain = 0  # Steps to come that draft nothing, after drafts that led to NaN.

@@ -399,7 +399,7 @@ def test_a_forward_that_fails_over_one_row_alone(
     ids, steps = prompts()[1], []
 
     def is_ill(backend: TreeBackend, logits: torch.Tensor) -> bool:
-        there = any(row.start == 0 and row.max_columns in needs for row in backend.kv.rows)
+        there = any(row.start == 0 and row.max_columns in needs for row in backend.kv._rows)
         steps.append(there)
         return there and len(steps) > 6
 
@@ -418,10 +418,10 @@ def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) 
     given = [[5, 6, 7], [8, 9], [10]]
     make_room = TreeKV._make_room
 
-    def scarce(self: TreeKV, part: Any, needs: Any, end: int, more: int) -> bool:
+    def scarce(self: TreeKV, part: Any, rows: Any, end: int, **asked: Any) -> bool:
         if end > part.capacity and end > 128:
             raise torch.OutOfMemoryError("on purpose")
-        return make_room(self, part, needs, end, more)
+        return make_room(self, part, rows, end, **asked)
 
     monkeypatch.setattr(TreeKV, "_make_room", scarce)
     session = Session(model, tiny_tokenizer(), wild(), max_rows=3)
