@@ -24,9 +24,10 @@ MAX_BIN = 6
 class Evidence(NamedTuple):
     """What a source knows about a candidate, binned, so that equal evidence is counted together.
 
-    `probability_bin` counts halvings of the recorded probability, up to `MAX_BIN`: bin 0 is
-    [0.5, 1], bin 1 [0.25, 0.5), and so on. `count_bin` tells apart what is otherwise equal, such as a share of few
-    cases from one of many. Rank 0 speaks against a candidate: the source did not name it.
+    `probability_bin` counts halvings of the recorded probability: bin 0 is [0.5, 1], bin 1
+    [0.25, 0.5), and so on, up to `MAX_BIN`. `count_bin` tells apart what is otherwise equal, such
+    as a share of few cases from one of many. Rank 0 speaks against a candidate: the source did not
+    name it.
     """
 
     source: str
