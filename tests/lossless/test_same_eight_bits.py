@@ -203,7 +203,7 @@ def test_what_keeps_rounded_weights_from_being_written(
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: full)
-        with pytest.raises(WeightsError, match="0.0 GB are needed, and 0.0 GB are left"):
+        with pytest.raises(WeightsError, match=r"0\.0 GB are needed"):
             load(str(tmp_path), **options)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: os.truncate("/nowhere", 0))
