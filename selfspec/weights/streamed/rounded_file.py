@@ -121,8 +121,8 @@ def _write(path: Path, plan: Stored, stored: Stored) -> None:
             read_into(full, stored[name], scratch)
             parts = Numbers.of(full) if rounds else (full,)
             for tensor, part in zip(tensors, parts, strict=True):
-                gap = bytes(tensor.offset - file.tell())
-                for data in (gap, memoryview(part.view(-1).view(torch.uint8).numpy())):
+                values: Any = part.view(-1).view(torch.uint8).numpy()
+                for data in (bytes(tensor.offset - file.tell()), values):
                     checksum = crc32(data, checksum)
                     file.write(data)
             bar.update(full.numel())
