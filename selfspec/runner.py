@@ -26,12 +26,13 @@ from selfspec.cuda.runner import StaticRunner
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend, tokens_in
+from selfspec.forward.backends import Backend, TreeBackend
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards, Forwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.room import Limits, Shared
 from selfspec.machine.device import device_for
 from selfspec.neural.hidden_map import HiddenStateSource
 from selfspec.records import MAP
@@ -60,20 +61,21 @@ class ModelRunner:
     threads tell `ledger` or `map_worth` in the same moment, one part may be lost: these are means
     of many steps, which decide how much is drafted, and never on a token.
 
-    `ledger` knows what drafts have gained and lost with the model so far, and `map_worth` what maps
-    of its hidden states have. `packing` packs weights when that pays; it is None where weights must
-    not be packed. `reason` says why the model is not run as the config asks.
+    `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
+    and `map_worth` what maps of its hidden states have. `packing` packs weights when that pays; it
+    is None where weights must not be packed. `reason` says why the model is not run as the config
+    asks.
     """
 
-    def __init__(self, model: Any, config: SpecConfig, costs: Costs) -> None:
+    def __init__(self, model: Any, config: SpecConfig) -> None:
         self.config = config
+        self.costs = Costs()
         self.ledger = Ledger()
         self.map_worth = SourceWorth()
         self.packing: Packing | None = None
         self.reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
-        self._costs = costs
         # By the state of the model, and by the width of the trial where that counts.
         self._abilities: dict[tuple[State, int], DraftSupport] = {}
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
@@ -212,7 +214,7 @@ class ModelRunner:
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
         """What steps of so many rows cost by their width, as far as it is known or expected."""
-        return self._costs.curve(self.model, backend, num_rows)
+        return self.costs.curve(self.model, backend, num_rows)
 
     @contextmanager
     def backend(self, ability: DraftSupport) -> Iterator[Backend]:
@@ -236,17 +238,13 @@ class ModelRunner:
             return found
         return EagerForwards(attention, kind=self.forward_kind, reason=self._checked(found))
 
-    def shared_backend(
-        self, ability: DraftSupport, *, max_rows: int, max_bytes: int | None
-    ) -> TreeBackend:
+    def shared_backend(self, ability: DraftSupport, limits: Limits) -> TreeBackend:
         """What runs the forwards of rows that come and go, which are never captured."""
         why = "captured forwards have a fixed number of rows, and here rows come and go"
         reason = self._checked(why if self._captures else None)
         assert ability.attention is not None
-        sizes: dict[str, int] = {"max_rows": max_rows}
-        if max_bytes is not None:
-            sizes["max_tokens"] = tokens_in(self.model, max_rows, max_bytes)
-        forwards = EagerForwards(ability.attention, kind=self.forward_kind, reason=reason, **sizes)
+        asked: Any = {"policy": Shared(limits), "kind": self.forward_kind, "reason": reason}
+        forwards = EagerForwards(ability.attention, **asked)
         return TreeBackend(self.model, ability.attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:
@@ -261,7 +259,6 @@ class ModelRunners:
     """The `ModelRunner` of each model that a `SelfSpec` has met; any thread may ask."""
 
     def __init__(self, config: SpecConfig) -> None:
-        self.costs = Costs()
         self._config = config
         self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -271,5 +268,5 @@ class ModelRunners:
         with self._lock:
             found = self._runs.get(model)
             if found is None:
-                found = self._runs[model] = ModelRunner(model, self._config, self.costs)
+                found = self._runs[model] = ModelRunner(model, self._config)
             return found
