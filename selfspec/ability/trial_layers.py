@@ -20,7 +20,7 @@ from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["TrialLayers"]
+__all__ = ["TrialLayers", "layers_of"]
 
 
 class _Reached(Exception):
@@ -54,15 +54,14 @@ class TrialLayers:
         if model.config.is_encoder_decoder:  # Its layers are in two parts.
             return cls.whole()
         config = model.config.get_text_config(decoder=True)
-        total = int(getattr(config, "num_hidden_layers", 0))
-        layers = _layers(model, total)
+        layers = layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
         if layers is None or shares_kv or _wants_whole_forwards(model):
             return cls.whole()
         kinds = _kinds(config, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
         # A whole forward of a streamed model reads all of it from disk.
-        if needed == total or not (is_streamed(model) or _run_once(model, layers)):
+        if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
             return cls.whole()
         return cls(layers[needed - 1], needed)
 
@@ -86,8 +85,10 @@ class TrialLayers:
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 
-def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
-    """The model's list of `number` modules; None if there are several such lists, or none."""
+def layers_of(model: Any) -> nn.ModuleList | None:
+    """The model's list of decoder layers; None if there are several such lists, or none."""
+    config = model.config.get_text_config(decoder=True)
+    number = int(getattr(config, "num_hidden_layers", 0))
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
     return lists[0] if len(lists) == 1 else None
 

@@ -150,6 +150,14 @@ def test_first_call(chat_folder, figures, monkeypatch):
     assert jobs[0].knobs == {"top_k": 4}
 
 
+def test_launches(figures, chat_folder):
+    """What all layers share is made once in a forward: here the mask for joined heads."""
+    narrow, wide = figures("launches", "--model", chat_folder, "--threads", "1")["rows"]
+    assert (narrow["width"], wide["width"]) == (1, 8)
+    assert narrow["layer"] == narrow["dearest"] < wide["dearest"] == wide["layer"] + 1
+    assert narrow["around"] == wide["around"] == wide["all"] - wide["layer"] - wide["dearest"]
+
+
 def test_kv_memory(figures, chat_folder):
     options = ["--model", chat_folder, "--prompt-tokens", "20", "200", "--new-tokens", "40"]
     rows = figures("kv_memory", *options, "--max-nodes", "16", "--dtype", "bfloat16")["rows"]
