@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from selfspec.errors import AttachError, ConfigError, unknown_name
 
+MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
@@ -121,6 +122,8 @@ class SpecConfig:
             raise ConfigError(f"{name} must be a whole number (got {value!r})")
         if value < 1:
             raise ConfigError(f"{name} must be >= 1 (got {value})")
+        if value > MOST:
+            raise ConfigError(f"{name} must be <= {MOST} (got more)")
 
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):

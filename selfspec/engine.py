@@ -26,6 +26,7 @@ from selfspec.records import DraftTree, StepRecord
 from selfspec.request import Request
 from selfspec.row import Row
 from selfspec.runner import ModelRunner
+from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
@@ -41,6 +42,7 @@ _RETRY = "retry"  # The stage of forwards that failed and were tried again over 
 class _Seen:
     """What a forward shows besides the logits that rows read."""
 
+    logits: StepLogits
     tops: Fetched | None  # The likeliest tokens at each node, on their way to the CPU.
     states: torch.Tensor | None  # (B, Q, D)
 
@@ -158,8 +160,8 @@ class Engine:
         """Lets in rows that have their first token, and learns from it."""
         laps = Laps(self._clock)
         self.rows += rows
-        tops = self._fetch_tops(first.logits, rows[0].learned)
-        committed = self._learn(rows, first.records, _Seen(tops, None))
+        tops = self._fetch_tops(first.logits.logits, rows[0].learned)
+        committed = self._learn(rows, first.records, _Seen(first.logits, tops, None))
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
@@ -240,17 +242,18 @@ class Engine:
         logits, states = self.backend.forward(layout, with_states=wanted)
         laps.end("forward")
         # The device is asked first for what the walk needs, then for the tables.
-        logits = read_logits(rows, logits, self._device)
+        read = read_logits(rows, logits, self._device)
         laps.end("verify")
-        tops = self._fetch_tops(logits, rows[0].learned)
+        tops = self._fetch_tops(read.logits, rows[0].learned)
         laps.end("learn")
-        return _Seen(tops, states)
+        return _Seen(read, tops, states)
 
     def _committed(self, drafted: list[Drafted], seen: _Seen, laps: Laps) -> list[Committed]:
         """Lets the rows walk down their trees, keeps the KV of their paths, and learns."""
-        records = walked(drafted)
+        records = walked(drafted, seen.logits)
         laps.end("verify")
         self.backend.commit([[] if record is None else record.path for record in records])
+        self.backend.wipe([index for index, (row, _) in enumerate(drafted) if row.is_spoiled])
         laps.end("commit")
         return self._learn([row for row, _ in drafted], records, seen)
 
@@ -280,7 +283,7 @@ class Engine:
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                limits = (1 if row.is_padded else step.max_nodes, row.max_depth, step.search())
+                limits = (step.max_nodes if row.drafts else 1, row.max_depth, step.search())
                 tree = row.grower.grow(row.last_token, *limits)
             trees.append(tree)
         step.fit(trees)
@@ -298,21 +301,24 @@ class Engine:
     ) -> list[Committed]:
         tops, committed = None if seen.tops is None else tables(*seen.tops.get()), []
         for index, (row, record) in enumerate(zip(rows, records, strict=True)):
-            if record is not None:
+            if record is None:
+                continue
+            committed.append((row, record))
+            if record.path:
                 if tops is not None:
                     record.top = tops.at((index, slice(len(record.tree))))
                 if seen.states is not None:
                     record.states = seen.states[index]
                 with row.guarded():
                     row.observe(record)
-                committed.append((row, record))
         return committed
 
     def _call_listeners(self, committed: list[Committed]) -> None:
         for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
             for row, record in committed:
                 with row.guarded():
-                    listener(record)
+                    if record.path:
+                        listener(record)
 
     def record_outcome(self, request: Request) -> None:
         """Writes into its statistics how a request that is over, or broke off, was decoded."""

@@ -161,8 +161,9 @@ class StepRecord:
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
-    before. `top` is None where nobody learns. `states` (N, D) is what entered the output head for
-    each node, if a cursor of the row asked for it and the forward could tell.
+    before. Both are empty where drafts led to NaN; only a budget sees such a record. `top` is None
+    where nobody learns. `states` (N, D) is what entered the output head for each node, if a cursor
+    of the row asked for it and the forward could tell.
     """
 
     row: int
@@ -187,7 +188,7 @@ class StepRecord:
     @property
     def num_accepted(self) -> int:
         """Committed tokens that were drafted."""
-        return min(len(self.path) - 1, len(self.committed_ids))
+        return min(max(len(self.path), 1) - 1, len(self.committed_ids))
 
     def accepted_nodes(self) -> list[int]:
         """The drafted nodes whose tokens were committed, in order."""

@@ -77,6 +77,9 @@ class Row:
         self.new_ids: list[int] = []
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.
+        self.num_plain = 0  # Steps to come that draft nothing, after drafts that led to NaN.
+        self._num_plain_after = 1  # So many the next time.
+        self.is_spoiled = False  # Did its last step lead to NaN?
         self._ids: torch.Tensor | None = None  # (1, P + room)
         self._num_written = 0
         self.cursors: list[Cursor] = []
@@ -106,6 +109,11 @@ class Row:
     def is_padded(self) -> bool:
         """Does the row get nothing but pads from now on?"""
         return self.gets_pads and self.is_done
+
+    @property
+    def drafts(self) -> bool:
+        """May its next tree have more than a root?"""
+        return not (self.is_padded or self.num_plain)
 
     @property
     def max_depth(self) -> int:
@@ -144,6 +152,17 @@ class Row:
     def fail(self, error: Exception) -> None:
         """Ends the row where it is."""
         self.error, self.is_done, self.on_token = error, True, _no_listener
+
+    def note_nan(self, found: bool) -> None:
+        """After NaN the row drafts nothing for a while, each time for twice as long as before.
+
+        So a model whose own logits are NaN is hardly slower than without drafts.
+        """
+        self.is_spoiled = found
+        if found:
+            self.num_plain, self._num_plain_after = self._num_plain_after, 2 * self._num_plain_after
+        else:
+            self.num_plain = max(self.num_plain - 1, 0)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -102,6 +102,10 @@ class ScriptedBackend:
             assert [tree.parents[node] for node in path] == [-1, *path[:-1]]
             self.texts[row] += tuple(tree.tokens[node] for node in path)
 
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Its logits are never NaN."""
+        assert not rows
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         self.kept.append(list(rows))
         self.texts = [self.texts[row] for row in rows]

@@ -56,6 +56,7 @@ def test_numbers_and_switches_are_checked(names, rule, values):
         ({"sources": "lut"}, "sources must be a list of names (got 'lut')"),
         ({"sources": None}, "sources must be a list of names (got None)"),
         ({"sources": 5}, "sources must be a list of names (got 5)"),
+        *(({name: 10**24}, f"{name} must be <= 65536 (got more)") for name in COUNTS),
         ({"sources": ("lut", "lut")}, "sources must not repeat a name (got ['lut', 'lut'])"),
         (
             {"sources": ("luts",)},

@@ -23,11 +23,13 @@ def changes_other_rows(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
     return any(_num_positions(model_kwargs) > limit for _, limit in _limits(config))
 
 
-def rope_limit(config: Any, reach: int, model_kwargs: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The kind of an embedding that changes within `reach` tokens after the prompt, and where."""
+def rope_limit(
+    config: Any, max_new_columns: int, model_kwargs: Mapping[str, Any]
+) -> tuple[str, int] | None:
+    """The kind of an embedding that changes that soon after the prompt, and at which length."""
     for kind, limit in _limits(config):
         first = _num_positions(model_kwargs)
-        if first + reach >= limit and (kind != "longrope" or first <= limit):
+        if first + max_new_columns >= limit and (kind != "longrope" or first <= limit):
             return kind, limit
     return None
 

@@ -38,16 +38,16 @@ _LIKE_PLAIN = 16
 # The same for plain steps of code that is no library's, where there is no wrong answer to compare
 # with, and the least distance that is no rounding.
 _LIKE_STEPS, _LEAST = 4, 2e-5
-# Other hidden tokens may change an outcome by the second share of what seeing them would change:
-# rows of a product do not know of each other, but those that are quantised with one scale do.
-# Experts sort their tokens, so the hidden ones affect their rounding, and in half precision the
-# first share is allowed. A mask that leaks changes more.
+# How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
+# mask that leaks changes more. The first share is for experts in half precision: they sort their
+# tokens, so that hidden ones affect their rounding. The second is for all other models, in which
+# rows that are quantised with one scale affect each other.
 _HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
 # How far a forward over several tokens may be from plain steps, as a share of how far it would be
 # without the tokens before the last one. Rounding is smaller than the first share in any precision,
 # and smaller than the second one in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
-_ENDS = 3  # So many tokens at each end of a wide forward are compared with plain steps.
+_ENDS = 3  # Three tokens at each end of a wide forward are compared with plain steps.
 _PROMPT = 3  # The prompt of a trial has this many tokens, or as many as fill a window.
 _AFTER = 7  # This many follow it.
 # The kinds of running states that a faulty forward may leave out.
@@ -86,7 +86,7 @@ def check_tree(
     model: Any,
     ids: Sequence[int],
     types: AttentionTypes,
-    depth: TrialLayers,
+    layers: TrialLayers,
     new_backend: Callable[..., Any],
     crowds: Sequence[Sequence[int]] = (),
 ) -> str | None:
@@ -100,14 +100,14 @@ def check_tree(
     """
     prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
     end = len(prompt)
-    cache = _prefilled(model, prompt, depth)
-    types = depth.types(types)
+    cache = _prefilled(model, prompt, layers)
+    types = layers.types(types)
     if reason := can_hold_trees(cache, len(types.by_layer)):
         return reason
     compared = [end, end + 1, end + 2, end + 3, end + 3]
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     faults = _faults_of_trees(right, wrong[0])
-    truth, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
+    truth, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
     arguments = _arguments(model, cache, range(end + 1))
     position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
     if isinstance(position, str):
@@ -118,7 +118,7 @@ def check_tree(
     path = [0, 2, 3]
 
     def first_step(*others: int) -> torch.Tensor:
-        outcome = _outcome(backend, _tree(root, others, [b, c]), depth)
+        outcome = _outcome(backend, _tree(root, others, [b, c]), layers)
         return outcome[[0, len(others) + 1, len(others) + 2]]
 
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
@@ -130,10 +130,10 @@ def check_tree(
         if _depends_on_hidden(first, unseen, answers[0], share, partial(first_step, *others)):
             return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
-    second = _outcome(backend, _tree(d, wrong[:3], []), depth)[:1]
-    got = torch.cat([first, second, _outcome(backend, DraftTree.of_root(d), depth)])
+    second = _outcome(backend, _tree(d, wrong[:3], []), layers)[:1]
+    got = torch.cat([first, second, _outcome(backend, DraftTree.of_root(d), layers)])
     backend.release()
-    return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, depth))
+    return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, layers))
 
 
 def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
@@ -165,7 +165,7 @@ def _depends_on_hidden(
 
 
 def check_chain(
-    model: Any, ids: Sequence[int], depth: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why the model can't verify chains; None if it can.
 
@@ -175,18 +175,18 @@ def check_chain(
     if bounds_time_steps(model):
         return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
-    cache = _prefilled(model, prompt, depth)
+    cache = _prefilled(model, prompt, layers)
     if reason := no_way_back(cache):
         return reason
-    if _depends_on_later(model, [*prompt, root, a], depth, crowds):
+    if _depends_on_later(model, [*prompt, root, a], layers, crowds):
         return "the outcome of a token depends on tokens that come later"
     arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
     backend.admit(Prefilled(input_ids, arguments, torch.empty(0, device=input_ids.device)))
-    outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), depth)[:2]]
+    outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):
-        outcomes.append(_outcome(backend, DraftTree.of_root(token), depth))
+        outcomes.append(_outcome(backend, DraftTree.of_root(token), layers))
         backend.commit([[0]])
 
     right = _Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6])
@@ -194,9 +194,9 @@ def check_chain(
         _Fault("one that crops nothing", _Text([*prompt, root, a, b, c, d], range(8), [7]), [2]),
         _Fault("one that keeps nothing", _Text([*prompt, d], range(4), [3]), [2]),
     ]
-    whole, *answers = _read(model, [right, *(fault.text for fault in faults)], depth)
+    whole, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
     # Plain steps are right, also where forwards over several tokens are not.
-    (steps,) = _stepped(model, right, 1, depth)
+    (steps,) = _stepped(model, right, 1, layers)
     rounding = _distance(whole, steps)
     is_exact = model.dtype == torch.float32 and states_of(cache)
     most = _ROUNDING_32 if is_exact else _ROUNDING
@@ -205,7 +205,7 @@ def check_chain(
     for name, kinds in _STATES.items():
         # A forward that begins with empty states, and one after which the states are empty.
         for text, rows in ((right._replace(ids=right.ids[:5]), [0, 1]), (right, [3])):
-            answer = _read_without(model, text, len(rows), kinds, depth)
+            answer = _read_without(model, text, len(rows), kinds, layers)
             if _distance(answer, steps[rows]) > 2 * rounding:  # Else it shows nothing.
                 faults.append(_Fault(f"one without its {name}", text, rows))
                 answers.append(answer)
@@ -221,14 +221,14 @@ def check_chain(
 
 
 def _depends_on_later(
-    model: Any, ids: Sequence[int], depth: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> bool:
     """Do the last two of some tokens come out otherwise if others follow them in their forward?"""
     start = len(ids) - 2
 
     def before(crowd: Sequence[int]) -> torch.Tensor:
-        cache = _prefilled(model, ids[:start], depth)
-        return _run(model, [*ids[start:], *crowd], start, cache, depth)[0, :2].float()
+        cache = _prefilled(model, ids[:start], layers)
+        return _run(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
 
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
     outcomes = [before(crowd) for crowd in crowds]
@@ -343,7 +343,7 @@ def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     return tree
 
 
-def _read(model: Any, texts: Sequence[_Text], depth: TrialLayers) -> list[torch.Tensor]:
+def _read(model: Any, texts: Sequence[_Text], layers: TrialLayers) -> list[torch.Tensor]:
     """The outcome of each text's compared tokens (N, D), in one plain forward without a KV cache.
 
     Shorter texts are padded on the right, where no compared token sees it.
@@ -361,43 +361,43 @@ def _read(model: Any, texts: Sequence[_Text], depth: TrialLayers) -> list[torch.
     # A model that drops positions would count columns.
     inputs = arguments | {name: value for name, value in own.items() if value is not None}
     inputs.pop("logits_to_keep", None)
-    outcomes = depth.outcome(lambda: model(**inputs).logits)
+    outcomes = layers.outcome(lambda: model(**inputs).logits)
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
 
-def _read_on(model: Any, text: _Text, depth: TrialLayers) -> torch.Tensor:
+def _read_on(model: Any, text: _Text, layers: TrialLayers) -> torch.Tensor:
     """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
     start = text.num_prompt
-    cache = _prefilled(model, text.ids[:start], depth)
-    outcome = _run(model, text.ids[start:], start, cache, depth)[0]
+    cache = _prefilled(model, text.ids[:start], layers)
+    outcome = _run(model, text.ids[start:], start, cache, layers)[0]
     return outcome[[index - start for index in text.compared]].float()
 
 
 def _read_without(
-    model: Any, text: _Text, num_last: int, kinds: Sequence[str], depth: TrialLayers
+    model: Any, text: _Text, num_last: int, kinds: Sequence[str], layers: TrialLayers
 ) -> torch.Tensor:
     """The outcome of a text's last tokens (N, D), in a forward that begins with empty states."""
     start = len(text.ids) - num_last
-    cache = _prefilled(model, text.ids[:start], depth)
+    cache = _prefilled(model, text.ids[:start], layers)
     for held, index in states_of(cache, kinds):
         held[index].zero_()
-    return _run(model, text.ids[start:], start, cache, depth)[0].float()
+    return _run(model, text.ids[start:], start, cache, layers)[0].float()
 
 
-def _stepped(model: Any, text: _Text, num_rows: int, depth: TrialLayers) -> list[torch.Tensor]:
+def _stepped(model: Any, text: _Text, num_rows: int, layers: TrialLayers) -> list[torch.Tensor]:
     """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
-    cache = _prefilled(model, text.ids[: text.num_prompt], depth, num_rows)
-    steps = [_run(model, [text.ids[i]], i, cache, depth, num_rows) for i in text.compared]
+    cache = _prefilled(model, text.ids[: text.num_prompt], layers, num_rows)
+    steps = [_run(model, [text.ids[i]], i, cache, layers, num_rows) for i in text.compared]
     return list(torch.cat(steps, dim=1).float())
 
 
 def _prefilled(
-    model: Any, prompt: Sequence[int], depth: TrialLayers, num_rows: int = 1
+    model: Any, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
 ) -> DynamicCache:
     """A KV cache that holds the prompt, for the layers that are run."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    depth.cut(cache)
-    _run(model, prompt, 0, cache, depth, num_rows)
+    layers.cut(cache)
+    _run(model, prompt, 0, cache, layers, num_rows)
     return cache
 
 
@@ -406,7 +406,7 @@ def _run(
     ids: Sequence[int],
     start: int,
     cache: DynamicCache,
-    depth: TrialLayers,
+    layers: TrialLayers,
     num_rows: int = 1,
 ) -> torch.Tensor:
     """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
@@ -414,7 +414,7 @@ def _run(
     arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
     inputs = plain_inputs(model, input_ids, arguments, len(ids))
     inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
-    return depth.outcome(lambda: model(**inputs).logits)
+    return layers.outcome(lambda: model(**inputs).logits)
 
 
 def _arguments(
@@ -428,7 +428,7 @@ def _arguments(
     return arguments
 
 
-def _outcome(backend: Backend, tree: DraftTree, depth: TrialLayers) -> torch.Tensor:
+def _outcome(backend: Backend, tree: DraftTree, layers: TrialLayers) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
-    outcome = depth.outcome(lambda: backend.forward(backend.lay_out([tree])).logits)[0]
+    outcome = layers.outcome(lambda: backend.forward(backend.lay_out([tree])).logits)[0]
     return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.

@@ -40,7 +40,8 @@ def generate_many(
         model: A causal language model of transformers; it need not be attached.
         tokenizer: Its tokenizer, or its processor, with which messages may have images.
         prompts: Texts, lists of messages, token ids, or what a processor makes of one prompt. Up to
-            256 are taken ahead of the answers.
+            256 are taken ahead of the answers. If the iterable raises an error, the prompts that
+            were taken are answered first.
         assistant: The `SelfSpec` that drafts and learns; a new one by default.
         max_rows: The most texts that are written at the same time. More texts share each reading
             of the weights, which pays as long as the device computes faster than it reads them.
@@ -98,9 +99,9 @@ def _answers(
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    numbered, is_tried = enumerate(prompts), False
+    given, is_tried = _Given(enumerate(prompts)), False
     while True:
-        for index, (prompt, schema) in islice(numbered, session.num_wanted):
+        for index, (prompt, schema) in given.next(session.num_wanted):
             own_seed = None if seed is None else seed + index
             arguments = {**common, "schema": schema}
             error = _refusal(session, index, prompt, tokenizer, own_seed, arguments)
@@ -110,8 +111,29 @@ def _answers(
                 yield Answer.refused(index, error)
             is_tried = True
         if session.is_empty:
+            given.end()
             return
         yield from session.work()
+
+
+class _Given:
+    """What an iterator gives. If it raises, that is its end, and `end` raises the error."""
+
+    def __init__(self, values: Iterator[tuple[int, tuple[Prompt, Any]]]) -> None:
+        self._values = values
+        self._error: Exception | None = None
+
+    def next(self, most: int) -> Iterator[tuple[int, tuple[Prompt, Any]]]:
+        """The next ones, at most so many."""
+        try:
+            yield from islice(self._values, most)
+        except Exception as error:
+            self._error, self._values = error, iter(())
+
+    def end(self) -> None:
+        """Raises the error that ended the iterator, once all else is answered."""
+        if self._error is not None:
+            raise self._error
 
 
 def _refusal(

@@ -101,7 +101,8 @@ class Session:
     @property
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
-        return 0 if self._kv is None else self._kv.bytes_in_use
+        kv = self._kv  # Another thread may ask, while this one gives them up.
+        return 0 if kv is None else kv.bytes_in_use
 
     @property
     def is_empty(self) -> bool:
@@ -261,11 +262,14 @@ class Session:
             self._end(asked, row.new_ids, row.error)
 
     def _end(self, asked: PromptCall, ids: list[int], error: Exception | None = None) -> None:
-        """Counts a call that has ended or broken off, and answers it."""
-        if error is None:
-            self._spec.finish(asked.call)
-        else:
-            self._spec.count(asked.call.stats)
+        """Counts a call that has ended or broken off, and answers it, with whatever fails there."""
+        try:
+            if error is None:
+                self._spec.finish(asked.call)
+            else:
+                self._spec.count(asked.call.stats)
+        except Exception as fault:
+            error = error or fault
         self._answer(asked, ids, error)
 
     def _answer(self, asked: PromptCall, ids: list[int], error: Exception | None) -> None:

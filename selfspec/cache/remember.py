@@ -182,10 +182,10 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
 
 
 def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:
-    """What is kept, as if it had then learned the new rows, so it never outgrows what is learned.
+    """Replays the new rows into tables made of what is kept, so that these never outgrow those in memory.
 
-    Of a rate that both have, the one with more trials stays: another process may have counted it.
-    The model has at least `num_ids` tokens. Corpora are left out.
+    Of two rates, the one with more trials wins, since another process may have counted it. The
+    model has at least `num_ids` tokens. Corpora are left out.
     """
     kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.

@@ -15,7 +15,7 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.comparison import MIN_ROUNDS, Asked, Comparison, measure, seconds_of, timed
+from selfspec.cli.comparison import MIN_ROUNDS, Comparison, Prompts, measure, seconds_of, timed
 from selfspec.cli.live_text import LiveText
 from selfspec.cli.loading import check_options, load_model
 from selfspec.cli.messages import working
@@ -101,7 +101,7 @@ def _compared(
     return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
 
 
-def _that_fit(writer: Writer, questions: Sequence[Question]) -> Asked:
+def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
     """The questions with their ids. Those that leave no room for an answer are left out."""
     limit = writer.loaded.max_positions or _ENDLESS
     asked = [(each, each.encoded(writer.loaded)) for each in questions]
@@ -134,7 +134,7 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     ]
 
 
-def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | None:
+def _learned_curve(writer: Writer, spec: SelfSpec, asked: Prompts) -> CostCurve | None:
     """What a step costs by its width, as the calls so far have taught."""
     from selfspec.forward.costs import learned_curve
 
@@ -143,7 +143,9 @@ def _learned_curve(writer: Writer, spec: SelfSpec, asked: Asked) -> CostCurve | 
     return learned_curve(writer.model, forward, length)
 
 
-def _in_eight_bits(writer: Writer, asked: Asked, measured: Comparison, *, sees: bool) -> str | None:
+def _in_eight_bits(
+    writer: Writer, asked: Prompts, measured: Comparison, *, sees: bool
+) -> str | None:
     """What `--weights int8` would bring, or why that wasn't measured.
 
     None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
@@ -174,7 +176,7 @@ def _in_eight_bits(writer: Writer, asked: Asked, measured: Comparison, *, sees: 
     return about_eight_bits(seconds, (own, eight_bit_bytes(held.model)))
 
 
-def _show(console: Console, writer: Writer, config: SpecConfig, asked: Asked) -> None:
+def _show(console: Console, writer: Writer, config: SpecConfig, asked: Prompts) -> None:
     """Streams each text in the colours of its drafts. One `SelfSpec` learns from all of them."""
     painter, spec = Painter(console), writer.loaded.new_spec(config)
     if painter.in_colour:

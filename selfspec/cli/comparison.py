@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 
-Asked = Sequence[tuple[Question, Encoded]]  # each question with its tokens and images
+Prompts = Sequence[tuple[Question, Encoded]]  # each question with its tokens and images
 
 
 @dataclass
@@ -88,7 +88,7 @@ def timed(
 
 def measure(
     writer: Writer,
-    asked: Asked,
+    asked: Prompts,
     new_spec: Callable[[], SelfSpec],
     *,
     num_new: int,
@@ -128,7 +128,7 @@ def measure(
     return found
 
 
-def seconds_of(writers: Sequence[Writer], asked: Asked, lengths: dict[str, int]) -> list[float]:
+def seconds_of(writers: Sequence[Writer], asked: Prompts, lengths: dict[str, int]) -> list[float]:
     """The seconds of each writer for answers of the same lengths with drafts, in turns."""
     specs = [writer.loaded.new_spec(SpecConfig()) for writer in writers]
     total = [0.0] * len(writers)

@@ -87,15 +87,21 @@ class Listening:
                 raise CliError(f"--allow-origin must be {rule} (got {origin!r})")
         _check_port(self.host, self.port)
 
-    def check_memory(self, bytes_per_token: int) -> None:
-        """Refuses a memory in which texts have no room. A text has one of `max_rows` + 1 shares."""
+    def memory_of_texts(self, bytes_per_token: int, default: int) -> int:
+        """What keys and values may take; refuses a memory in which texts have no room.
+
+        A text has one of `max_rows` + 1 shares.
+        """
+        memory = self.kv_bytes or default
         least = _LEAST_TOKENS * (self.max_rows + 1) * bytes_per_token
-        if self.kv_bytes is not None and self.kv_bytes < least:
+        if memory < least:
+            half = "half of what is free, " if self.kv_bytes is None else ""
             raise CliError(
                 f"--max-kv-memory must be at least {least} for this model, so that {self.max_rows} "
-                f"texts have room for {_LEAST_TOKENS} tokens each (got {self.max_kv_memory!r}); "
-                "raise it, or lower --max-rows"
+                f"texts have room for {_LEAST_TOKENS} tokens each (got {half}{memory} bytes); "
+                "raise it, make memory free, or lower --max-rows"
             )
+        return memory
 
     def notes(self, num_bytes: int) -> Iterator[str]:
         """What the user who starts the server should know. A weight has `num_bytes`."""
@@ -185,14 +191,14 @@ def _model_thread(
     max_rows = listening.max_rows
     loaded = load_all(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
     model = loaded.model
-    listening.check_memory(kv_bytes(model, 1))
     left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
+    half = free_memory(model.device) // 2
     thread = ModelThread(
         model,
         loaded.tokenizer,
         loaded.new_spec(config),
         max_rows=max_rows,
-        max_memory=listening.kv_bytes or left or free_memory(model.device) // 2,
+        max_memory=listening.memory_of_texts(kv_bytes(model, 1), left or half),
         max_waiting=listening.max_waiting,
     )
     return thread, loaded.images

@@ -6,11 +6,12 @@ Of vLLM's methods it may name those that need no heads which were trained for th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from selfspec.cli.options import DraftOptions, Knobs
+from selfspec.config import MOST
 from selfspec.errors import CliError
 from selfspec.serving.schema import RequestError, checked, json_object
 
@@ -30,7 +31,7 @@ class _Given(BaseModel):
 
     method: Literal["ngram", "suffix", "draft_model"]
     model: str | None = None
-    num_speculative_tokens: PositiveInt | None = None
+    num_speculative_tokens: Annotated[int, Field(gt=0, lt=MOST)] | None = None
     # These change nothing: selfspec takes the longest match, and limits what it keeps itself.
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
@@ -51,7 +52,8 @@ class _Given(BaseModel):
 def in_our_options(text: str, asked: DraftOptions, knobs: Knobs) -> tuple[DraftOptions, Knobs]:
     """The options with what the config asks for; refuses what selfspec does not have."""
     try:
-        given = checked(_Given, json_object(text.encode(), "its value"))
+        # The command line has what is no UTF-8 as halves of characters.
+        given = checked(_Given, json_object(text.encode(errors="surrogateescape"), "its value"))
     except RequestError as error:
         why = _OURS if error.field == "method" else ""
         raise CliError(f"{_OPTION}: {error}{why}") from None

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 __all__ = ["grammars_of"]
 
-Words = Callable[[Iterable[bytes]], Any]  # Makes a vocabulary of the bytes of each token.
+NewTokenBytes = Callable[[Iterable[bytes]], Any]  # Makes a vocabulary of the bytes of each token.
 _MAX_KEPT = 4
 _vocabularies: list[tuple[Any, Any]] = []  # Listing one takes a third of a second.
 
 
-def grammars_of(processors: Sequence[Any], num_rows: int, words: Words) -> list[Any]:
+def grammars_of(processors: Sequence[Any], num_rows: int, words: NewTokenBytes) -> list[Any]:
     """A grammar for each row, by the first processor that holds one; None for rows without."""
     for processor in processors:
         for makers in (_of_xgrammar(processor, words), _of_llguidance(processor, words)):
@@ -50,13 +50,13 @@ def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
     return vocabulary
 
 
-def _of_xgrammar(processor: Any, words: Words) -> list[Callable[[], Any]]:
+def _of_xgrammar(processor: Any, words: NewTokenBytes) -> list[Callable[[], Any]]:
     compiled = _held(processor, "xgrammar", "CompiledGrammar")
     return [partial(_XGrammar, each, words) for each in compiled]
 
 
 class _XGrammar:
-    def __init__(self, grammar: Any, words: Words) -> None:
+    def __init__(self, grammar: Any, words: NewTokenBytes) -> None:
         info = grammar.tokenizer_info
         special = set(info.special_token_ids)
         self.words = _vocabulary(
@@ -86,14 +86,14 @@ class _XGrammar:
         return b"" if ended else self._matcher.find_jump_forward_string().encode()
 
 
-def _of_llguidance(processor: Any, words: Words) -> list[Callable[[], Any]]:
+def _of_llguidance(processor: Any, words: NewTokenBytes) -> list[Callable[[], Any]]:
     tokenizers = _held(processor, "llguidance", "LLTokenizer")
     matchers = _held(processor, "llguidance", "LLMatcher") if tokenizers else []
     return [partial(_LLGuidance, each, tokenizers[0], words) for each in matchers]
 
 
 class _LLGuidance:
-    def __init__(self, matcher: Any, tokenizer: Any, words: Words) -> None:
+    def __init__(self, matcher: Any, tokenizer: Any, words: NewTokenBytes) -> None:
         special, decode = tokenizer.is_special_token, tokenizer.decode_bytes
         self.words = _vocabulary(
             tokenizer,

@@ -30,7 +30,7 @@ __all__ = [
     "windows_of",
 ]
 
-Place = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
+StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
@@ -82,7 +82,9 @@ def columns_of(kv: Any) -> int:
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
-def states_of(kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states")) -> list[Place]:
+def states_of(
+    kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states")
+) -> list[StateSlot]:
     """Where the running states are kept. Models write to these tensors in place."""
     return [
         (held, index)
@@ -94,7 +96,7 @@ def states_of(kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states"
     ]
 
 
-def windows_of(kv: Any) -> list[Place]:
+def windows_of(kv: Any) -> list[StateSlot]:
     """Where layers with states keep a window of keys and values, which each forward replaces.
 
     In such a layer, recording is one switch for the window and the states. Only the window needs it

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
-from selfspec.draft.shape import Place, Shape
+from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor
 from selfspec.records import DraftTree, Evidence, Pays, Siblings
 
@@ -142,7 +142,7 @@ class TreeGrower:
         score: Score | None = None,
         priority: Priority | None = None,
         max_nodes: int | None = None,
-    ) -> list[Place]:
+    ) -> list[TreePlace]:
         """Adds the child with the highest priority next; returns the places of all.
 
         `score(chance, depth, rank)` is a node's score, or None to leave it out with the siblings
@@ -152,7 +152,7 @@ class TreeGrower:
         """
         search = _Search(score, priority)
         max_nodes = self.max_nodes if max_nodes is None else min(max_nodes, self.max_nodes)
-        tree, places = self.tree, list[Place]()
+        tree, places = self.tree, list[TreePlace]()
         num_nodes = len(tree)
         if num_nodes < max_nodes:
             self._push(search, 0, 0, self._look(0))
@@ -172,7 +172,7 @@ class TreeGrower:
                 self._promise(search, node)
         return places
 
-    def fill(self, places: Sequence[Place]) -> None:
+    def fill(self, places: Sequence[TreePlace]) -> None:
         """Puts the newest candidates into places, parents first, as far as there are such."""
         tree = self.tree
         here = {0: 0}  # Maps each numbered place to its node in this tree.

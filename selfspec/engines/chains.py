@@ -96,8 +96,8 @@ class Chains:
         self._vocab_size = vocab_size
         self._least_chance = least_chance
         self._grams = GramTable(num_known)
-        # How often a token came true by pairs of kinds: one that the row's own text and all texts
-        # name, one that only its own names, and one that only all texts name.
+        # How often a token came true: [named by both, by the row's own text alone, by all texts
+        # alone], each for all pairs of kinds.
         priors = _priors()
         self._trials = np.full_like(priors, PRIOR_WEIGHT)
         self._hits = priors * PRIOR_WEIGHT

@@ -50,7 +50,7 @@ def grouped_attention() -> Iterator[None]:
         _replacement.leave()
 
 
-class _Asked(NamedTuple):
+class _AttentionCall(NamedTuple):
     """What a layer asks of its attention; a mask has the shape (B, 1, Q, columns)."""
 
     module: Any
@@ -100,7 +100,7 @@ class _Forward:
     def __init__(self) -> None:
         self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def attend(self, asked: _Asked) -> torch.Tensor:
+    def attend(self, asked: _AttentionCall) -> torch.Tensor:
         """The outcome (B, Q, heads, D); heads are joined where that is faster."""
         if asked.needs_stock:
             return asked.of_stock()
@@ -144,7 +144,7 @@ def _attend(
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
     """Replaces stock's sdpa attention; does the same outside of `grouped_attention`."""
-    asked = _Asked(module, query, key, value, attention_mask, dropout, scaling, others)
+    asked = _AttentionCall(module, query, key, value, attention_mask, dropout, scaling, others)
     if torch.compiler.is_compiling() or _this_thread.forward is None:
         return asked.of_stock(), None
     return _this_thread.forward.attend(asked), None

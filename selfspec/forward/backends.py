@@ -81,6 +81,10 @@ class Backend(Protocol):
         """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
         ...
 
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Removes what drafts have left after the committed columns of some rows."""
+        ...
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order."""
         ...
@@ -242,6 +246,10 @@ class TreeBackend:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Removes what drafts have left after the committed columns of some rows."""
+        self.kv.wipe(rows)
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order."""

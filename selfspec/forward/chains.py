@@ -117,6 +117,9 @@ class ChainBackend:
             self._num_pending = self._num_pending + num_kept if self._width else 0
         self._take_back()
 
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Does nothing: what drafts have left was cropped, and the states were put back."""
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Is never called: rows that advance together also stop together."""
         raise AssertionError("chains drop no rows")

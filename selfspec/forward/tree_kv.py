@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -263,6 +264,14 @@ class TreeKV:
             row.length += len(path)
             row.position = row.position + len(path)
         self.front = max(self.lengths)
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Zeros all slots after the committed columns of some rows.
+
+        A hidden slot has weight 0, and 0 times a NaN that a draft has left is NaN.
+        """
+        for part, row in product(self._parts, rows):
+            part.tensor[:, self._first_row + row, :, self.rows[row].length - part.first :] = 0
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drops all rows but these, which move to the front in this order; none may move back."""

@@ -39,4 +39,4 @@ def num_processors(root: Path = Path("/")) -> float:
     usable = len(affinity(0)) if affinity else os.cpu_count() or 1
     quotas = limits_of_groups("cpu", ["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"], root)
     # A quota of -1 is none.
-    return min([usable, *(quota / period for quota, period in quotas if quota > 0 < period)])
+    return min([usable, *(quota / period for quota, period, _ in quotas if quota > 0 < period)])

@@ -10,8 +10,8 @@ __all__ = ["limits_of_groups"]
 
 def limits_of_groups(
     controller: str, second: Sequence[str], first: Sequence[str], root: Path = Path("/")
-) -> Iterator[tuple[float, float]]:
-    """The two numbers of each group that has a limit, from its files.
+) -> Iterator[tuple[float, float, Path]]:
+    """The two numbers of each group that has a limit, from its files, and the folder of these.
 
     The files are named `second` in version 2, which has one tree of groups for all controllers, and
     `first` in version 1, which has a tree for each.
@@ -32,4 +32,4 @@ def limits_of_groups(
                 number, other = (float(word) for word in " ".join(texts).split())
             except (OSError, ValueError):  # A file is missing, or says "max".
                 continue
-            yield number, other
+            yield number, other, group

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.calibration import FixedPrior
-from selfspec.draft.shape import Place, Shape
+from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
@@ -61,7 +61,7 @@ class DynamicTree(Shape):
                 f"(got {delta!r}, {alpha!r}, {tau!r} and {interval!r})"
             )
         self.delta, self.alpha, self.tau, self.interval = delta, alpha, tau, interval
-        self._places: Sequence[Place] = ()
+        self._places: Sequence[TreePlace] = ()
         self._num_uses = 0
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> DynamicTree:

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from selfspec.draft.shape import Place, Shape
+from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 
@@ -71,7 +71,7 @@ class FittedTree(Shape):
         """The nodes of a tree in which nothing is missing, the root included."""
         return len(self.parents) + 1
 
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[TreePlace]:
         """The parent and the rank of each."""
         return tuple(zip(self.parents, self.ranks, strict=True))
 

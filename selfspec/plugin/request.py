@@ -9,7 +9,7 @@ import torch
 
 from selfspec.compat.grammars import grammars_of
 from selfspec.draft.sources import Source
-from selfspec.draft.sources.grammar import Grammar, GrammarSource, Words
+from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
 from selfspec.forward.model import pad_id, takes
 from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.plugin.call import Call
@@ -43,7 +43,7 @@ def request_of(
 
 def _sources(call: Call) -> list[list[Source]]:
     """For each row: its prediction, the grammar that its processors follow, and a draft model."""
-    grammars = cache(partial(grammars_of, call.logits_processor, len(call.input_ids), Words))
+    grammars = cache(partial(grammars_of, call.logits_processor, len(call.input_ids), TokenBytes))
     found: list[list[Source]] = []
     for number, prediction in enumerate(call.predictions):
         grammar = GrammarSource(partial(_of_row, grammars, number))
@@ -68,7 +68,7 @@ def _rows(
     if pad is None:
         pad = ends[0] if ends else 0  # As transformers chooses it.
     choosers, stops = choosers_of(call, generator)
-    # A model that is given no positions may count them itself, without pads.
+    # Without `position_ids`, M2M-100 counts the tokens that are no pads: no draft may be one.
     unplaced = None if takes(call.model, "position_ids") else pad_id(call.model)
     rows = [
         Row(

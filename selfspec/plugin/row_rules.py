@@ -129,13 +129,18 @@ def row_stops(criteria: Any) -> Stops | None:
     for criterion in criteria:
         if type(criterion) is stopping_criteria.EosTokenCriteria:
             eos_ids |= frozenset(criterion.eos_token_id.flatten().tolist())
-        elif type(criterion) is stopping_criteria.StopStringCriteria:
+        elif _looks_at_its_row(criterion):
             others.append(criterion)
         elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
             return None
     if length_limit(criteria) is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
     return Stops(eos_ids, tuple(others))
+
+
+def _looks_at_its_row(criterion: Any) -> bool:
+    is_known = type(criterion) is stopping_criteria.StopStringCriteria
+    return is_known or bool(getattr(criterion, "looks_at_rows", False))
 
 
 def length_limit(criteria: Any) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -124,6 +125,7 @@ class _Routes:
         self._encoder = encoder
         self._meters = Meters(model, name)
         self._turn = asyncio.Lock()
+        self._exchanges = WeakSet[Exchange]()  # Those that are not over.
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
         if encoder.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
@@ -166,7 +168,8 @@ class _Routes:
         asked = checked(kind, json_object(await _body(request, self._max_body), "the body"))
         self._check_model(asked.model)
         exchange = Exchange(self._model, asked)
-        await exchange.prepare(self._encoder, self._turn)
+        self._exchanges.add(exchange)
+        await exchange.prepare(self._encoder, self._turn, self._exchanges)
         form = Form(self._name, is_chat=kind is Chat)
         if asked.stream:
             headers = {"cache-control": "no-cache"}

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -183,8 +184,10 @@ def results(
 
     Without a seed of its own, line number 1 has `seed`, and line `n` has `seed + n - 1`.
     """
+    from selfspec.serving.exchange import Reply, calls_of  # They bring torch along.
+
     asked: dict[int, PromptLine] = {}
-    left = iter(lines)
+    left, tokenizer = iter(lines), encoder.tokenizer
     while True:
         fresh = list(islice(left, session.num_wanted))
         if not fresh and session.is_empty:
@@ -193,8 +196,12 @@ def results(
             settings = line.settings
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                ids, arguments = encoder.arguments_for(line.prompt_for(encoder.tokenizer), settings)
-                session.submit(line.number, ids, own_seed, arguments)
+                prompts, make_call = (
+                    [line.prompt_for(tokenizer)],
+                    partial(session.call, line.number),
+                )
+                (call,) = calls_of(settings, prompts, encoder, make_call, own_seed)
+                session.add(call)
             except Exception as error:  # Whatever it is, the other lines go on.
                 yield LineResult.failed(line.number, error, line.name)
                 continue
@@ -204,11 +211,13 @@ def results(
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            yield LineResult(record(line, answer, model_name), num_tokens=len(answer.ids))
+            piece = Reply(0, tokenizer, line.settings).end(answer)
+            text = record(line, answer, piece, model_name)
+            yield LineResult(text, num_tokens=len(answer.ids))
 
 
-def record(line: PromptLine, answer: Answer, model_name: str) -> str:
-    """What is written of an answer, in the form of its line."""
+def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> str:
+    """What is written of an answer, in the form of its line; `piece` is all of its text."""
     stats = {
         "num_steps": answer.stats.num_steps,
         "tokens_per_step": round(answer.stats.tokens_per_step, 3),
@@ -216,15 +225,14 @@ def record(line: PromptLine, answer: Answer, model_name: str) -> str:
     }
     if line.in_body:
         form = Form(model_name, is_chat=isinstance(line.settings, Chat))
-        pieces = [Piece(0, answer.text, answer.finish_reason)]
-        body = form.whole(pieces, usage_of(answer.num_prompt_tokens, [answer]))
+        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer]))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:
         written = {
             **({} if line.name is None else {"id": line.name}),
-            "text": answer.text,
-            "finish_reason": answer.finish_reason,
+            "text": piece.text,
+            "finish_reason": piece.finish_reason,
             "num_prompt_tokens": answer.num_prompt_tokens,
             "num_new_tokens": len(answer.ids),
         }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -14,11 +15,12 @@ from urllib.request import urlopen
 from selfspec.errors import one_line
 from selfspec.serving.schema import RequestError
 
-__all__ = ["MAX_IMAGE_BYTES", "ImageReader", "has_images"]
+__all__ = ["MAX_IMAGE_BYTES", "ImageReader", "check_pixels", "has_images", "num_pixels"]
 
 MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together, and so are the next two.
 _MOST_PIXELS = 50_000_000
 _MOST_IMAGES = 16
+_MOST_PIXELS_OF_ALL = 4 * _MOST_PIXELS  # Of all requests that were not answered yet.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _PATIENCE = 10.0  # An address must answer within 10 seconds, and send all within 10 more.
 _CHUNK = 1 << 16
@@ -37,8 +39,8 @@ class ImageReader:
     reason: str = "it has no image processor"
     fetches: bool = False
 
-    def pictured(self, prompt: Any) -> Any:
-        """The same prompt, with pictures where its messages name images."""
+    def fetched(self, prompt: Any) -> Any:
+        """The same prompt with the data of its images. Their sizes are checked; none is decoded."""
         urls = list(_images_in(prompt))
         if not urls:
             return prompt
@@ -49,21 +51,26 @@ class ImageReader:
             rule = f"must be one of at most {_MOST_IMAGES} images of a request"
             raise _wrong(urls[_MOST_IMAGES][0], f"{rule} (got {len(urls)})")
         left = {"bytes": MAX_IMAGE_BYTES, "pixels": _MOST_PIXELS}
-        pictures = iter([self._picture(where, url, left) for where, url in urls])
-        return [
-            {**message, "content": [_shown(part, pictures) for part in message["content"]]}
-            if isinstance(message["content"], list)
-            else message
-            for message in prompt
-        ]
+        return _with_images(prompt, [self._part(where, url, left) for where, url in urls])
 
-    def _picture(self, where: str, url: str, left: dict[str, int]) -> Any:
-        """The picture, which takes its share of what is left for the request."""
+    def pictured(self, prompt: Any) -> Any:
+        """The same prompt, with pictures where its messages have images."""
+        prompt = self.fetched(prompt)
+        images = [{"type": "image", "image": _decoded(part)} for part in _parts_of(prompt, "data")]
+        return _with_images(prompt, images) if images else prompt
+
+    def _part(self, where: str, url: str, left: dict[str, int]) -> dict[str, Any]:
+        """The part of an image, which takes its share of what is left for the request."""
         data = self._data(where, url, left["bytes"])
         if len(data) > left["bytes"]:
             raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
         left["bytes"] -= len(data)
-        return _decoded(where, data, left)
+        with _opened(where, data) as image:
+            num_pixels = image.width * image.height
+        left["pixels"] -= num_pixels
+        if left["pixels"] < 0:
+            raise _too_large(where, f"{_MOST_PIXELS} pixels")
+        return {"type": "data", "where": where, "data": data, "pixels": num_pixels}
 
     def _data(self, where: str, url: str, most: int) -> bytes:
         if found := _IN_DATA.fullmatch(url):
@@ -85,6 +92,18 @@ def has_images(prompt: Any) -> bool:
     return any(_images_in(prompt))
 
 
+def check_pixels(num_of_all: int) -> None:
+    """Refuses a request if the images of all requests together have too many pixels with it."""
+    if num_of_all > _MOST_PIXELS_OF_ALL:
+        rule = f"the images of all requests may have {_MOST_PIXELS_OF_ALL} pixels at a time"
+        raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
+
+
+def num_pixels(prompt: Any) -> int:
+    """How many pixels the images have that were fetched for a prompt."""
+    return sum(part["pixels"] for part in _parts_of(prompt, "data"))
+
+
 def _images_in(prompt: Any) -> Iterator[tuple[str, str]]:
     """The place and the URL of each image in messages."""
     is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
@@ -95,9 +114,22 @@ def _images_in(prompt: Any) -> Iterator[tuple[str, str]]:
                     yield f"messages[{number}].content[{index}].image_url", part["image_url"]["url"]
 
 
-def _shown(part: Any, pictures: Iterator[Any]) -> Any:
-    """A part of a message, with the next picture in place of an image's URL."""
-    return {"type": "image", "image": next(pictures)} if part["type"] == "image_url" else part
+def _parts_of(prompt: Any, kind: str) -> list[dict[str, Any]]:
+    """The parts of messages that are of a kind."""
+    contents = (each["content"] for each in prompt if isinstance(each, Mapping))
+    lists = (each for each in contents if isinstance(each, list))
+    return [part for parts in lists for part in parts if part["type"] == kind]
+
+
+def _with_images(prompt: Any, images: Sequence[dict[str, Any]]) -> Any:
+    """The same messages, with these parts in place of their images, in order."""
+    left = iter(images)
+    return [
+        {**each, "content": [part if part["type"] == "text" else next(left) for part in parts]}
+        if isinstance(parts := each["content"], list)
+        else each
+        for each in prompt
+    ]
 
 
 def _fetched(where: str, url: str, most: int) -> bytes:
@@ -115,21 +147,24 @@ def _fetched(where: str, url: str, most: int) -> bytes:
     return bytes(data)
 
 
-def _decoded(where: str, data: bytes, left: dict[str, int]) -> Any:
-    """The picture upright and in RGB, as transformers loads it from a file."""
-    from PIL import Image, ImageOps
+def _decoded(part: dict[str, Any]) -> Any:
+    """The picture of a part upright and in RGB, as transformers loads it from a file."""
+    from PIL import ImageOps
+
+    with _opened(part["where"], part["data"]) as image:
+        return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@contextmanager
+def _opened(where: str, data: bytes) -> Iterator[Any]:
+    """A picture of which the header was read. Inside, whatever goes wrong is its own fault."""
+    from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            width, height = image.size
-            left["pixels"] -= width * height
-            if left["pixels"] < 0:
-                raise _too_large(where, f"{_MOST_PIXELS} pixels")
-            return ImageOps.exif_transpose(image).convert("RGB")
+            yield image
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large(where, f"{_MOST_PIXELS} pixels") from None
-    except RequestError:
-        raise
     except Exception:  # Whatever a decoder finds wrong.
         rule = f"must be a picture as {', '.join(_FORMATS)}"
         raise _wrong(where, f"{rule} (got {len(data)} bytes that can't be read as one)") from None

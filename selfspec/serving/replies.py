@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.serving.schema import RequestError
+from selfspec.serving.tools import joined
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
@@ -41,6 +42,8 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request; each piece is all of a choice."""
+        pieces = [each._replace(calls=joined(each.calls)) for each in pieces]
         choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
         return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 

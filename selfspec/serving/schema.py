@@ -133,8 +133,7 @@ Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_ch
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
-# transformers compares every token with each place of each stop string. Longer ones take seconds.
-StopString = Annotated[FilledText, Field(max_length=32)]
+StopString = Annotated[FilledText, Field(max_length=256)]
 Stops = Annotated[
     list[StopString],
     Field(min_length=1, max_length=4),
@@ -316,7 +315,10 @@ class Settings(_Fields):
         return self
 
     def arguments(self) -> dict[str, Any]:
-        """How tokens are chosen, and how many at most, as arguments of `generate()`."""
+        """How tokens are chosen, and how many at most, as arguments of `generate()`.
+
+        Stop strings are not among them, since calls of tools may hold them.
+        """
         same = {"top_p", "top_k", "min_p", "repetition_penalty"}
         arguments = self.model_dump(include=same, exclude_none=True)
         for length in self.lengths.values():
@@ -326,8 +328,6 @@ class Settings(_Fields):
         if self.logit_bias:
             biases = {(int(token),): bias for token, bias in self.logit_bias.items()}
             arguments["sequence_bias"] = biases
-        if self.stop:
-            arguments["stop_strings"] = self.stop
         if self.answer_schema is not None:
             arguments["schema"] = self.answer_schema
         return arguments
@@ -428,7 +428,7 @@ def checked(kind: type[Known], value: Any) -> Known:
     field = str(name)[:40]
     got = _short.repr(first["input"])
     rule = re.sub(r"^(Value error, must|\w+ should) ", "", first["msg"])
-    if field in _NOTHING and field not in kind.model_fields:
+    if issubclass(kind, _Fields) and field in _NOTHING and field not in kind.model_fields:
         rule = f"be {_NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
         raise RequestError(unknown_name("field", field, kind.model_fields), field=field)

@@ -109,17 +109,13 @@ class CallReader:
             self._is_after = any(each.startswith(rest) for each in [*self._nexts, self._closing])
 
 
-def joined(
-    calls: Sequence[dict[str, Any]], parts: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Whole calls, with further parts of them or of others."""
-    whole = list(calls)
+def joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Whole calls, of all their parts."""
+    whole: list[dict[str, Any]] = []
     for part in parts:
-        index, more = part["index"], part["function"]["arguments"]
-        if index == len(whole):
-            whole.append({name: each for name, each in part.items() if name != "index"})
-            continue
-        function = dict(whole[index]["function"])
-        function["arguments"] += more
-        whole[index] = {**whole[index], "function": function}
+        if part["index"] == len(whole):
+            whole.append({"id": part["id"], "type": part["type"], "function": {"arguments": ""}})
+        function = whole[-1]["function"]
+        more = function["arguments"] + part["function"]["arguments"]
+        function |= {**part["function"], "arguments": more}
     return whole

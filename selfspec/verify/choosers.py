@@ -68,13 +68,19 @@ class Text(Protocol):
 
 
 class StepLogits:
-    """The logits (B, Q, V) of a step; their likeliest tokens come in one copy for all rows."""
+    """The logits (B, Q, V) of a step.
+
+    Their likeliest tokens come in one copy for all rows, and with each its logit, which is NaN if
+    any logit of that node is.
+    """
 
     def __init__(self, logits: torch.Tensor, device: Device) -> None:
         self.logits = logits
         self.device = device
         self._fetched: Fetched | None = None
         self._choices: list[list[int]] = []
+        self._highest: list[list[float]] = []
+        self._last = (-1, -1), (0, 0.0)  # The node that was asked for last, and what it said.
 
     @property
     def is_here(self) -> bool:
@@ -82,18 +88,31 @@ class StepLogits:
         return type(self.device) is Device and self.logits.device.type == "cpu"
 
     def ask(self) -> None:
-        """Asks the device for the likeliest tokens, if it was not asked yet."""
-        if self._fetched is None and not self.is_here:
-            self._fetched = self.device.fetch(likeliest(self.logits))
+        """Asks the device for the likeliest tokens."""
+        if not self.is_here:
+            ids = likeliest(self.logits)
+            highest = self.logits.gather(-1, ids[..., None]).squeeze(-1)
+            self._fetched = self.device.fetch(ids, highest)
 
     def likeliest(self, index: int, node: int) -> int:
         """The likeliest token after a node of the row with this index."""
+        return self._likeliest(index, node)[0]
+
+    def has_nan(self, index: int, node: int) -> bool:
+        """Is any logit of a node NaN?"""
+        return math.isnan(self._likeliest(index, node)[1])
+
+    def _likeliest(self, index: int, node: int) -> tuple[int, float]:
         if self.is_here:
-            return int(in_float32(self.logits[index, node]).numpy().argmax())
+            if self._last[0] != (index, node):
+                logits = in_float32(self.logits[index, node]).numpy()
+                token = int(logits.argmax())
+                self._last = (index, node), (token, float(logits[token]))
+            return self._last[1]
         if not self._choices:
             assert self._fetched is not None
-            self._choices = self._fetched.get()[0].tolist()
-        return self._choices[index][node]
+            self._choices, self._highest = (each.tolist() for each in self._fetched.get())
+        return self._choices[index][node], self._highest[index][node]
 
 
 class Chooser(Protocol):
@@ -123,12 +142,11 @@ class GreedyChooser:
 
     def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step; waits for nothing."""
-        self._said, self._index = step_logits, index
-        step_logits.ask()
+        self._step_logits, self._index = step_logits, index
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         """Commits the likeliest token after a node."""
-        token = self._said.likeliest(self._index, nodes[0])
+        token = self._step_logits.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
 
@@ -212,7 +230,7 @@ class BatchChooser:
     with the pad token, as in stock.
     """
 
-    ids: torch.Tensor  # (B, L): all texts so far, in memory as those of stock
+    ids: torch.Tensor  # (B, L): all texts so far, laid out as stock's loop lays out its ids
     processors: Processors
     criteria: Callable[..., torch.Tensor]
     do_sample: bool

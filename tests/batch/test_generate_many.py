@@ -213,6 +213,17 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
         session.submit(9, given[0] + given[1], None, {"max_new_tokens": 2})
 
 
+def test_an_iterator_that_breaks_loses_no_prompt() -> None:
+    def breaking() -> Any:
+        yield from prompts()
+        raise OSError("the file is gone")
+
+    answers: list[Any] = []
+    with pytest.raises(OSError, match="the file is gone"):
+        answers.extend(generate_many(tiny_model(), tiny_tokenizer(), breaking(), max_new_tokens=3))
+    assert {answer.index for answer in answers} == set(range(len(prompts())))
+
+
 def test_text_and_reasons_to_finish() -> None:
     model, tokenizer, text = tiny_model(), tiny_tokenizer(), "the cat sat on"
     ids = tokenizer(text)["input_ids"]

@@ -281,6 +281,42 @@ def test_what_is_alone_has_the_statistics_of_its_own_call() -> None:
     assert answer.stats.num_new_tokens == 4
 
 
+def test_what_fails_after_a_text_loses_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows end in the same step, and the end of each call fails."""
+
+    def fail(_call: Any) -> None:
+        raise OSError("no space")
+
+    spec = wild()
+    session = Session(tiny_model(), tiny_tokenizer(), spec)
+    monkeypatch.setattr(spec, "finish", fail)
+    for index in range(3):
+        session.submit(index, [5, 6, 7], 0, {"max_new_tokens": 4})
+    answers = session.work()
+    assert [len(answer.ids) for answer in answers] == [4, 4, 4]
+    assert all("no space" in str(answer.error) for answer in answers)
+
+
+def test_the_memory_in_use_is_asked_for_while_it_is_given_up() -> None:
+    class Fleeting(Session):
+        """Another thread gives the KV up right after the first look at them."""
+
+        @property
+        def _kv(self) -> Any:
+            held, self.held = self.held, None
+            return held
+
+        @_kv.setter
+        def _kv(self, value: Any) -> None:
+            self.held = value
+
+    session = Fleeting(tiny_model(), tiny_tokenizer(), wild())
+    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4})
+    kv: Any = type("KV", (), {"bytes_in_use": 7})()
+    session._kv = kv
+    assert session.kv_bytes_in_use == 7
+
+
 def test_an_open_session_looks_nothing_up_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are prepared in other threads, where no forward may run."""
     session = Session(tiny_model(), tiny_tokenizer(), wild(), max_memory="1MB")

@@ -125,6 +125,15 @@ def test_options_that_can_not_be(fails, chat_folder: str, name: str, value: str)
     assert name in fails("serve", chat_folder, *port, name, value)
 
 
+def test_too_little_free_memory_is_no_wrong_option(fails, chat_folder: str, monkeypatch) -> None:
+    def free_memory(device: Any = None) -> int:
+        return 1 << 40 if device is None else 100  # Once the model is loaded.
+
+    monkeypatch.setattr("selfspec.machine.memory.free_memory", free_memory)
+    said = fails("serve", chat_folder, "--port", free_port())
+    assert "(got half of what is free, 50 bytes)" in said
+
+
 def ours(config: dict[str, Any], **knobs: Any) -> tuple[DraftOptions, SpecConfig]:
     asked, found = in_our_options(json.dumps(config), DraftOptions(), Knobs(**knobs))
     return asked, found.config()
@@ -150,6 +159,9 @@ def test_a_config_for_vllm_is_read() -> None:
         ('{"method": "ngram", "model": "x"}', "and for no other (got 'x' for 'ngram')"),
         ('{"method": "ngram", "num_speculative_token": 5}', "num_speculative_tokens"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "greater than 0 (got 0)"),
+        ('{"method": "ngram", "num_speculative_tokens": %s}' % 10**24, "less than 65536"),
+        ('{"method": "ngram", "tools": []}', "'tools'"),
+        ('{"method": "\udcff"}', "must be JSON"),
     ],
 )
 def test_of_vllms_configs_what_selfspec_does_not_have(

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
 from selfspec.compat import checkpoints, generation, grammars, kernels, modules, states, versions
-from selfspec.draft.sources.grammar import Words
+from selfspec.draft.sources.grammar import TokenBytes
 from selfspec.forward.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
@@ -447,7 +447,7 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
     held = processors(kind)
     scores = torch.zeros(2, len(TOKENIZER))
     first = held(torch.tensor([[5], [6]]), scores.clone())
-    found = grammars.grammars_of(held, 2, Words)
+    found = grammars.grammars_of(held, 2, TokenBytes)
     assert found[0] is not found[1]
     for grammar in found:
         for token in TOKENIZER.encode(TEXT):
@@ -458,14 +458,14 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
             assert not grammar.accept(grammar.words.chars[ord("#")])
             assert not grammar.accept(len(TOKENIZER))
             assert grammar.accept(token)
-    start = grammars.grammars_of(held, 1, Words)[0]
+    start = grammars.grammars_of(held, 1, TokenBytes)[0]
     assert start.words.visible(start.mask()) == [ord("{")]
     allowed = torch.isfinite(first[0]).nonzero().flatten().tolist()
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 
 
 def test_other_processors_hold_no_grammar():
-    assert grammars.grammars_of([object(), LogitsProcessorList()], 2, Words) == [None, None]
+    assert grammars.grammars_of([object(), LogitsProcessorList()], 2, TokenBytes) == [None, None]
 
 
 # --- modules

@@ -10,7 +10,7 @@ import torch
 
 from selfspec import SelfSpec
 from selfspec.papers.edgellm import Fallback
-from tests.fakes import VOCAB, attached_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -25,6 +25,7 @@ from tests.lossless.same import (
     run_both,
     through,
 )
+from tests.recorder import use_recorders
 
 ALONE: dict[str, Any] = {**FIXED, "sources": ()}
 
@@ -140,3 +141,44 @@ def test_bad_values_are_refused_before_any_work(value: Any, named: str, entrance
 def test_a_prediction_for_nobody() -> None:
     """Stock would say that the model does not use an argument of this name."""
     refused("prediction= needs assistant=", prediction=[1])
+
+
+# drafts whose keys and values are no numbers
+
+DIFFERENT = ((1, "greedy"), (3, "sample"))
+SPOILED = [
+    *[(name, "eager", Call(*kind)) for name in ("llama", "bloom") for kind in DIFFERENT],
+    ("gemma3", "eager", Call(3, "greedy")),
+    ("mamba2", "eager", Call(1, "greedy")),
+    ("gemma3", "graph", Call(3, "sample")),
+    ("llama", "graph", Call(1, "greedy")),
+    ("gemma3", "float16", Call(3, "greedy")),
+]
+
+
+@pytest.mark.parametrize(("name", "forward", "call"), SPOILED)
+def test_drafts_that_are_no_numbers(
+    name: str, forward: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask adds to a NaN and hides nothing, and a weight of 0 times a NaN is one, too."""
+    if forward == "graph":
+        use_recorders(monkeypatch)
+    dtype, values = torch.float32, (torch.nan, torch.inf)
+    if forward == "float16":  # It scales its embeddings.
+        dtype, values = torch.float16, (6e4, -6e4)
+    model, inputs = new_model(name, dtype=dtype), call.inputs
+    stock = run(model, inputs, **call.options).ids
+    unnamed = sorted(set(range(VOCAB)) - set(stock.flatten().tolist()))[-2:]
+    with torch.no_grad():
+        for token, value in zip(unnamed, values, strict=True):
+            model.get_input_embeddings().weight[token] = value
+    seen = [answer[:14] for answer in answers(stock)]  # It goes on as it should.
+    bad = [[*ids[:2], unnamed[0], *ids[3:9], unnamed[1], *ids[10:]] for ids in seen]
+    for sources in ((), SelfSpec().config.sources):
+        spec = SelfSpec(**FIXED | {"sources": sources})
+        both = run_both(
+            model, inputs, spec, told=lambda _: {"prediction": bad}, drafts=False, **call.options
+        )
+        assert both.stats.num_nodes > both.stats.num_steps
+        assert both.stats.tokens_per_step > 0.75
+    assert_same_ids(both.stock.ids, stock)

@@ -34,10 +34,26 @@ def test_a_quiet_machine_is_not_busy_because_we_may_not_use_all_of_it(processors
 
 
 # What Linux says of the groups of a process, and their files: 1.5 processors, 5,000 of 6,000 bytes.
-SECOND = {"cpu.max": "150000 100000", "memory.max": "6000\n", "memory.current": "1000\n"}
+# Of what is used, 4,900 bytes are files that need not stay in memory.
+SECOND = {
+    "cpu.max": "150000 100000",
+    "memory.max": "6000\n",
+    "memory.current": "5900\n",
+    "memory.stat": (
+        "anon 900\nfile_dirty 60\nfile_writeback 40\ninactive_file 3000\nactive_file 2000\n"
+    ),
+}
 NO_LIMIT = {"cpu.max": "max 100000", "memory.max": "max\n", "memory.current": "1000\n"}
 QUOTA = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
-LIMIT = {"memory.limit_in_bytes": "6000\n", "memory.usage_in_bytes": "1000\n"}
+LIMIT = {
+    "memory.limit_in_bytes": "6000\n",
+    "memory.usage_in_bytes": "5900\n",
+    "memory.stat": (
+        "inactive_file 1\nactive_file 1\ndirty 0\n"
+        "total_dirty 100\ntotal_inactive_file 3000\ntotal_active_file 2000\n"
+    ),
+}
+NO_STATISTICS = {"memory.limit_in_bytes": "6000\n", "memory.usage_in_bytes": "1000\n"}
 GROUPS = {
     "second version": ("0::/a/b\n", {"a": SECOND, "a/b": NO_LIMIT}),
     "own root": ("0::/\n", {"": SECOND}),
@@ -45,6 +61,11 @@ GROUPS = {
         "5:hugetlb,memory:/c/d\n4:cpu,cpuacct:/c\n",
         {"cpu/c": QUOTA, "memory/c": LIMIT},
     ),
+    "a limit on the group above": (
+        "0::/a/b\n",
+        {"a": SECOND, "a/b": {"memory.max": "7000\n", "memory.current": "100\n"}},
+    ),
+    "a sandbox": ("5:memory:/\n4:cpu:/\n", {"cpu": QUOTA, "memory": NO_STATISTICS}),
 }
 
 

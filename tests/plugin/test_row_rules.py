@@ -185,6 +185,9 @@ def test_stops_that_look_at_one_row():
     assert row_stops(StoppingCriteriaList([SHORT, EOS, more])).eos_ids == {3, 5, 7}
     assert list(row_stops(StoppingCriteriaList([SHORT, EOS, string])).criteria) == [string]
     assert row_stops(StoppingCriteriaList([SHORT, string])) is None
+    own = CustomStop()
+    own.looks_at_rows = True
+    assert list(row_stops(StoppingCriteriaList([SHORT, EOS, own])).criteria) == [own]
 
 
 class CustomStop(sc.StoppingCriteria):

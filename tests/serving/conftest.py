@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,15 +17,44 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[se
 from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
+from selfspec.batch.session import Session
 from selfspec.serving.app import application
+from selfspec.serving.batch_file import results
 from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder
+from selfspec.serving.prompt_files import Encoder, read_line
 from tests.processors import seeing_pair
 
 NAME = "tiny"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
+
+
+class BothWays(TestClient):
+    """Sends each body that has one sure answer through a batch file too: the choices are equal."""
+
+    served: Any = None
+    num_compared = 0
+
+    def send(self, request: Any, **options: Any) -> Any:
+        """The response of the server."""
+        response = super().send(request, **options)
+        if request.url.path in (CHAT, COMPLETION) and response.status_code == 200:
+            body = json.loads(request.content)
+            samples = body.get("temperature") and body.get("seed") is None
+            has_one = body.get("n", 1) == 1 and (
+                "messages" in body or not isinstance(body["prompt"], list)
+            )
+            if has_one and not samples and not body.get("stream"):
+                choices = self.served.choices_in_file(body)
+                assert _without_ids(choices) == _without_ids(response.json()["choices"])
+                self.num_compared += 1
+        return response
+
+
+def _without_ids(choices: Any) -> Any:
+    """Calls of tools have random names."""
+    return re.sub("call_[0-9a-f]{24}", "call", json.dumps(choices))
 
 
 class Served:
@@ -38,9 +68,32 @@ class Served:
         self.spec = SelfSpec(max_nodes=6, budget="fixed")
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
         self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
-        encoder = Encoder(self.tokenizer, self.model.config.vocab_size, max_positions)
-        self.app = application(self.thread, name=NAME, encoder=encoder, **(gate or {}))
-        self.client = TestClient(self.app, base_url="http://localhost")
+        self.encoder = Encoder(self.tokenizer, self.model.config.vocab_size, max_positions)
+        self.app = application(self.thread, name=NAME, encoder=self.encoder, **(gate or {}))
+        self.client = BothWays(self.app, base_url="http://localhost")
+        self.client.served = self
+        self.add_extra(self.thread.session)
+
+    def extra(self, prompt: Any) -> dict[str, Any]:
+        """Further arguments of `generate()`."""
+        return {}
+
+    def add_extra(self, session: Session) -> None:
+        """Lets each call of a session have further arguments."""
+        call = session.call
+
+        def extended(index: int, prompt: Any, seed: Any, arguments: dict[str, Any]) -> Any:
+            return call(index, prompt, seed, {**arguments, **self.extra(prompt)})
+
+        session.call = extended  # type: ignore[method-assign]
+
+    def choices_in_file(self, body: dict[str, Any]) -> Any:
+        """The choices that a batch file has for a body."""
+        session = Session(self.model, self.tokenizer, SelfSpec(max_nodes=6, budget="fixed"))
+        self.add_extra(session)
+        lines = [read_line(1, json.dumps({"body": body}).encode())]
+        (result,) = results(lines, session, self.encoder, model_name=NAME, seed=0)
+        return json.loads(result.text)["response"]["body"]["choices"]
 
     def post(self, path: str, body: Any) -> Any:
         """The response. Bytes are sent as they are, and halves of characters are escaped."""

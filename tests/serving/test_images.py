@@ -156,6 +156,31 @@ def test_limits(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[1].image_url must leave the images of a request at most 20 bytes" in message(PNG)
 
 
+def test_sizes_are_known_before_anything_is_decoded(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve small files once became pictures of gigabytes while they waited for a place."""
+    cut = PNG[: 22 + 4 * 40]
+    reader = ImageReader(processor=object())
+    prompt = reader.fetched(asked(PNG, cut))
+    assert images_module.num_pixels(prompt) == 2 * 12 * 9
+    assert reader.fetched(prompt) == prompt
+    with pytest.raises(RequestError, match="must be a picture"):
+        reader.pictured(prompt)
+    monkeypatch.setattr(images_module, "_MOST_PIXELS_OF_ALL", 200)
+    for _ in range(3):  # What was answered counts no more.
+        text_of(client, asked(PNG))
+        response = client.post(CHAT, json={"messages": asked(PNG, PNG)})
+        assert response.status_code == 503
+        assert "the images of all requests" in response.json()["error"]["message"]
+    monkeypatch.setattr(client.thread, "check_open", lambda *_: (_ for _ in ()).throw(FULL))
+    monkeypatch.setattr(ImageReader, "fetched", None)
+    assert client.post(CHAT, json={"messages": asked(PNG)}).status_code == 503
+
+
+FULL = RequestError("full", status=503)
+
+
 def test_a_model_that_reads_no_images() -> None:
     with pytest.raises(RequestError) as raised:
         ImageReader().pictured(asked(PNG))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from selfspec.batch import Answer
 from selfspec.serving.batch_file import record
 from selfspec.serving.prompt_files import read_line, read_prompts
+from selfspec.serving.replies import Piece
 from selfspec.serving.schema import RequestError
 from selfspec.stats import GenerationStats
 from tests.strategies import any_json, damaged
@@ -39,7 +40,6 @@ LENGTH = {"max_new_tokens": 3}
         ({"prompt": "x", "max_tokens": 3, "max_new_tokens": 3}, "x", LENGTH),
         ({"body": {"prompt": [5, 6], "temperature": 0}}, [5, 6], {"do_sample": False}),
         ({"messages": [{"role": "developer", "content": "x"}]}, SYSTEM, {}),
-        ({"prompt": "x", "stop": "."}, "x", {"stop_strings": ["."]}),
         ({"prompt": "x", "logit_bias": {"7": -100}}, "x", {"sequence_bias": {(7,): -100}}),
     ],
 )
@@ -119,7 +119,7 @@ def test_lines_that_changed(data: st.DataObject) -> None:
         json.loads(json.dumps({"error": str(error)}))
     else:
         answer = Answer(0, "text", [1], "stop", 2, GenerationStats())
-        json.loads(record(read, answer, "model").encode())
+        json.loads(record(read, answer, Piece(0, "text", "stop"), "model").encode())
 
 
 def test_a_file_in_utf_16_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.serving.exchange import AnswerText
+from selfspec.batch import Answer
+from selfspec.serving.exchange import Reply
+from selfspec.serving.schema import Settings
+from selfspec.stats import GenerationStats
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.tiny import make_tokenizer
 
@@ -73,6 +76,7 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
     assert choice["text"] == whole[: whole.index(stop)]
     assert choice["finish_reason"] == "stop"
     assert told["usage"]["completion_tokens"] < 60
+    assert served.client.num_compared
     streamed = events(served, COMPLETION, stop=stop, **asked)
     assert "".join(each["choices"][0]["text"] for each in streamed) == choice["text"]
 
@@ -82,16 +86,17 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3),
 )
 def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str]) -> None:
-    stream, sent = AnswerText(TOKENIZER, stops), ""
-    for token_id in TOKENIZER(text)["input_ids"]:
+    stream, sent = Reply(0, TOKENIZER, Settings(stop=stops or None)), ""
+    ids = TOKENIZER(text)["input_ids"]
+    for token_id in ids:
         if stream.is_stopped:
             break
-        sent += stream.add([token_id])
+        sent += stream.add([token_id]).text
         assert not any(stop in sent for stop in stops)
     is_there = any(stop in text for stop in stops)
     assert stream.is_stopped == is_there
     # A stop string that is complete ends the text, even if a longer one began before it.
-    sent += stream.end()
+    sent += stream.end(Answer(0, text, ids, "stop", 1, GenerationStats())).text
     assert text.startswith(sent) if is_there else sent == text
 
 

@@ -115,14 +115,10 @@ class Steered(Served):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder, max_positions=2048)
-        call = self.thread.call
 
-        def steered(prompt: Any, seed: int, arguments: dict[str, Any]) -> Any:
-            script = self.tokenizer.encode(self.script, add_special_tokens=False)
-            steering = Steering(len(prompt), script)
-            return call(prompt, seed, {**arguments, "logits_processor": [steering]})
-
-        self.thread.call = steered  # type: ignore[method-assign]
+    def extra(self, prompt: Any) -> dict[str, Any]:
+        script = self.tokenizer.encode(self.script, add_special_tokens=False)
+        return {"logits_processor": [Steering(len(prompt), script)]}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -193,6 +189,15 @@ def test_one_call_alone(family: str, asked: Any) -> None:
     assert asked("<b>sunny</b> <tool", **one) == ("<b>sunny</b> <tool", [], "stop")
 
 
+@pytest.mark.parametrize("stop", ["}", "Rome", "weather", "days"])
+def test_a_stop_string_waits_until_a_call_has_ended(family: str, asked: Any, stop: str) -> None:
+    """Calls hold no text that a user reads. After a call, stop strings end the text as ever."""
+    script = f"Let me look.\n{written(family, ROME)}\nIt {stop} ends"
+    content, calls, end = asked(script, stop=[stop])
+    assert (content, calls, end) == ("Let me look.\n\nIt ", [ROME], "tool_calls")
+    assert asked(f"It {stop} ends\n{written(family, ROME)}", stop=stop) == ("It ", [], "stop")
+
+
 def test_calls_that_are_required(family: str, asked: Any) -> None:
     two = written(family, ROME, PARIS)
     assert asked(two, tool_choice="required") == (None, [ROME, PARIS], "tool_calls")
@@ -260,9 +265,7 @@ def test_calls_are_read_in_pieces_of_any_size(case: str, size: int) -> None:
         pieces = [reader.add(text[start : start + size]) for start in range(0, len(text), size)]
         others = "".join(other for other, _ in pieces) + reader.end()
         assert others == (content or "")
-        whole: list[Any] = []
-        for _, parts in pieces:
-            whole = joined(whole, parts)
+        whole = joined([part for _, parts in pieces for part in parts])
         assert [each["function"]["arguments"] for each in whole] == calls
 
 

@@ -19,7 +19,7 @@ from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecor
 
 __all__ = ["DraftModelCursor", "ModelText"]
 
-# Chances of at least 0.75, 0.9 and 0.97 are evidence of their own; lower ones differ by halves.
+# The bins of chances begin at 0.97, 0.9, 0.75, 0.5, and then at each half of the one before.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
 _MAX_BIN = 6

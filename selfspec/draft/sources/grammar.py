@@ -18,7 +18,7 @@ from selfspec.draft.sources.json_text import JsonText, Spacing
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["Grammar", "GrammarCursor", "GrammarSource", "Words"]
+__all__ = ["Grammar", "GrammarCursor", "GrammarSource", "TokenBytes"]
 
 _AHEAD = 24  # A text's first 24 characters are looked for, which tell its first token.
 _FEW = 8  # A text is free where more than 8 characters are allowed next.
@@ -30,7 +30,7 @@ _NUMBER = ord("1")
 _DIGITS, _AFTER_NUMBER = b"0123456789", b",}]"
 
 
-class Words:
+class TokenBytes:
     """The bytes of each token of a vocabulary, and the token of some bytes."""
 
     def __init__(self, words: Iterable[bytes]) -> None:
@@ -75,7 +75,7 @@ class Words:
 class Grammar(Protocol):
     """A grammar at some place of the text of one row."""
 
-    words: Words
+    words: TokenBytes
 
     def accept(self, token: int) -> bool:
         """Goes on by a token; False where that is not allowed, and then nothing has changed."""
@@ -94,7 +94,7 @@ class Grammar(Protocol):
         ...
 
 
-class _Place(NamedTuple):
+class _GrammarState(NamedTuple):
     """A place after the committed text."""
 
     path: tuple[int, ...]  # The tokens from there.
@@ -137,16 +137,18 @@ class GrammarCursor(Cursor):
         self._mask: NDArray[np.uint32] | None = None  # At the place that was expanded last.
         self._ending: tuple[JsonText, list[Candidate]] | None = None  # How a free value ends.
 
-    def root(self) -> _Place:
+    def root(self) -> _GrammarState:
         """The end of the committed text."""
-        return _Place((), self._text, self._length)
+        return _GrammarState((), self._text, self._length)
 
-    def follow(self, state: _Place, token: int) -> _Place:
+    def follow(self, state: _GrammarState, token: int) -> _GrammarState:
         """Any token leads on."""
         text = state.text.read(self._words.of(token))
-        return _Place((*state.path, token), text, state.length + 1 if text is state.text else 0)
+        return _GrammarState(
+            (*state.path, token), text, state.length + 1 if text is state.text else 0
+        )
 
-    def expand(self, state: _Place) -> list[Candidate]:
+    def expand(self, state: _GrammarState) -> list[Candidate]:
         """The tokens of the texts that can come next, if these are few."""
         mask = self._grammar.mask() if self._go(state.path) else None
         self._mask = None if mask is None else mask.copy()  # A grammar may write into it again.
@@ -163,7 +165,7 @@ class GrammarCursor(Cursor):
             self._ending = state.text, self._texts(state.text, chars)
         return [(token, _after(state.length, kind)) for token, kind in self._ending[1]]
 
-    def possible(self, state: _Place, tokens: Iterable[int]) -> list[int]:
+    def possible(self, state: _GrammarState, tokens: Iterable[int]) -> list[int]:
         """Those of some tokens that are allowed after a state, which was expanded just now."""
         mask = self._mask
         return [each for each in tokens if mask is None or _has(mask, each)]

@@ -8,7 +8,7 @@ import regex
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.sources.grammar import GrammarCursor, Words
+from selfspec.draft.sources.grammar import GrammarCursor, TokenBytes
 from selfspec.draft.sources.json_text import JsonText, Spacing
 from selfspec.draft.sources.source import Cursor
 from selfspec.draft.tree import TreeGrower
@@ -16,7 +16,7 @@ from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
 
 CHARS = [bytes((byte,)) for byte in range(128)]
 LIST = [*CHARS, b'",', b' "', b'":', b"name", b"age", b"\n ", b"true", b" true", b""]
-WORDS = Words(LIST)
+WORDS = TokenBytes(LIST)
 END = len(LIST) - 1
 TEXT = r'\{\s*"name"\s*:\s*"[a-z]*"\s*,\s*"age"\s*:\s*(?:[1-9][0-9]*|true|false)\s*\}'
 
