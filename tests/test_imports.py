@@ -200,15 +200,20 @@ MAKERS = {
 }
 
 
-def test_every_tensor_names_its_device():
-    """A user's default device may be another one, such as ``meta``."""
+# These have the default dtype if none is named, whatever they are filled with.
+FLOATS = {"empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"}
+
+
+def test_every_tensor_names_its_device_and_its_dtype():
+    """A user's default device may be another one, such as ``meta``, and so may the dtype."""
     for node in (node for path in FILES for node in nodes_of(path)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("torch."):
             name = ast.unparse(node.func).removeprefix("torch.")
-            is_named = any(keyword.arg == "device" for keyword in node.keywords)
-            is_nameless = name in MAKERS and not is_named
+            named = {keyword.arg for keyword in node.keywords}
+            is_nameless = name in MAKERS and "device" not in named
             is_nameless |= name == "Generator" and not node.args
             assert not is_nameless, f"add device= to {ast.unparse(node)}"
+            assert name not in FLOATS or "dtype" in named, f"add dtype= to {ast.unparse(node)}"
 
 
 def test_the_package_has_all_that_it_offers():

@@ -49,6 +49,8 @@ class Decoder:
         encoder = self._model.get_encoder()
         width = getattr(encoder, "config", self._model.config).get_text_config().hidden_size
         seeded = torch.Generator("cpu").manual_seed(0)
-        noise = torch.randn(1, _NUM_COLUMNS, width, generator=seeded, device="cpu")
+        noise = torch.randn(
+            (1, _NUM_COLUMNS, width), generator=seeded, dtype=torch.float32, device="cpu"
+        )
         noise = noise.to(device_of(self._model), self._model.dtype)
         return _Read(last_hidden_state=noise.expand(num_rows, -1, -1))

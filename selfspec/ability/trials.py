@@ -182,7 +182,7 @@ def check_chain(
         return "the outcome of a token depends on tokens that come later"
     arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
-    backend.admit(Prefilled(input_ids, arguments, torch.empty(0, device=input_ids.device)))
+    backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
     outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):

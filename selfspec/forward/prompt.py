@@ -52,7 +52,7 @@ def next_positions(
             return "its plain steps are given no positions, and some columns are padding"
         if other_inputs(arguments):
             return "its plain steps are given no positions, and not all columns may be text"
-        positions = torch.full((1, 1), kv_of(arguments).get_seq_length(), device=input_ids.device)
+        positions = input_ids.new_full((1, 1), kv_of(arguments).get_seq_length())
     elif positions.is_floating_point():
         given, positions = positions, positions.long()
         if not (given == positions).all():

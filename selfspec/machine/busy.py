@@ -25,7 +25,7 @@ def processor_share() -> float:
     threads = torch.get_num_threads()
     processors = min(num_processors(), threads)
     look = _LOOK if processors == int(processors) == threads else _LOOK_AT_QUOTA
-    matrix = torch.ones(512, 512, device="cpu")
+    matrix = torch.ones(512, 512, dtype=torch.float32, device="cpu")
     start, used = perf_counter(), process_time()
     while perf_counter() - start < look:
         torch.mm(matrix, matrix)

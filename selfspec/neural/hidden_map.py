@@ -83,7 +83,7 @@ class HiddenStateSource(Source):
         if weights is None or not row.learns or row.num_rows > _MOST_MAPS:
             return None
         states = (
-            torch.empty(0, weights.head.shape[1], device="cpu")
+            torch.empty(0, weights.head.shape[1], dtype=torch.float32, device="cpu")
             if row.states is None
             else row.states
         )
@@ -116,7 +116,7 @@ class _Ridge:
 
     def __init__(self, num_dims: int, embedding_dims: int) -> None:
         def rows(width: int) -> torch.Tensor:  # Takes memory once it is written to.
-            return torch.empty(_MAX_PAIRS, width, device="cpu")
+            return torch.empty(_MAX_PAIRS, width, dtype=torch.float32, device="cpu")
 
         self._pairs = _Pairs(rows(num_dims), rows(embedding_dims), rows(num_dims), rows(1)[:, 0])
         self._solved, self._inverse = rows(num_dims), rows(_MAX_PAIRS)
@@ -134,7 +134,7 @@ class _Ridge:
         known = rows @ solved
         among = _alike(new, new.before, new.embedded).addmm_(rows, rows.T, alpha=-1)
         corner = among[:-1, :-1] + torch.diag(_RIDGE / new.trust)
-        eye = torch.eye(num_new, device="cpu")
+        eye = torch.eye(num_new, dtype=torch.float32, device="cpu")
         corner = torch.linalg.solve_triangular(torch.linalg.cholesky(corner), eye, upper=False)
         self._inverse[:start, start:end] = 0
         self._inverse[start:end, :start] = -corner @ (rows[:-1] @ inverse)
@@ -188,7 +188,9 @@ class HiddenMap:
         self._ridge = _Ridge(weights.head.shape[1], weights.embeddings.shape[1])
         self._names: list[int] = []
         self._named: set[int] = set()
-        self._head = torch.empty(_MAX_NAMES, weights.head.shape[1], device="cpu")
+        self._head = torch.empty(
+            _MAX_NAMES, weights.head.shape[1], dtype=torch.float32, device="cpu"
+        )
         self._num_held = 0  # How many names have their row there.
         self._is_finite = True
         self.name(ids)
@@ -235,7 +237,7 @@ class HiddenMap:
             new = _Pairs(*(torch.cat(held) for held in zip(*self._waiting, asked, strict=True)))
             self._waiting = []
             if self._prior is None:
-                expected = torch.zeros(1, device="cpu")
+                expected = torch.zeros(1, dtype=torch.float32, device="cpu")
             else:
                 expected = self._prior.guess(new.before, new.embedded)
                 new = new._replace(after=new.after - expected[:-1])

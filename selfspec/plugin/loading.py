@@ -167,7 +167,7 @@ def _device(name: str | torch.device, *kinds: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     rule = f"device must be one that torch can use here{' and ' * bool(kinds)}{' or '.join(kinds)}"
     try:
-        device = torch.empty(0, device=name).device
+        device = torch.empty(0, dtype=torch.int8, device=name).device
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ConfigError(f"{rule} (got {str(name)!r}: {one_line(error)})") from error
     if device.type == "meta" or (kinds and device.type not in kinds):

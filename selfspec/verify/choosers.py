@@ -180,7 +180,7 @@ class ProcessedChooser:
         self._processing = processing
         self._tape = tape
         self._number = number
-        self._logits = torch.empty(0, device="cpu")  # (Q, V)
+        self._logits = torch.empty(0, dtype=torch.float32, device="cpu")  # (Q, V)
 
     def read(self, step_logits: StepLogits, index: int) -> None:
         """Takes the logits of a step."""

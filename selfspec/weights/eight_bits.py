@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
@@ -47,14 +48,14 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class _Last(threading.local):
     """What this thread computed last, until all of its layers have taken their part of it."""
 
-    matrix: Products | None = None
+    matrix: ReferenceType[Products] | None = None
     x: torch.Tensor | None = None  # a copy of the input
     outcome: torch.Tensor | None = None
     waiting: frozenset[int] = frozenset()
 
     def is_of(self, matrix: Products, which: int, x: torch.Tensor) -> bool:
         """Is there a part for this layer? An input that was written by any means is another one."""
-        if self.matrix is not matrix or which not in self.waiting:
+        if self.matrix is None or self.matrix() is not matrix or which not in self.waiting:
             return False
         assert self.x is not None
         assert self.outcome is not None
@@ -84,7 +85,7 @@ class EightBits:
         if len(matrix.spans) == 1:
             return matrix.product(x)
         if not last.is_of(matrix, which, x):
-            last.matrix, last.x, last.outcome = matrix, x.clone(), matrix.product(x)
+            last.matrix, last.x, last.outcome = ref(matrix), x.clone(), matrix.product(x)
             last.waiting = frozenset(range(len(matrix.spans)))
         assert last.outcome is not None
         part = last.outcome.narrow(1, *matrix.spans[which])
@@ -241,7 +242,7 @@ def missing_for_eight_bits() -> str | None:
     wrong.
     """
     try:
-        ones = torch.ones(64, 64, device="cpu")
+        ones = torch.ones(64, 64, dtype=torch.float32, device="cpu")
         rounded = Numbers.of(ones)
         each = Matrix(rounded, [64], 2), FileMatrix(rounded, 2)
         found = torch.cat([matrix.product(ones[:4]) for matrix in each])

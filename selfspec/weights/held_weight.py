@@ -147,7 +147,7 @@ class PackedWeight(_HeldWeight):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.kept is not None:
-            return _PARAMETER(self.values(), requires_grad=False).__reduce_ex__(protocol)
+            return _unpickled, (_PARAMETER(self.values(), requires_grad=False),)
         _give_back(self)
         return _PARAMETER.__reduce_ex__(self, protocol)
 
@@ -173,6 +173,11 @@ def is_packed_in_place(module: nn.Module) -> bool:
 def set_data(weight: nn.Parameter, tensor: torch.Tensor) -> None:
     """`weight.data = tensor`, also where others may not."""
     _as_torch_does(_DATA.__set__, (weight, tensor), {})
+
+
+def _unpickled(weight: nn.Parameter) -> nn.Parameter:
+    """An ordinary weight. Whoever unpickles it imports the attention that its model names."""
+    return weight
 
 
 def _give_back(weight: PackedWeight) -> None:

@@ -92,8 +92,8 @@ def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _input(weight: torch.Tensor, num_tokens: int, generator: torch.Generator) -> torch.Tensor:
-    numbers = torch.randn(num_tokens, weight.shape[1], generator=generator, device="cpu")
-    return numbers.to(weight)
+    numbers = torch.empty(num_tokens, weight.shape[1], dtype=torch.float32, device="cpu")
+    return numbers.normal_(generator=generator).to(weight)
 
 
 def _seconds(products: Sequence[_Product], inputs: Sequence[torch.Tensor]) -> float:

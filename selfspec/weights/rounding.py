@@ -64,7 +64,7 @@ def _rotation(block: int) -> torch.Tensor:
     In a matrix of Sylvester's kind, the first column is all ones and would gather the mean of an
     input. Here the sums of all columns are equal.
     """
-    four = 1 - 2 * torch.eye(4, device="cpu").flip(0)
+    four = 1 - 2 * torch.eye(4, dtype=torch.float32, device="cpu").flip(0)
     return four if block == 4 else torch.kron(_rotation(block // 4), four)
 
 

@@ -16,7 +16,6 @@ from selfspec.cli.report import about_eight_bits, has_times, print_report, pytho
 from selfspec.cost import CostCurve
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
-from selfspec.weights import missing_for_eight_bits
 from tests.caches import contents, count_grams
 from tests.cli.conftest import write_lines
 from tests.fakes import new_model
@@ -187,7 +186,6 @@ def test_what_weights_in_eight_bits_would_bring(seconds, said):
     assert said in about_eight_bits(seconds, (9e6, 5e6))
 
 
-@pytest.mark.skipif(missing_for_eight_bits() is not None, reason="no products of 8 bits here")
 @pytest.mark.parametrize(
     ("free", "said"),
     [

@@ -12,7 +12,7 @@ from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
-from selfspec.weights import is_packed_in_place, missing_for_eight_bits
+from selfspec.weights import is_packed_in_place
 from tests.fakes import fake_trials, packs_here
 from tests.streamed import least_memory, saved_model
 
@@ -35,8 +35,6 @@ def test_dtypes(plain_folder, tmp_path):
 
 
 def test_weights_in_eight_bits(plain_folder):
-    if missing_for_eight_bits() is not None:
-        pytest.skip("no products of 8 bits here")
     model = load(plain_folder, device="cpu", weights="int8")
     assert str(Loaded("tiny", model, None)) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,24 @@ from selfspec.weights import (
     EXACT_ATTENTION,
     held_weight,
     is_in_eight_bits,
-    missing_for_eight_bits,
 )
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.streamed import is_streamed
 from tests.fakes import prompt, tiny_tokenizer
-from tests.lossless.same import GREEDY, Call, assert_same_ids, doubting, run, run_both
+from tests.lossless.same import (
+    GREEDY,
+    Call,
+    assert_same_ids,
+    doubting,
+    recorded_forwards,
+    run,
+    run_both,
+)
 from tests.streamed import load_tightly, saved_model
 
 TIED = {"tie_word_embeddings": True}
 MIXED = {"layer_types": ["conv", "full_attention"] * 3}
 KINDS = {"llama": {}, "llama, tied": TIED, "gemma2": {}, "bloom": {}, "lfm2": MIXED}
-needs_int8 = pytest.mark.skipif(
-    missing_for_eight_bits() is not None, reason="no products of 8 bits here"
-)
 
 
 def loaded(folder: Path, kind: str = "llama", changes: Any = None, **options: Any) -> Any:
@@ -41,7 +47,6 @@ def loaded(folder: Path, kind: str = "llama", changes: Any = None, **options: An
     return model
 
 
-@needs_int8
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     model = loaded(tmp_path, kind)
@@ -53,24 +58,59 @@ def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     assert both.stats.forward == "packed"
 
 
-@needs_int8
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_do_not_depend_on_how_many_tokens_a_forward_has(kind: str, tmp_path: Path) -> None:
     """Attention adds up in another order for several tokens. Rounding must make nothing of it."""
     model, ids = loaded(tmp_path, kind), torch.arange(64)[None] % 50
-    logits = []
-    for width in (1, 8):
-        kv = DynamicCache(config=model.config)
-        with torch.no_grad():
-            parts = [model(part, **{KV: kv}).logits for part in torch.split(ids, width, 1)]
-        logits.append(torch.cat(parts, 1))
     if model.config._attn_implementation == EXACT_ATTENTION:
-        assert torch.equal(logits[0], logits[1])
+        for num_before in (0, 2048):
+            whole = [logits_by(width, model, ids, num_before) for width in (1, 8, 64)]
+            assert torch.equal(whole[0], whole[1])
+            assert torch.equal(whole[0], whole[2])
     else:  # Other attention, whose inputs are rounded to two terms.
-        assert (logits[0] - logits[1]).abs().max() < 1e-3 * logits[0].std()
+        one, eight = (logits_by(width, model, ids, 0) for width in (1, 8))
+        assert (one - eight).abs().max() < 1e-3 * one.std()
 
 
-@needs_int8
+def logits_by(width: int, model: Any, ids: torch.Tensor, num_before: int) -> torch.Tensor:
+    """The logits of a text that is read so many tokens at a time, after others."""
+    kv, logits = DynamicCache(config=model.config), []
+    with torch.no_grad():
+        if num_before:
+            model(torch.arange(num_before)[None] % 45, **{KV: kv})
+        for part in torch.split(ids, width, 1):
+            logits.append(model(part, **{KV: kv}).logits)
+    return torch.cat(logits, 1)
+
+
+def test_trees_of_any_width(tmp_path: Path) -> None:
+    model, options = loaded(tmp_path), {**GREEDY, "max_new_tokens": 100}
+    for seed in range(3):
+        inputs = prompt(seed=seed)
+        stock = run(model, inputs, **options)
+        spec = doubting(stock.ids, inputs, max_nodes=100)
+        with recorded_forwards(model) as widths:
+            ours = run(model, inputs, assistant=spec, **options)
+        assert_same_ids(ours.ids, stock.ids)
+        assert sum(width > 64 for width in widths) > 10
+
+
+def test_a_model_that_is_unpickled_in_another_process(tmp_path: Path) -> None:
+    """It has ordinary weights, with the values of the rounded ones."""
+    ids = torch.arange(9)[None]
+    torch.save(loaded(tmp_path), tmp_path / "model.pt")
+    code = (
+        "import sys, torch\n"
+        "model = torch.load(sys.argv[1], weights_only=False)\n"
+        "torch.save(model(torch.arange(9)[None]).logits, sys.argv[2])"
+    )
+    files = str(tmp_path / "model.pt"), str(tmp_path / "logits.pt")
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    expected = torch.load(files[0], weights_only=False)(ids).logits
+    torch.testing.assert_close(torch.load(files[1]), expected)
+
+
 def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     prompts = [prompt(1)["input_ids"][0, :length].tolist() for length in (3, 20, 12, 9)]
@@ -81,7 +121,6 @@ def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
         assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
 
 
-@needs_int8
 @pytest.mark.parametrize("kind", ["llama", "llama, tied", "gemma2", "lfm2"])
 def test_layers_that_are_read_from_disk(kind: str, call: Call, tmp_path: Path) -> None:
     """The bits are those of the same weights in memory, whichever layers are streamed.
@@ -105,7 +144,6 @@ def test_layers_that_are_read_from_disk(kind: str, call: Call, tmp_path: Path) -
         weight.zero_()
 
 
-@needs_int8
 def test_rounded_weights_are_written_once_for_each_state_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +165,6 @@ def test_rounded_weights_are_written_once_for_each_state_of_the_files(
     assert not list((tmp_path / "user").rglob("*.tmp"))
 
 
-@needs_int8
 def test_what_is_saved_are_the_rounded_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,7 +179,6 @@ def test_what_is_saved_are_the_rounded_weights(
     assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
-@needs_int8
 def test_a_model_that_is_moved_to_meta_stays_where_it_is(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     before = run(model, prompt(), **GREEDY).ids
@@ -151,7 +187,6 @@ def test_a_model_that_is_moved_to_meta_stays_where_it_is(tmp_path: Path) -> None
     assert_same_ids(run(model, prompt(), **GREEDY).ids, before)
 
 
-@needs_int8
 def test_models_that_it_is_not_for(tmp_path: Path) -> None:
     for kind, rule in (("gpt2", "most of its weights in linear layers"),):
         saved_model(tmp_path / kind, kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,6 @@ from selfspec.weights import PackedWeight, eight_bits, held_weight, rounding
 from selfspec.weights.eight_bits import EightBits
 from selfspec.weights.rounding import Matrix, Numbers
 
-pytestmark = pytest.mark.skipif(
-    eight_bits.missing_for_eight_bits() is not None, reason="no products of 8 bits here"
-)
 SIZES = (24, 16, 40)  # The rows of three layers that get the same input.
 
 
@@ -80,6 +78,34 @@ def test_layers_that_are_computed_at_once_get_what_they_get_alone():
         given = bias if which == 1 else None
         assert torch.equal(each(x, given), alone(x, given))
     assert eight_bits._last.outcome is None
+
+
+def test_a_product_does_not_keep_its_weights():
+    """Also where only some of the layers were computed, as in a forward that broke off."""
+    for number in (1, 3):
+        copies, _ = layers()
+        for each in copies[:number]:
+            each(torch.randn(3, 50), None)
+        matrix = weakref.ref(copies[0]._matrix)
+        del copies, each
+        assert matrix() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_is_of_no_importance(dtype):
+    (each, *_), (weight, *_) = layers(64)
+    x, before = torch.randn(3, 64), torch.get_default_dtype()
+    expected, values = each(x, None), weight.values()
+    torch.set_default_dtype(dtype)
+    rounding._rotation.cache_clear()
+    eight_bits.missing_for_eight_bits.cache_clear()
+    try:
+        assert eight_bits.missing_for_eight_bits() is None
+        assert torch.equal(each(x, None), expected)
+        assert torch.equal(weight.values(), values)
+    finally:
+        torch.set_default_dtype(before)
+        rounding._rotation.cache_clear()
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
