@@ -127,9 +127,14 @@ class Engine:
             teach(learned, prompt, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        self.backend.admit(
-            prompt, max_new_columns=request.max_new_columns, max_tree=request.max_tree
+        held = self.backend.admit(
+            prompt,
+            [row.kv for row in self.rows],
+            max_new_columns=request.max_new_columns,
+            max_tree=request.max_tree,
         )
+        for row, kv in zip(rows, held, strict=True):
+            row.kv = kv
         budget = self._budget_for(len(self.rows) + len(rows))
         start = self._clock()
         states = [None] * len(rows) if prompt.hidden is None else prompt.hidden
@@ -230,13 +235,12 @@ class Engine:
             return self._committed(drafted, seen, laps)
         committed = []  # The error has let go of the memory of the forward by now.
         for part in (slice(0, half), slice(half, None)) if half else ():
-            with self.backend.only(part):
-                committed += self._verified(drafted[part], laps)
+            committed += self._verified(drafted[part], laps)
         return committed
 
     def _looked_at(self, rows: list[Row], trees: list[DraftTree], laps: Laps) -> _Seen:
         """Runs the forward, lets the rows read its logits, and fetches what is to be learned."""
-        layout = self.backend.lay_out(trees)
+        layout = self.backend.lay_out([row.kv for row in rows], trees)
         laps.end("layout")
         wanted = any(row.wants_states for row in rows)
         logits, states = self.backend.forward(layout, with_states=wanted)
@@ -271,20 +275,19 @@ class Engine:
 
     def _keep(self, live: list[int]) -> None:
         self.rows = [self.rows[i] for i in live]
-        self.backend.keep_rows(live)
+        if self.backend.kv is not None:
+            self.backend.kv.keep_rows([row.kv for row in self.rows])
 
     def _draft(self, step: Step) -> list[DraftTree]:
         """A tree for each row.
 
-        A tree is no deeper than the row's text may still grow. A row that only waits for the others
-        gets the pads that are sure to come.
+        A row that only waits for the others gets the pads that are sure to come.
         """
         trees = []
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                limits = (step.max_nodes if row.drafts else 1, row.max_depth, step.search())
-                tree = row.grower.grow(row.last_token, *limits)
+                tree = row.draft(step.max_nodes if row.drafts else 1, step.search())
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)

@@ -26,12 +26,13 @@ from selfspec.cuda.runner import StaticRunner
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend, tokens_in
+from selfspec.forward.backends import Backend, TreeBackend
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards, Forwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.room import Limits, Shared
 from selfspec.machine.device import device_for
 from selfspec.neural.hidden_map import HiddenStateSource
 from selfspec.records import MAP
@@ -236,17 +237,13 @@ class ModelRunner:
             return found
         return EagerForwards(attention, kind=self.forward_kind, reason=self._checked(found))
 
-    def shared_backend(
-        self, ability: DraftSupport, *, max_rows: int, max_bytes: int | None
-    ) -> TreeBackend:
+    def shared_backend(self, ability: DraftSupport, limits: Limits) -> TreeBackend:
         """What runs the forwards of rows that come and go, which are never captured."""
         why = "captured forwards have a fixed number of rows, and here rows come and go"
         reason = self._checked(why if self._captures else None)
         assert ability.attention is not None
-        sizes: dict[str, int] = {"max_rows": max_rows}
-        if max_bytes is not None:
-            sizes["max_tokens"] = tokens_in(self.model, max_rows, max_bytes)
-        forwards = EagerForwards(ability.attention, kind=self.forward_kind, reason=reason, **sizes)
+        asked: Any = {"policy": Shared(limits), "kind": self.forward_kind, "reason": reason}
+        forwards = EagerForwards(ability.attention, **asked)
         return TreeBackend(self.model, ability.attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:

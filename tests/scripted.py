@@ -69,6 +69,8 @@ class ScriptedBackend:
     def __init__(self, model: ScriptedModel, prompts: Sequence[Sequence[int]]) -> None:
         self.model = model
         self.texts: list[Prefix] = [tuple(prompt) for prompt in prompts]
+        self.kv = self  # Rows hold their index among all.
+        self.live = list(range(len(prompts)))
         self.kept: list[list[int]] = []
         self.widths: list[int] = []
         self.max_widths: Iterable[int] = ()  # of the coming forwards, where they are limited
@@ -81,7 +83,8 @@ class ScriptedBackend:
     def max_width(self, max_nodes: int) -> int:
         return min(max_nodes, next(iter(self.max_widths), max_nodes))
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> list[DraftTree]:
+    def lay_out(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[DraftTree]:
+        assert list(rows) == self.live
         assert len(trees) == len(self.texts)
         for tree in trees:
             tree.check()
@@ -107,8 +110,9 @@ class ScriptedBackend:
         assert not rows
 
     def keep_rows(self, rows: Sequence[int]) -> None:
-        self.kept.append(list(rows))
-        self.texts = [self.texts[row] for row in rows]
+        kept = [self.live.index(row) for row in rows]
+        self.kept.append(kept)
+        self.texts, self.live = [self.texts[index] for index in kept], list(rows)
 
 
 class ScriptedRunner:
@@ -265,6 +269,7 @@ class Run:
             clock=self.clock,
         )
         for row in self.rows:
+            row.kv = row.index
             row.begin(self.learned, self.config)
         engine.add(self.rows, first)
         engine.run()

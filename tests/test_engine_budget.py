@@ -94,11 +94,11 @@ def test_what_later_steps_use_too_is_no_cost_of_a_step() -> None:
     """As a capture, which would make its width look dear."""
 
     class Captured(ClockedBackend):
-        def lay_out(self, trees):
+        def lay_out(self, rows, trees):
             width = max(len(tree.tokens) for tree in trees)
             self.setting_up = 0.0 if width in self.widths else 100.0
             self.now += self.setting_up
-            return super().lay_out(trees)
+            return super().lay_out(rows, trees)
 
     curve = CostCurve(CURVES["flat"])
     budget = MeasuredBudget(CostCurve.unknown(0.01))

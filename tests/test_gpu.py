@@ -108,12 +108,12 @@ def path_logits(
     assert isinstance(types, AttentionTypes)
     positions = torch.full((1, 1), ids.shape[1], device="cuda")
     backend = TreeBackend(model, types)
-    backend.add(cache, positions, columns_now=64)
+    rows = backend.add(cache, positions)
     tree, nodes = DraftTree.of_root(path[0]), [0]
     for token in path[1:]:
         tree.add(nodes[-1], (token + 1) % VOCAB, 0.5)
         nodes.append(tree.add(nodes[-1], token, 0.4))
-    of_tree = backend.forward(backend.lay_out([tree])).logits[0, nodes]
+    of_tree = backend.forward(backend.lay_out(rows, [tree])).logits[0, nodes]
     whole = torch.cat([ids, torch.tensor([list(path)], device="cuda")], dim=1)
     with sdpa_kernel(SDPBackend.MATH):
         plain = model(input_ids=whole, use_cache=False).logits[0, ids.shape[1] :]

@@ -114,11 +114,11 @@ def check_tree(
         return position
     backend = new_backend(model, types)
     most = max(map(len, crowds), default=0)
-    backend.add(cache, position, columns_now=16 + most, max_tree=8 + most)
+    rows = backend.add(cache, position, max_columns=end + 24 + most)
     path = [0, 2, 3]
 
     def first_step(*others: int) -> torch.Tensor:
-        outcome = _outcome(backend, _tree(root, others, [b, c]), layers)
+        outcome = _outcome(backend, rows, _tree(root, others, [b, c]), layers)
         return outcome[[0, len(others) + 1, len(others) + 2]]
 
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
@@ -130,8 +130,8 @@ def check_tree(
         if _depends_on_hidden(first, unseen, answers[0], share, partial(first_step, *others)):
             return "the outcome of a node depends on nodes that it must not see"
     backend.commit([path])
-    second = _outcome(backend, _tree(d, wrong[:3], []), layers)[:1]
-    got = torch.cat([first, second, _outcome(backend, DraftTree.of_root(d), layers)])
+    second = _outcome(backend, rows, _tree(d, wrong[:3], []), layers)[:1]
+    got = torch.cat([first, second, _outcome(backend, rows, DraftTree.of_root(d), layers)])
     backend.release()
     return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, layers))
 
@@ -182,11 +182,11 @@ def check_chain(
         return "the outcome of a token depends on tokens that come later"
     arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
-    backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcomes = [_outcome(backend, _tree(root, [], [a, b, c]), layers)[:2]]
+    held = backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
+    outcomes = [_outcome(backend, held, _tree(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):
-        outcomes.append(_outcome(backend, DraftTree.of_root(token), layers))
+        outcomes.append(_outcome(backend, held, DraftTree.of_root(token), layers))
         backend.commit([[0]])
 
     right = _Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6])
@@ -428,7 +428,9 @@ def _arguments(
     return arguments
 
 
-def _outcome(backend: Backend, tree: DraftTree, layers: TrialLayers) -> torch.Tensor:
+def _outcome(
+    backend: Backend, rows: Sequence[Any], tree: DraftTree, layers: TrialLayers
+) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
-    outcome = layers.outcome(lambda: backend.forward(backend.lay_out([tree])).logits)[0]
+    outcome = layers.outcome(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
     return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.

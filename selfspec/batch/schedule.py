@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 if TYPE_CHECKING:
     from selfspec.batch.prompt_call import PromptCall
-    from selfspec.forward.tree_kv import TreeKV
+    from selfspec.forward.room import Limits
 
 _MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
@@ -106,20 +106,20 @@ class Waiting:
         self._turns[call.index] = turn
         self._line[turn] = call
 
-    def start_next(self, kv: TreeKV) -> PromptCall | None:
-        """Starts the first call that the scheduler chooses and that fits beside the rows of `kv`.
+    def start_next(self, running: Sequence[int], limits: Limits) -> PromptCall | None:
+        """Starts the first call that the scheduler chooses and that fits beside the running ones.
 
-        If there are no rows and it chooses none, the first call of all starts.
+        If none runs and it chooses none, the first call of all starts.
         """
-        sharing, running = self.sharing(), kv.all_max_columns
+        sharing = self.sharing()
         if not sharing:
             return None
         # Each row takes as much room as the longest.
         taken = len(running) * max(running, default=0)
-        room = sys.maxsize if kv.max_tokens is None else kv.max_tokens - taken
+        room = sys.maxsize if limits.max_tokens is None else limits.max_tokens - taken
         chosen = self._scheduler.choose([call.max_columns for call in sharing], running, room)
         for index in chosen if running or chosen else [0]:
-            if kv.fits([*running, sharing[index].max_columns]):
+            if limits.fits([*running, sharing[index].max_columns]):
                 self.start(sharing[index])
                 return sharing[index]
         return None

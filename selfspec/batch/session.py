@@ -30,6 +30,8 @@ from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
+from selfspec.forward.backends import tokens_in
+from selfspec.forward.room import Limits
 from selfspec.forward.tree_kv import TreeKV, foreign_layer
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.spec import SelfSpec
@@ -79,7 +81,7 @@ class Session:
         self._engine: Engine | None = None
         self._kv: TreeKV | None = None  # That of the engine.
         self._running: dict[int, PromptCall] = {}  # By the index of its row.
-        self._max_tokens: int | None = None  # All rows together; known once there is an engine.
+        self._limits = Limits(max_rows)  # Of tokens, too, once there is an engine.
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
         self._answers: list[Answer] = []  # `step` returns them at its end.
 
@@ -101,8 +103,9 @@ class Session:
     @property
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
-        kv = self._kv  # Another thread may ask, while this one gives them up.
-        return 0 if kv is None else kv.bytes_in_use
+        # Another thread may ask, while this one gives them up.
+        kv, num_tokens = self._kv, sum(row.kv.length for row in self._rows)
+        return 0 if kv is None else kv.bytes_each * num_tokens
 
     @property
     def is_empty(self) -> bool:
@@ -213,10 +216,11 @@ class Session:
         if self._engine is None or not self._is_busy:
             self._runner.renew()
         if self._engine is None:
-            sizes: Any = {"max_rows": self._max_rows, "max_bytes": self._max_bytes}
-            backend = self._runner.shared_backend(self._runner.ability(), **sizes)
-            self._engine = self._spec.engine(self._runner, backend)
-            self._kv, self._max_tokens = backend.kv, backend.kv.max_tokens
+            if self._max_bytes is not None:
+                max_tokens = tokens_in(self._model, self._max_rows, self._max_bytes)
+                self._limits = Limits(self._max_rows, max_tokens)
+            backend = self._runner.shared_backend(self._runner.ability(), self._limits)
+            self._engine, self._kv = self._spec.engine(self._runner, backend), backend.kv
         return self._engine
 
     def _read(self, engine: Engine) -> None:
@@ -237,7 +241,7 @@ class Session:
         """The next prompt that may start, if there is a place for it."""
         if self._kv is None or len(self._running) == self._max_rows:
             return None
-        return self._waiting.start_next(self._kv)
+        return self._waiting.start_next([row.kv.max_columns for row in self._rows], self._limits)
 
     def _read_part(self, asked: PromptCall, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its row at the end; returns how much was read."""
@@ -310,9 +314,9 @@ class Session:
                 return  # A recurrent or windowed state takes little room.
             most = most_read = max_bytes // kv_bytes(self._model, 1)
         else:
-            if self._max_tokens is None:
+            if self._limits.max_tokens is None:
                 self._ready()
-            most = self._max_tokens or 0
+            most = self._limits.max_tokens or 0
             most_read = most // self._max_rows  # All places are set aside while one is read.
         if asked.max_columns > most or asked.call.num_tokens > most_read:
             raise UnsupportedError(

@@ -15,6 +15,7 @@ import torch
 from selfspec.forward.eager import Logits
 from selfspec.forward.layout import InputShape, RowState, read
 from selfspec.forward.model import AttentionTypes, logits_of
+from selfspec.forward.room import Fixed
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
 
@@ -45,66 +46,44 @@ class ForwardKey(NamedTuple):
 
 
 class StaticRunner:
-    """Runs forwards of fixed shape; serves one call at a time.
+    """Runs forwards of fixed shape; serves one call or session at a time.
 
-    `reason` says why a capture failed. After a failure no other capture is tried, and the same
-    forwards are run without graphs. `setting_up` is how many seconds of the last `ready` a capture
-    took.
+    `reason` says why a capture failed. After a failure no other capture is tried. `setting_up` is
+    how many seconds of the last `ready` a capture took.
     """
+
+    kind = "graph"
 
     def __init__(
         self, attention: AttentionTypes, device: Device, torch_device: torch.device
     ) -> None:
-        self.kv = TreeKV(attention, keeps_slots=True)
+        self.kv = TreeKV(attention, Fixed())
         self.reason: str | None = None
         self.setting_up = 0.0
         self._windows = attention.windows
         self._device = device
         self._torch_device = torch_device
-        self._visible = torch.ones(0, 1, dtype=torch.bool, device=torch_device)
+        self._shown: torch.Tensor | None = None  # What was copied to `_visible`; None: all count.
+        self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
         self._outputs: dict[InputShape, torch.Tensor] = {}  # (R, W, V): the logits
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the slots that the replays use
 
-    least_room = 4096  # Adding slots voids what was captured.
-
-    @property
-    def kind(self) -> str:
-        """How forwards are run: ``"graph"``, or ``"eager"`` after a failure."""
-        return "graph" if self.reason is None else "eager"
-
-    @property
-    def num_rows(self) -> int:
-        """The most rows a forward may have; a call may have fewer."""
-        return min(self.kv.num_rows, len(self._visible))
-
     def fitting(self, shape: InputShape) -> InputShape:
         """The shape of the captured forward that has room for inputs of `shape`."""
-        rows = min(stepped(shape.rows), max(self.num_rows, shape.rows))
+        rows = min(stepped(shape.rows), max(self.kv.num_rows, shape.rows))
         return shape._replace(rows=rows, width=stepped(shape.width))
 
-    def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
-        """Notes which of a prompt's `num_columns` columns (B, P) count; None if all do."""
-        if num_rows > len(self._visible) or num_columns >= self._visible.shape[1]:
-            # One more column represents all columns after the prompt, which always count.
-            columns = -(-(num_columns + 1) // _MULTIPLE) * _MULTIPLE
-            self._visible = _lasting((num_rows, columns), torch.bool, self._torch_device)
-            self._replays.clear()
-        self._visible.fill_(True)
-        if visible is not None:
-            self._visible[: len(visible), : visible.shape[1]] = visible
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows except these, which move to the front."""
-        self._visible[: len(rows)] = self._visible[list(rows)]
-
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
+    def ready(
+        self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState
+    ) -> Logits | None:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
         Returns a function that runs the forward and returns its logits (R, W, V). The next forward
-        overwrites them.
+        overwrites them. None: the capture failed.
         """
+        self._show(shape.rows)
         if self._generation != self.kv.generation:
             self._replays.clear()
             self._generation = self.kv.generation
@@ -113,16 +92,34 @@ class StaticRunner:
         self._device.send(inputs, into=self._inputs[shape])
         key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.dtype)
         self.setting_up = 0.0
-        work = self._replays.get(key) or self._captured(model, key) or self._work(model, key)
+        replay = self._replays.get(key) or self._captured(model, key)
+        if replay is None:
+            return None
 
         def forward() -> torch.Tensor:
-            work()
+            replay()
             return self._outputs[shape]
 
         return forward
 
+    def _show(self, num_rows: int) -> None:
+        """Copies which of a prompt's columns count, where that has changed."""
+        visible, held = self.kv.visible, self._visible
+        num_columns = 1 if visible is None else visible.shape[1]
+        if num_rows > len(held) or num_columns > held.shape[1]:
+            columns = -(-num_columns // _MULTIPLE) * _MULTIPLE
+            shape = max(num_rows, self.kv.num_rows, len(held)), max(columns, held.shape[1])
+            held = self._visible = _lasting(shape, torch.bool, self._torch_device)
+            self._replays.clear()
+        elif visible is self._shown:
+            return
+        held.fill_(True)
+        if visible is not None:
+            held[: len(visible), :num_columns] = visible
+        self._shown = visible
+
     def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
-        if not self._device.can_capture or self.reason is not None:
+        if self.reason is not None:
             return None
         start = perf_counter()
         captured = self._device.capture(self._work(model, key))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
@@ -16,7 +16,8 @@ from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
 from selfspec.forward.prompt import Prefilled
-from selfspec.forward.tree_kv import ENDLESS, TreeKV, bytes_per_token
+from selfspec.forward.room import ENDLESS, Fixed, KVRow
+from selfspec.forward.tree_kv import TreeKV, bytes_per_token
 from selfspec.records import DraftTree
 
 __all__ = ["Backend", "TreeBackend", "tokens_in"]
@@ -26,6 +27,11 @@ class Backend(Protocol):
     """Runs the model over drafts of some rows, and keeps the KV of the accepted paths."""
 
     chains_only: bool  # Does it take no trees?
+
+    @property
+    def kv(self) -> TreeKV | None:
+        """The slots of rows that may leave; None if they all leave together."""
+        ...
 
     @property
     def shows_states(self) -> bool:
@@ -57,11 +63,14 @@ class Backend(Protocol):
         """How many committed tokens the next forward reads again; None if none ever has to be."""
         ...
 
-    def admit(self, prompt: Prefilled, *, max_new_columns: int, max_tree: int) -> None:
-        """Takes in the rows of a prompt that was read.
+    def admit(
+        self, prompt: Prefilled, others: Sequence[Any], *, max_new_columns: int, max_tree: int
+    ) -> Sequence[Any]:
+        """Takes in the rows of a prompt that was read; returns what each is to hold as its KV.
 
-        `max_new_columns` is how far after the prompt the last token may be, drafted or not, and
-        `max_tree` the most queries of a row in one forward.
+        `others` are what the rows hold that are there. `max_new_columns` is how far after the
+        prompt the last token may be, drafted or not, and `max_tree` the most queries of a row in
+        one forward.
         """
         ...
 
@@ -69,8 +78,8 @@ class Backend(Protocol):
         """How many of `max_nodes` nodes the next forward may have."""
         ...
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> Any:
-        """The arguments of one forward."""
+    def lay_out(self, rows: Sequence[Any], trees: Sequence[DraftTree]) -> Any:
+        """The arguments of one forward over trees of some rows, given by what they hold."""
         ...
 
     def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
@@ -82,15 +91,7 @@ class Backend(Protocol):
         ...
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Removes what drafts have left after the committed columns of some rows."""
-        ...
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows but these, which move to the front in this order."""
-        ...
-
-    def only(self, rows: slice) -> AbstractContextManager[None]:
-        """Inside, forwards have these rows alone, and the others stay as they are."""
+        """Removes what drafts have left after the committed columns of these rows of a forward."""
         ...
 
     def release(self, *, fills: bool = True) -> None:
@@ -102,8 +103,9 @@ class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks.
 
     Has no rows at first. `forwards` runs what is laid out here, eagerly or as captured graphs, and
-    has the slots. The KV of an accepted path is moved right after the walk, so that the KV is
-    complete between any two steps, and costs nothing if the path already lies in the right slots.
+    has the slots. Once captured forwards can't be had, it goes on eagerly over the same slots. The
+    KV of an accepted path is moved right after the walk, so that the KV is complete between any two
+    steps, and costs nothing if the path already lies in the right slots.
 
     If rows come and go, all have the same number of columns. When a row leaves, the last one moves
     into its place, so that the rows lie side by side, as a forward needs them.
@@ -124,6 +126,7 @@ class TreeBackend:
         self._attention = attention
         self._forwards: Forwards = EagerForwards(attention) if forwards is None else forwards
         self._strict = strict
+        self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
         self.kv.clear()
 
     @property
@@ -142,36 +145,18 @@ class TreeBackend:
         return self._forwards.reason
 
     @property
-    def setting_up(self) -> float:
-        """Seconds of the last `lay_out` that went into a capture."""
-        return self._forwards.setting_up
-
-    @property
     def front(self) -> int:
         """How many columns are in front of the next tree."""
         return self.kv.front
 
-    def admit(self, prompt: Prefilled, *, max_new_columns: int, max_tree: int) -> None:
+    def admit(
+        self, prompt: Prefilled, others: Sequence[KVRow], *, max_new_columns: int, max_tree: int
+    ) -> Sequence[KVRow]:
         """Takes in the rows of a prompt that was read. Only those that come first may be padded."""
-        length, num_columns = prompt.input_ids.shape[1], int(prompt.cache.get_seq_length())
-        if self.kv.comes_and_goes:
-            columns_now = max(self.front, num_columns)
-        else:  # All that may come, or as much as the prompt has.
-            columns_now = min(max_new_columns, max(length, self._forwards.least_room)) + max_tree
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
-        sizes: Any = {
-            "max_columns": num_columns + max_new_columns + max_tree,
-            "columns_now": columns_now,
-            "max_tree": max_tree,
-        }
-        try:
-            self.add(prompt.cache, prompt.next_positions(self._model), visible, **sizes)
-        except torch.OutOfMemoryError:
-            if isinstance(self._forwards, EagerForwards):
-                raise
-            reason = "there is no memory for fixed KV slots next to the prompt's"
-            self._forwards = EagerForwards(self._attention, reason=self._checked(reason))
-            self.admit(prompt, max_new_columns=max_new_columns, max_tree=max_tree)
+        positions = prompt.next_positions(self._model)
+        most = int(prompt.cache.get_seq_length()) + max_new_columns + max_tree
+        return self.add(prompt.cache, positions, visible, others=others, max_columns=most)
 
     def add(
         self,
@@ -179,27 +164,28 @@ class TreeBackend:
         next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
-        max_columns: int = ENDLESS,
-        columns_now: int,
-        max_tree: int = 1,
-    ) -> None:
-        """Takes in the KV of a prompt; `TreeKV.add` says what the numbers are."""
-        positions = next_positions[..., 0].cpu().numpy()
+        others: Sequence[KVRow] = (),
+        max_columns: int = ENDLESS,  # How many each row may come to need.
+    ) -> Sequence[KVRow]:
+        """Takes in the KV of a prompt. If this breaks off, nothing has changed."""
+        length, positions = int(cache.get_seq_length()), next_positions[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
-        self._forwards.show(visible, num_rows, int(cache.get_seq_length()))
-        max_tree = self._forwards.fitting(InputShape(num_rows, max_tree, (), 0)).width
-        # If this breaks off, the cache is whole, and nothing else has changed.
-        self.kv.add(
-            cache,
-            num_rows,
-            max_columns=max_columns,
-            columns_now=max(columns_now, max_tree),
-            max_tree=max_tree,
-        )
-        for number, row in enumerate(self.kv.rows[-num_rows:]):
-            row.start, row.position = starts[number], positions[..., number]
+        rows = [
+            KVRow(length, max_columns, start, positions[..., index])
+            for index, start in enumerate(starts)
+        ]
+        try:
+            self.kv.add(cache, rows, others)
+        except torch.OutOfMemoryError:
+            reason = "there is no memory for fixed KV slots next to the prompt's"
+            if not self._goes_on_eagerly(reason):
+                raise
+            self.kv.add(cache, rows, others)
+        if visible is not None:  # One more column represents all columns after the prompt.
+            self.kv.visible = pad(visible, (0, 1), value=True)
+        return rows
 
     def max_width(self, max_nodes: int) -> int:
         """How wide the next forward may be, so that no tree crosses a change of scale."""
@@ -208,22 +194,44 @@ class TreeBackend:
             return max_nodes
         return min(max_nodes, period - (self.kv.front + 1) % period)
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> Logits:
+    def lay_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
+        if len(rows) < self.kv.num_taken:
+            self._goes_on_eagerly("a forward over all rows failed")
         kv, windows = self.kv, self._attention.windows
-        num_rows, width = len(trees), max(len(tree.tokens) for tree in trees)
-        asked = InputShape(num_rows, width, kv.rows[0].position.shape, len(windows))
+        width = max(len(tree.tokens) for tree in trees)
+        asked = InputShape(len(rows), width, rows[0].position.shape, len(windows))
         shape = self._forwards.fitting(asked)
-        kv.reserve(shape.width)
+        try:
+            kv.reserve(rows, shape.width, shape.rows)
+        except torch.OutOfMemoryError:
+            if not self._goes_on_eagerly("there is no memory for more fixed KV slots"):
+                raise
+            return self.lay_out(rows, trees)
         state = RowState(
-            kv.lengths,
-            np.stack([row.position for row in kv.rows], axis=-1),
-            [row.start for row in kv.rows],
+            [row.length for row in rows],
+            np.stack([row.position for row in rows], axis=-1),
+            [row.start for row in rows],
             [kv.first_columns[name] for name in windows],
             kv.front,
         )
         run = self._forwards.ready(self._model, shape, write(trees, state, shape), state)
-        return run if shape == asked else lambda: run()[:num_rows, :width]
+        self.setting_up = taken = self._forwards.setting_up
+        if run is None:
+            self._goes_on_eagerly(str(self.reason))
+            run, self.setting_up = self.lay_out(rows, trees), taken
+            return run
+        return run if shape == asked else lambda: run()[: len(rows), :width]
+
+    def _goes_on_eagerly(self, reason: str) -> bool:
+        """Runs what were captured forwards by plain operations, in the same slots."""
+        if not isinstance(self.kv.policy, Fixed):
+            return False
+        if self._strict:
+            raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
+        self.kv.policy = self.kv.policy.eager()
+        self._forwards = EagerForwards(self._attention, kv=self.kv, reason=reason)
+        return True
 
     @property
     def shows_states(self) -> bool:
@@ -232,33 +240,15 @@ class TreeBackend:
 
     def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
         """The logits, which the next captured forward overwrites, and the hidden states."""
-        with_states = with_states and self.shows_states
-        found = forwarded(self._model, layout, with_states=with_states)
-        self._checked(self.reason)
-        return found
-
-    def _checked(self, reason: str | None) -> str | None:
-        """Why forwards are not run as asked; an error if the config insists on it."""
-        if self._strict and reason is not None:
-            raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
-        return reason
+        return forwarded(self._model, layout, with_states=with_states and self.shows_states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Removes what drafts have left after the committed columns of some rows."""
+        """Removes what drafts have left after the committed columns of these rows of a forward."""
         self.kv.wipe(rows)
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows but these, which move to the front in this order."""
-        self.kv.keep_rows(rows)
-        self._forwards.keep_rows(rows)
-
-    def only(self, rows: slice) -> AbstractContextManager[None]:
-        """Inside, forwards have these rows alone. Rows that come and go are never padded."""
-        return self.kv.only(rows)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back; `fills` says whether anybody gets it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -41,6 +40,7 @@ class ChainBackend:
 
     setting_up = 0.0
     chains_only = True
+    kv = None
     shows_states = True
 
     def __init__(
@@ -56,7 +56,14 @@ class ChainBackend:
         self._cache: Any = None
         self._states: KeptStates | None = None
 
-    def admit(self, prompt: Prefilled, *, max_new_columns: int = 0, max_tree: int = 0) -> None:
+    def admit(
+        self,
+        prompt: Prefilled,
+        others: Sequence[None] = (),
+        *,
+        max_new_columns: int = 0,
+        max_tree: int = 0,
+    ) -> Sequence[None]:
         """Takes in a prompt that was read, with the arguments of the step that reads the roots."""
         self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
@@ -66,6 +73,7 @@ class ChainBackend:
         # An interrupt may break off any forward over a cache that somebody else has.
         self._keeps_always = belongs_to_caller(prompt.cache)
         record_past(self._cache)
+        return [None] * len(self._ids)
 
     @property
     def kind(self) -> str:
@@ -86,7 +94,7 @@ class ChainBackend:
         """All nodes asked for, less what is read again: a token is where it will be in the text."""
         return max(max_nodes - self._num_pending, 1)
 
-    def lay_out(self, trees: Sequence[DraftTree]) -> dict[str, Any]:
+    def lay_out(self, rows: Sequence[None], trees: Sequence[DraftTree]) -> dict[str, Any]:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))
@@ -119,14 +127,6 @@ class ChainBackend:
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Does nothing: what drafts have left was cropped, and the states were put back."""
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Is never called: rows that advance together also stop together."""
-        raise AssertionError("chains drop no rows")
-
-    def only(self, rows: slice) -> AbstractContextManager[None]:
-        """Is never called: an error of a forward ends all rows that advance together."""
-        raise AssertionError("chains are never tried again")
 
     def release(self, *, fills: bool = True) -> None:
         """Takes back what an error has left, and lets windowed layers drop old columns again.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import pad
 
 from selfspec.forward.layout import InputShape, RowState, hiding, read
 from selfspec.forward.model import AttentionTypes, logits_of
+from selfspec.forward.room import Growing, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import upload
 
@@ -23,7 +23,6 @@ class Forwards(Protocol):
     """Runs the forwards of some rows over their slots, eagerly or as captured graphs."""
 
     kv: TreeKV
-    least_room: int  # This many slots follow a prompt at first, if its text may need them.
     # Why captured forwards can't be had; a failed capture is noted here.
     reason: str | None
     setting_up: float  # Seconds of the last `ready` that later forwards will save.
@@ -37,16 +36,10 @@ class Forwards(Protocol):
         """The shape of the forward that has room for inputs of `shape`."""
         ...
 
-    def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
-        """Notes which of a prompt's `num_columns` columns (B, P) count; None if all do."""
-        ...
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows except these, which move to the front."""
-        ...
-
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
-        """Sends the inputs of the next forward to the device; returns what runs it."""
+    def ready(
+        self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState
+    ) -> Logits | None:
+        """Sends the inputs of the next forward; returns what runs it, or None if nothing does."""
         ...
 
 
@@ -56,28 +49,23 @@ def eager() -> str:
 
 
 class EagerForwards:
-    """Runs each forward by plain operations, in slots that belong to the call or the session.
+    """Runs each forward by plain operations."""
 
-    With `max_rows`, rows come and go. `max_tokens` bounds the slots of all rows together.
-    """
-
-    least_room = 256
     setting_up = 0.0
 
     def __init__(
         self,
         attention: AttentionTypes,
         *,
+        policy: Policy | None = None,  # None: that of one call.
+        kv: TreeKV | None = None,  # Slots that are there already.
         kind: Callable[[], str] = eager,
         reason: str | None = None,
-        max_rows: int | None = None,
-        max_tokens: int | None = None,
     ) -> None:
-        self.kv = TreeKV(attention, max_rows=max_rows, max_tokens=max_tokens)
+        self.kv = TreeKV(attention, policy or Growing()) if kv is None else kv
         self.reason = reason
         self._kind = kind
         self._windows = attention.windows
-        self._visible: torch.Tensor | None = None  # (B, P + 1): which columns count.
 
     @property
     def kind(self) -> str:
@@ -88,26 +76,16 @@ class EagerForwards:
         """The same shape: an eager forward may have any."""
         return shape
 
-    def show(self, visible: torch.Tensor | None, num_rows: int, num_columns: int) -> None:
-        """Notes which of a prompt's columns (B, P) count; None if all do."""
-        # One more column represents all columns after the prompt, which always count.
-        self._visible = None if visible is None else pad(visible, (0, 1), value=True)
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drops all rows except these, which move to the front."""
-        if self._visible is not None:
-            self._visible = self._visible[list(rows)]
-
     def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
         """Sends the inputs of the next forward to the device; returns what runs it."""
-        kv, has_padding = self.kv, self._visible is not None
+        kv, visible = self.kv, self.kv.visible
         end, firsts = kv.front + shape.width, kv.first_columns
         layout = read(
             upload(inputs, kv.device),
             shape,
-            windows=hiding(self._windows, state, shape.width, has_padding=has_padding),
+            windows=hiding(self._windows, state, shape.width, has_padding=visible is not None),
             num_keys={name: end - first for name, first in firsts.items()},
-            visible=self._visible,
+            visible=visible,
             dtype=kv.dtype,
         )
         return partial(logits_of, model, layout, kv.cache)

@@ -11,24 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from selfspec.compat.generation import set_columns_seen
 from selfspec.machine.device import upload
 
-__all__ = [
-    "KVLayer",
-    "Kind",
-    "Member",
-    "Slots",
-    "kinds_in",
-    "move_columns",
-    "split",
-]
+__all__ = ["KVLayer", "Kind", "Member", "Room", "Slots", "kinds_in", "move_columns", "split"]
 
 _SMALL = 16 << 20  # Larger slots are split into parts of this many bytes, filled one by one.
 _MAX_PARTS = 12  # Each part needs a few more copies in each step.
@@ -36,6 +24,14 @@ _FEW_MOVES = 3  # Up to this many single copies cost less than one copy by index
 
 ColumnMove = tuple[int, int, int]  # row, column from, column to
 Member = tuple[int, str]  # a layer's index, and "keys" or "values"
+
+
+class Room(NamedTuple):
+    """How large slots are, and which column of the text the first one holds."""
+
+    rows: int
+    columns: int
+    first: int
 
 
 class Kind(NamedTuple):
@@ -79,7 +75,6 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
         kv, keys, values = self._kv, self.stores["keys"], self.stores["values"]
         if kv.layout is not None:
             slots = kv.layout.slots[self.attention_type]
-            keys, values = keys[: len(key_states)], values[: len(key_states)]
             keys.index_copy_(2, slots, key_states)
             values.index_copy_(2, slots, value_states)
             end = kv.layout.num_keys(self.attention_type)
@@ -93,7 +88,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def get_max_length(self) -> int:
-        """-1, which means no maximum: slots become more."""
+        """-1, which means no maximum: slots are added when needed."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -112,13 +107,14 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
 class Slots:
     """One tensor with slots for the keys or the values of some layers, its members.
 
-    A slot holds one column of the text, and the first slot the column `first`.
+    A slot holds one column of the text, and the first slot the column `first`. With a `window`,
+    no query sees further back, and older columns may be dropped.
     """
 
     def __init__(self, kind: Kind, members: Sequence[Member]) -> None:
         self.kind = kind
         self.members = members
-        self.first = 0
+        self.first = self.window = 0
         self.tensor = new_slots(kind, len(members), 0, 0)  # (members, rows, H, capacity, D)
 
     @property
@@ -131,20 +127,29 @@ class Slots:
         """How many columns of each row have slots."""
         return self.tensor.shape[3]
 
-    def resize(self, num_rows: int, capacity: int, first: int, held_rows: int, front: int) -> None:
-        """Moves what `held_rows` rows hold from column `first` on into a new tensor."""
-        if not held_rows:  # What is held for nobody is freed before there is a new tensor.
-            self.tensor = self.tensor[:, :0, :, :0].clone()
-        slots = new_slots(self.kind, len(self.members), num_rows, capacity)
-        held = self.tensor[:, :held_rows, :, first - self.first : front - self.first]
-        slots[:, :held_rows, :, : held.shape[3]] = held
-        self.tensor, self.first = slots, first
+    @property
+    def room(self) -> Room:
+        """How large the slots are."""
+        return Room(self.num_rows, self.capacity, self.first)
 
-    def drop(self, first: int, front: int) -> None:
-        """Forgets the columns before `first`, in the same slots."""
-        held = self.tensor[:, :, :, first - self.first : front - self.first].clone()
-        self.tensor[:, :, :, : held.shape[3]] = held
-        self.first = first
+    def begin(self, held: CacheLayerMixin, length: int, window: int) -> None:
+        """Is to hold what a stock layer does of a text of some length."""
+        is_short = window and isinstance(held, DynamicSlidingWindowLayer)
+        self.window = window if is_short else 0
+        self.first = length - held.keys.shape[2] if is_short else 0
+
+    def resize(self, room: Room, num_held: int) -> None:
+        """Moves what the first rows hold into a new tensor, or drops columns if the size stays."""
+        if room[:2] == self.room[:2]:
+            held = self.tensor[:, :num_held, :, room.first - self.first :].clone()
+        elif num_held:
+            held = self.tensor[:, :num_held, :, room.first - self.first :][..., : room.columns, :]
+            self.tensor = new_slots(self.kind, len(self.members), *room[:2])
+        else:  # What is held for nobody is freed before there is a new tensor.
+            held = self.tensor = self.tensor[:, :0, :, :0].clone()
+            self.tensor = new_slots(self.kind, len(self.members), *room[:2])
+        self.tensor[:, :num_held, :, : held.shape[3]] = held
+        self.first = room.first
 
     def fill(self, row: int, layers: Sequence[CacheLayerMixin], length: int) -> None:
         """Moves the last columns of a text of some length out of stock layers, from a row on.
@@ -153,10 +158,9 @@ class Slots:
         """
         for member, (index, name) in enumerate(self.members):
             held: torch.Tensor = getattr(layers[index], name)
-            rows, _, num_columns, _ = held.shape
-            start = length - self.first - num_columns
-            slots = self.tensor[member, row : row + rows]
-            slots[:, :, start : start + num_columns] = held
+            start = length - self.first - held.shape[2]
+            slots = self.tensor[member, row : row + len(held)]
+            slots[:, :, start : start + held.shape[2]] = held
             setattr(layers[index], name, held.new_empty(0))
 
     def give_back(

@@ -202,8 +202,22 @@ def test_an_error_of_who_listens(mode: str, at: str) -> None:
 
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
 @pytest.mark.parametrize("at", [1, 2])
-def test_an_error_of_a_source(place: str, at: int) -> None:
-    spec = wild(Treacherous(Fuse(at if place != "open" else 1), place))
+def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, and ends no text: nothing more is drafted from that source."""
+    fuse = Fuse(at if place != "open" else 1)
+    session = Session(tiny_model(), tiny_tokenizer(), wild(Treacherous(fuse, place)), max_rows=3)
+    for index, answer in played(session).items():
+        assert answer.error is None
+        assert answer.ids == alone(tiny_model(), prompts()[index], index)
+    assert fuse.left == 0, "it is asked nothing more"
+    said = [each.getMessage() for each in caplog.records if each.name == "selfspec"]
+    assert [text for text in said if "'treacherous' has failed" in text] == said
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("place", ["open", "draft", "observe"])
+def test_a_strict_source_ends_its_own_text(place: str) -> None:
+    spec = wild(Treacherous(Fuse(1), place), strict=True)
     session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
     assert_only_the_second_failed(played(session), tiny_model())
 
@@ -385,7 +399,7 @@ def test_a_forward_that_fails_over_one_row_alone(
     ids, steps = prompts()[1], []
 
     def is_ill(backend: TreeBackend, logits: torch.Tensor) -> bool:
-        there = any(row.start == 0 and row.max_columns in needs for row in backend.kv.rows)
+        there = any(row.start == 0 and row.max_columns in needs for row in backend.kv._rows)
         steps.append(there)
         return there and len(steps) > 6
 
@@ -404,10 +418,10 @@ def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) 
     given = [[5, 6, 7], [8, 9], [10]]
     make_room = TreeKV._make_room
 
-    def scarce(self: TreeKV, part: Any, needs: Any, end: int, more: int) -> bool:
+    def scarce(self: TreeKV, part: Any, rows: Any, end: int, **asked: Any) -> bool:
         if end > part.capacity and end > 128:
             raise torch.OutOfMemoryError("on purpose")
-        return make_room(self, part, needs, end, more)
+        return make_room(self, part, rows, end, **asked)
 
     monkeypatch.setattr(TreeKV, "_make_room", scarce)
     session = Session(model, tiny_tokenizer(), wild(), max_rows=3)

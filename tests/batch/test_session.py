@@ -312,9 +312,9 @@ def test_the_memory_in_use_is_asked_for_while_it_is_given_up() -> None:
 
     session = Fleeting(tiny_model(), tiny_tokenizer(), wild())
     session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4})
-    kv: Any = type("KV", (), {"bytes_in_use": 7})()
+    kv: Any = type("KV", (), {"bytes_each": 7})()
     session._kv = kv
-    assert session.kv_bytes_in_use == 7
+    assert session.kv_bytes_in_use == 0  # There are no rows.
 
 
 def test_an_open_session_looks_nothing_up_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

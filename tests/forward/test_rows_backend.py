@@ -12,7 +12,9 @@ from transformers import DynamicCache
 from selfspec.forward import slots as module
 from selfspec.forward.layout import Window
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.tree_kv import TreeKV, bytes_per_token
+from selfspec.forward.room import Limits, Shared
+from selfspec.forward.tree_kv import bytes_per_token
+from tests.forward.test_tree_kv import HeldKV
 
 HEADS = (2, 1)  # of the two layers
 
@@ -33,21 +35,25 @@ def prompt_of(stamps: list[int]) -> DynamicCache:
     return cache
 
 
-def rows_kv(max_rows: int, max_tokens: int | None) -> TreeKV:
+def rows_kv(max_rows: int, max_tokens: int | None) -> HeldKV:
     """Both layers are windowed, and keep all columns all the same."""
     attention = AttentionTypes(("a", "a"), {"a": Window("sliding", 4)}, 0)
-    return TreeKV(attention, max_rows=max_rows, max_tokens=max_tokens)
+    return HeldKV(attention, Shared(Limits(max_rows, max_tokens)))
 
 
-def add_row(kv: TreeKV, stamps: list[int], max_columns: int) -> None:
-    kv.add(prompt_of(stamps), max_columns=max_columns, columns_now=max(kv.front, len(stamps)))
+def add_row(kv: HeldKV, stamps: list[int], max_columns: int) -> None:
+    kv.admit(prompt_of(stamps), most=max_columns)
 
 
-def assert_holds(kv: TreeKV, texts: list[list[int]]) -> None:
+def all_max_columns(kv: HeldKV) -> list[int]:
+    return [row.max_columns for row in kv.rows]
+
+
+def assert_holds(kv: HeldKV, texts: list[list[int]]) -> None:
     """What each row shows in front of the next tree; behind its end nothing is NaN."""
     if not texts:
         return
-    kv.reserve(1)
+    kv.reserve(kv.rows, 1)
     for shown in written(kv.cache, [[7] for _ in texts]):
         assert not shown.isnan().any()
         for row, text in enumerate(texts):
@@ -59,13 +65,13 @@ def assert_holds(kv: TreeKV, texts: list[list[int]]) -> None:
 def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
     dice = random.Random(seed)
     assert bytes_per_token(prompt_of([1]))[0] == 8 * 3 * 5
-    kv = rows_kv(4, max_tokens)
+    kv, limits = rows_kv(4, max_tokens), Limits(4, max_tokens)
     texts: list[list[int]] = []
     stamps = iter(range(1, 10**6))
     for _ in range(30):
         length = dice.randrange(1, 40)
         max_columns = length + dice.randrange(20, 60)
-        if dice.random() < 0.5 and kv.fits([*kv.all_max_columns, max_columns]):
+        if dice.random() < 0.5 and limits.fits([*all_max_columns(kv), max_columns]):
             texts.append([next(stamps) for _ in range(length)])
             add_row(kv, texts[-1], max_columns)
         elif texts and dice.random() < 0.4:
@@ -73,11 +79,11 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
             order = [i for i in range(len(texts)) if i != left]
             if left < len(order):  # The last row moves into the gap.
                 order = order[:left] + order[-1:] + order[left:-1]
-            kv.keep_rows(order)
+            kv.keep(order)
             texts = [texts[i] for i in order]
-        elif texts and max(kv.lengths) + 3 <= min(kv.all_max_columns):
+        elif texts and max(kv.lengths) + 3 <= min(all_max_columns(kv)):
             width = dice.randrange(1, 4)
-            kv.reserve(width)
+            kv.reserve(kv.rows, width)
             trees = [[next(stamps) for _ in range(width)] for _ in texts]
             written(kv.cache, trees)
             paths = [[0, *sorted(dice.sample(range(1, width), width // 2))] for _ in texts]
@@ -95,8 +101,8 @@ def test_what_an_earlier_row_left_is_wiped_out() -> None:
     ill = prompt_of([1, 2, 3, 4])
     for layer in ill.layers:
         layer.keys.fill_(float("nan"))
-    kv.add(ill, max_columns=20, columns_now=4)
-    kv.keep_rows([])
+    kv.admit(ill, most=20)
+    kv.keep([])
     add_row(kv, [5], 20)
     add_row(kv, [6, 7, 8, 9], 20)
     assert_holds(kv, [[5], [6, 7, 8, 9]])
@@ -110,7 +116,7 @@ def test_without_a_limit_it_takes_what_the_texts_need() -> None:
     add_row(kv, texts[0], max_columns)
     assert kv.nbytes <= 64 * each
     for stamp in range(4, 1000):
-        kv.reserve(1)
+        kv.reserve(kv.rows, 1)
         written(kv.cache, [[stamp]])
         kv.commit([[0]])
         texts[0].append(stamp)

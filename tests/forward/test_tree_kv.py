@@ -1,6 +1,7 @@
 """`TreeKV` against plain lists of which token lies in which column."""
 
 import weakref
+from collections.abc import Sequence
 from types import SimpleNamespace
 from unittest import mock
 
@@ -21,6 +22,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from selfspec.forward import slots as module
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.model import AttentionTypes
+from selfspec.forward.room import ENDLESS, Fixed, Growing, KVRow, Policy
 from selfspec.forward.tree_kv import TreeKV, can_hold_trees, foreign_layer, length_bucket
 from tests.strategies import paths_down, trees
 
@@ -58,21 +60,48 @@ def write(cache: DynamicCache, stamps: list[list[int]]) -> list[tuple[torch.Tens
     return [cache.update(*states(layer, stamps), layer) for layer in range(len(LAYERS))]
 
 
-def new_kv(window: int, **options) -> TreeKV:
+class HeldKV(TreeKV):
+    """With the rows that a `Row` of its own would hold each."""
+
+    def __init__(self, attention: AttentionTypes, policy: Policy) -> None:
+        super().__init__(attention, policy)
+        self.rows: list[KVRow] = []
+
+    @property
+    def lengths(self) -> list[int]:
+        return [row.length for row in self.rows]
+
+    def admit(self, cache: DynamicCache, num_rows: int = 1, most: int = ENDLESS) -> None:
+        new = [KVRow(cache.get_seq_length(), most) for _ in range(num_rows)]
+        self.add(cache, new, self.rows)
+        self.rows += new
+
+    def keep(self, indices: Sequence[int]) -> None:
+        self.rows = [self.rows[index] for index in indices]
+        self.keep_rows(self.rows)
+
+    def clear(self) -> None:
+        super().clear()
+        self.rows = []
+
+
+def new_kv(window: int, policy: Policy | None = None) -> HeldKV:
     windows = {"full_attention": Window(), "sliding_attention": Window("sliding", window)}
-    return TreeKV(AttentionTypes(tuple(TYPES), windows, 0), **options)
+    return HeldKV(AttentionTypes(tuple(TYPES), windows, 0), policy or Growing(8))
 
 
-def adopt(cache: DynamicCache, window: int, num_rows: int, columns_now: int, **options) -> TreeKV:
-    kv = new_kv(window, **options)
-    kv.add(cache, num_rows, columns_now=columns_now)
+def adopt(
+    cache: DynamicCache, window: int, num_rows: int = 1, policy: Policy | None = None
+) -> HeldKV:
+    kv = new_kv(window, policy)
+    kv.admit(cache, num_rows)
     return kv
 
 
-def write_tree(kv: TreeKV, stamps: list[list[int]], *, captured: bool = False):
+def write_tree(kv: HeldKV, stamps: list[list[int]], *, captured: bool = False):
     """One forward's worth of a tree; what attention gets to see."""
     width = len(stamps[0])
-    kv.reserve(width)
+    kv.reserve(kv.rows, width)
     if captured:
         first = {name: kv.front - kv.first_columns[name] for name in kv.first_columns}
         slots = {name: first[name] + torch.arange(width) for name in first}
@@ -87,31 +116,31 @@ def write_tree(kv: TreeKV, stamps: list[list[int]], *, captured: bool = False):
 class KvMachine(RuleBasedStateMachine):
     """Any order of forwards, commits, dropped rows and releases."""
 
-    keeps_slots = False
+    is_fixed = False
 
     @initialize(
         num_rows=st.integers(1, 3),
         prompt_length=st.integers(1, 9),
         window=st.integers(2, 6),
-        columns_now=st.sampled_from([0, 1, 5, 80]),
+        least=st.sampled_from([0, 1, 5, 80]),
         small=st.sampled_from([1, 1 << 20]),
         multiple=st.sampled_from([1, 64]),
     )
-    def prompt(self, num_rows, prompt_length, window, columns_now, small, multiple):
-        self.window, self.columns_now, self.small, self.num_stamps = window, columns_now, small, 0
-        self.multiple = multiple
+    def prompt(self, num_rows, prompt_length, window, least, small, multiple):
+        self.window, self.small, self.num_stamps, self.multiple = window, small, 0, multiple
         self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
         self.cache = stock_cache(window)
         write(self.cache, self.rows)
-        self.kv = new_kv(self.window, keeps_slots=self.keeps_slots)
+        with mock.patch.object(Fixed, "least", least):
+            self.kv = new_kv(self.window, Fixed() if self.is_fixed else Growing(least))
         self.add()
 
     def add(self) -> None:
         with mock.patch.object(module, "_SMALL", self.small), self.small_steps():
-            self.kv.add(self.cache, len(self.rows), columns_now=self.columns_now)
+            self.kv.admit(self.cache, len(self.rows))
 
     def small_steps(self):
-        return mock.patch("selfspec.forward.tree_kv._MULTIPLE", self.multiple)
+        return mock.patch("selfspec.forward.room._MULTIPLE", self.multiple)
 
     def new_stamps(self, count: int) -> list[int]:
         """Each token that was ever written has a number of its own."""
@@ -125,7 +154,7 @@ class KvMachine(RuleBasedStateMachine):
         stamps = [self.new_stamps(width) for _ in self.rows]
         front = max(map(len, self.rows))
         with self.small_steps():
-            seen = write_tree(self.kv, stamps, captured=self.keeps_slots)
+            seen = write_tree(self.kv, stamps, captured=self.is_fixed)
         self.check_seen(seen, stamps, front)
         paths = [data.draw(paths_down(tree)) for tree in grown]
         self.kv.commit(paths)
@@ -145,7 +174,7 @@ class KvMachine(RuleBasedStateMachine):
             assert all(self.is_so_long(got, front - first + len(stamps[0])) for got in held)
 
     def is_so_long(self, got: torch.Tensor, num_columns: int) -> bool:
-        if not self.keeps_slots:
+        if not self.is_fixed:
             return got.shape[2] == num_columns
         return num_columns <= got.shape[2] <= length_bucket(num_columns)
 
@@ -154,7 +183,7 @@ class KvMachine(RuleBasedStateMachine):
     def keep_rows(self, data):
         indices = range(len(self.rows))
         kept = sorted(data.draw(st.sets(st.sampled_from(indices), min_size=1)))
-        self.kv.keep_rows(kept)
+        self.kv.keep(kept)
         self.rows = [self.rows[index] for index in kept]
 
     @rule()
@@ -205,7 +234,7 @@ class KvMachine(RuleBasedStateMachine):
 class KeptMachine(KvMachine):
     """The same on slots that outlive the calls, written where captured forwards say."""
 
-    keeps_slots = True
+    is_fixed = True
 
 
 TestKv, TestKeptKv = KvMachine.TestCase, KeptMachine.TestCase
@@ -214,7 +243,7 @@ TestKv.settings = TestKeptKv.settings = settings(
 )
 
 
-def chain_steps(kv: TreeKV, num_steps: int, width: int, **options) -> None:
+def chain_steps(kv: HeldKV, num_steps: int, width: int, **options) -> None:
     """Each step accepts its whole chain."""
     for _ in range(num_steps):
         write_tree(kv, [[7] * width] * len(kv.lengths), **options)
@@ -235,16 +264,17 @@ def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
         assert mine.get_seq_length() == theirs.get_seq_length()
 
 
-def capacity(kv: TreeKV, layer: int) -> int:
+def capacity(kv: HeldKV, layer: int) -> int:
     return kv.cache.layers[layer].stores["keys"].shape[2]
 
 
-@pytest.mark.parametrize("keeps_slots", [False, True])
-def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
-    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, columns_now=0, keeps_slots=keeps_slots)
+@pytest.mark.parametrize("policy", [Growing, Fixed])
+def test_full_slots_double_and_windowed_ones_forget(policy, monkeypatch):
+    monkeypatch.setattr(Fixed, "least", 0)
+    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, policy())
     sizes = set()
     for _ in range(300):
-        chain_steps(kv, 1, width=4, captured=keeps_slots)
+        chain_steps(kv, 1, width=4, captured=policy is Fixed)
         sizes.add(capacity(kv, 0))
         assert capacity(kv, 1) <= 128  # Two windows, rounded up to 64.
     assert capacity(kv, 0) < 2 * kv.front + 64
@@ -253,11 +283,11 @@ def test_full_slots_double_and_windowed_ones_forget(keeps_slots):
 
 def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
     dropped = []
-    drop = module.Slots.drop
+    resize = module.Slots.resize
     monkeypatch.setattr(
-        module.Slots, "drop", lambda part, *at: dropped.append(at) or drop(part, *at)
+        module.Slots, "resize", lambda part, *at: dropped.append(at) or resize(part, *at)
     )
-    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, columns_now=64, keeps_slots=True)
+    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, Fixed())
     chain_steps(kv, 16, 4, captured=True)
     before = kv.cache.layers[1].stores["keys"].data_ptr()
     chain_steps(kv, 100, 4, captured=True)
@@ -267,14 +297,15 @@ def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
 
 
 def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
-    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8)
+    kv = adopt(prompted(1, 2), 4)
     monkeypatch.setattr("selfspec.forward.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
     chain_steps(kv, 2, width=3)
 
 
 def test_a_single_write_fills_all_layers_of_a_kind():
     """K of the first and third layer and V of the first share one tensor of three members."""
-    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8)
+    kv = adopt(prompted(1, 2), 4)
+    kv.reserve(kv.rows, 1)
     storage = {
         kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
         for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
@@ -284,24 +315,24 @@ def test_a_single_write_fills_all_layers_of_a_kind():
 
 def test_much_memory_is_adopted_in_parts(monkeypatch):
     monkeypatch.setattr(module, "_SMALL", 1)
-    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8)
+    kv = adopt(prompted(1, 2), 4)
     assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
 
 
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
     cache = prompted(1, 2)
-    kv = adopt(cache, 4, num_rows=1, columns_now=8)
+    kv = adopt(cache, 4)
     slots = weakref.ref(kv._parts[0].tensor)
     kv.release()
     del kv, cache
     assert slots() is None
 
 
-@pytest.mark.parametrize("keeps_slots", [False, True])
+@pytest.mark.parametrize("policy", [Growing, Fixed])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("at", range(8))
-def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error, keeps_slots):
+def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error, policy):
     cache = prompted(1, 2, 3, 4, 5)
     num_left = iter(range(at))
 
@@ -316,13 +347,13 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error
     for layer in cache.layers:
         layer.__class__ = type("Interrupted", (Interrupted, type(layer)), {})
     with pytest.raises(error):
-        adopt(cache, 4, num_rows=1, columns_now=8, keeps_slots=keeps_slots)
+        adopt(cache, 4, 1, policy())
     assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
 
 
 def test_adopting_frees_the_stock_tensors():
     cache = prompted(1, 2, 3)
-    adopt(cache, 4, num_rows=1, columns_now=8)
+    adopt(cache, 4)
     assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
 
 
@@ -342,21 +373,21 @@ def scarce(monkeypatch, num_before: int) -> None:
 def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
     """Some windowed slots have dropped columns by then, and others not."""
     cache, stock = (prompted(1, 2, 3, 4, 5, window=3) for _ in range(2))
-    kv = adopt(cache, 3, num_rows=1, columns_now=4)
+    kv = adopt(cache, 3, 1, Growing(4))
     for stamp in range(6, 9):
         write_tree(kv, [[stamp]])
         write(stock, [[stamp]])
         kv.commit([[0]])
     scarce(monkeypatch, num_before)
     with pytest.raises(torch.OutOfMemoryError):
-        kv.reserve(30)
+        kv.reserve(kv.rows, 30)
     kv.release()
     assert_same_cache(cache, stock)
 
 
 def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
     cache = prompted(1, 2, window=9)
-    kv = adopt(cache, 9, num_rows=1, columns_now=8)
+    kv = adopt(cache, 9)
     write_tree(kv, [[3, 4, 5]])
 
     def broken(*_):
@@ -374,9 +405,9 @@ def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
 
 def test_sizes_suit_both_calls_unless_that_is_dear():
     """Slots get another address only if there are not enough of them."""
-    kv, sizes, generations = new_kv(4, keeps_slots=True), [], []
+    kv, sizes, generations = new_kv(4, Fixed()), [], []
     for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
-        kv.add(prompted(*range(length), num_rows=num_rows), num_rows, columns_now=0)
+        kv.admit(prompted(*range(length), num_rows=num_rows), num_rows, most=length)
         sizes.append((kv._parts[0].num_rows, kv._parts[0].capacity))
         generations.append(kv.generation)
         kv.release()
@@ -387,11 +418,13 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
 
 def test_no_call_finds_what_another_left():
     """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    kv = adopt(prompted(1, 2), 4, num_rows=1, columns_now=8, keeps_slots=True)
+    kv = adopt(prompted(1, 2), 4, 1, Fixed())
+    kv.reserve(kv.rows, 1)
     for layer in kv.cache.layers:
         layer.stores["values"].fill_(torch.nan)
     kv.release()
-    kv.add(prompted(1, 2), columns_now=8)
+    kv.admit(prompted(1, 2))
+    kv.reserve(kv.rows, 1)
     assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
 
 
@@ -399,13 +432,15 @@ def test_no_call_finds_what_another_left():
     ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
 )
 def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
-    kv = adopt(prompted(*range(front)), 4, num_rows=1, columns_now=320 - front, keeps_slots=True)
+    kv = new_kv(4, Fixed())
+    kv.admit(prompted(*range(front)), most=320)
     assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
 
 
 def test_what_is_handed_back_is_no_slot():
     cache = prompted(1, 2)
-    kv = adopt(cache, 4, num_rows=1, columns_now=8, keeps_slots=True)
+    kv = adopt(cache, 4, 1, Fixed())
+    kv.reserve(kv.rows, 1)
     slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
     kv.release()
     assert not slots & {layer.keys.untyped_storage().data_ptr() for layer in cache.layers}
@@ -449,16 +484,16 @@ def test_static_layers_and_empty_ones_cannot_hold_trees():
     )
 
 
-@pytest.mark.parametrize("keeps_slots", [False, True])
-def test_a_row_moves_without_the_slots_that_are_empty(keeps_slots):
-    """Captured forwards see these slots too, and a row that left may have left a NaN there."""
+def test_a_row_moves_without_the_slots_that_are_empty():
+    """But with all that a captured forward may see: a row that left may have left a NaN there."""
     cache = stock_cache(4)
     write(cache, [[1, 2, 3], [4, 5, 6]])
-    kv = adopt(cache, 4, 2, columns_now=50, keeps_slots=keeps_slots)
+    kv = adopt(cache, 4, 2, Growing(50))
+    write_tree(kv, [[7] * 5, [8] * 5])
     for part in kv._parts:
-        part.tensor[:, 0, :, part.capacity - 1] = torch.nan
-    kv.keep_rows([1])
+        part.tensor[:, 0] = torch.nan
+    kv.keep([1])
     for part in kv._parts:
-        end = kv.front - part.first
+        end = 3 + 5 - part.first
         assert torch.equal(part.tensor[:, 0, :, :end], part.tensor[:, 1, :, :end])
-        assert part.tensor[:, 0, :, -1].isnan().any() != keeps_slots
+        assert part.tensor[:, 0, :, end:].isnan().all()

@@ -21,7 +21,7 @@ from transformers import DynamicCache
 from selfspec import SelfSpec, UnsupportedError, per_token
 from selfspec.compat.generation import KV, kv_of
 from selfspec.cuda.runner import ForwardKey, StaticRunner
-from selfspec.forward.tree_kv import TreeKV
+from selfspec.forward.room import Fixed
 from selfspec.papers.self_draft import Branches
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
@@ -78,7 +78,7 @@ def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     """17 + 300 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
-    monkeypatch.setattr("selfspec.cuda.runner.StaticRunner.least_room", room)
+    monkeypatch.setattr("selfspec.forward.room.Fixed.least", room)
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=300, **SAMPLE)
 
 
@@ -402,10 +402,7 @@ def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[st
     def full(*_args: Any, **_kwargs: Any) -> None:
         raise torch.OutOfMemoryError("on purpose")
 
-    make_room = TreeKV._make_room
-    monkeypatch.setattr(
-        TreeKV, "_make_room", lambda kv, *args: (full if kv._keeps_slots else make_room)(kv, *args)
-    )
+    monkeypatch.setattr(Fixed, "room", full)
     longer = prompt(1, 300)
     both = run_both(model, longer, spec, drafts=False, **GREEDY)
     assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
@@ -487,7 +484,7 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
     stock = kv_of(both.stock.output)
     stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
     bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
-    kv = spec.models.run(model)._runner._found.kv
+    kv = spec.models.run(model)._captured._found.kv
     assert kv.nbytes <= 1.1 * stock_bytes + bytes_of_tree
 
 

@@ -117,9 +117,9 @@ class Telling(Shape):
 def test_a_shape_of_ones_own_crosses_no_block_either(monkeypatch: Any) -> None:
     lay_out = TreeBackend.lay_out
 
-    def checked(backend: TreeBackend, trees: Sequence[DraftTree]) -> Any:
+    def checked(backend: TreeBackend, rows: Any, trees: Sequence[DraftTree]) -> Any:
         assert max(map(len, trees)) <= backend.max_width(100)
-        return lay_out(backend, trees)
+        return lay_out(backend, rows, trees)
 
     monkeypatch.setattr(TreeBackend, "lay_out", checked)
     model, inputs = new_model("llama4", floor_scale=11, attn_scale=20.0), prompt()
