@@ -12,32 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache
-
-from eval.errors import EvalError
 from eval.models.loading import load_asked
-from eval.options import add_model
+from eval.options import add_model, check_at_least
 from eval.report.table import Table
+from eval.runs.captured import AROUND, Launches, decoder_layers, fixed_forward
 from eval.runs.environment import told, where
-from selfspec import SelfSpec
-from selfspec.ability.trial_layers import layers_of
-from selfspec.compat.generation import KV
-from selfspec.cuda.runner import StaticRunner
-from selfspec.forward.backends import TreeBackend
-from selfspec.forward.model import AttentionTypes
-from selfspec.machine.device import Device
-from selfspec.records import DraftTree
 
 _PROMPT_TOKENS = 16
-_AROUND = "around"
 _COLUMNS = {
     "width": "{width}",
     "a layer": "{layer}",
@@ -48,58 +31,11 @@ _COLUMNS = {
 }
 
 
-class Launches(TorchDispatchMode):
-    """Counts operations that are no views by name, apart for each place that `inside` names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, Counter[str]] = {_AROUND: Counter()}
-        self._place = _AROUND
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if _launches(func, (args, kwargs), out):
-            self.counts[self._place][func.overloadpacket.__name__] += 1
-        return out
-
-    @contextmanager
-    def inside(self, layers: nn.ModuleList) -> Iterator[None]:
-        """Inside, what each of these layers starts is counted apart."""
-
-        def enter(place: str) -> None:
-            self._place = place
-            self.counts.setdefault(place, Counter())
-
-        handles = []
-        for index, layer in enumerate(layers):
-            name = str(index)
-            handles.append(layer.register_forward_pre_hook(lambda *_, name=name: enter(name)))
-            handles.append(layer.register_forward_hook(lambda *_: enter(_AROUND)))
-        try:
-            with self:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _launches(func: Any, inputs: Any, out: Any) -> bool:
-    """Does it compute or write anything? Memory that nobody fills costs no kernel."""
-    if func.overloadpacket.__name__.startswith(("empty", "new_empty")):
-        return False
-    held = {_memory(each) for each in tree_leaves(inputs) if isinstance(each, torch.Tensor)}
-    made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
-    return bool(func._schema.is_mutable) or any(_memory(each) not in held for each in made)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 def run(options: argparse.Namespace) -> int:
     """Counts a forward of each width, and prints a table and the JSON line."""
+    check_at_least(options, 1, "width")
     model = load_asked(options)
-    rows = launches(model, options.width)
+    rows = [launches(model, width) for width in options.width]
     title = "Operations of a captured forward that are no views"
     note = "A layer is the median one; the first of a kind also makes what the others share."
     print(Table.of(title, _COLUMNS, rows, note).markdown())
@@ -107,27 +43,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def launches(model: Any, widths: list[int]) -> list[dict[str, Any]]:
-    """What forwards of these widths start; refuses a model that no capture can run."""
-    ability, layers = SelfSpec().ability(model), layers_of(model)
-    if ability.attention is None or layers is None:
-        reason = ability.reason or "its layers are in several lists"
-        raise EvalError(f"--model must be one whose forwards can be captured ({reason})")
-    return [_counted(model, layers, ability.attention, width) for width in widths]
-
-
-@torch.no_grad()
-def _counted(
-    model: Any, layers: nn.ModuleList, attention: AttentionTypes, width: int
-) -> dict[str, Any]:
-    backend, tree = static_backend(model, attention, width), DraftTree.of_root(0)
-    for node in range(1, width):
-        tree.add(node - 1, node, 1.0)
-    backend.forward(backend.lay_out([tree]))  # This makes what lasts.
-    counted, forward = Launches(), backend.lay_out([tree])
+def launches(model: Any, width: int) -> dict[str, Any]:
+    """What a forward of this width starts; refuses a model that no capture can run."""
+    layers, counted = decoder_layers(model), Launches()
+    forward = fixed_forward(model, width, _PROMPT_TOKENS, captures=False)
     with counted.inside(layers):
-        backend.forward(forward)
-    around = counted.counts.pop(_AROUND)
+        forward()
+    around = counted.counts.pop(AROUND)
     layers_by_cost = sorted(counted.counts.values(), key=Counter.total)
     usual, dearest = layers_by_cost[(len(layers) - 1) // 2], layers_by_cost[-1]
     return {
@@ -139,17 +61,6 @@ def _counted(
         "in_layer": ", ".join(f"{number} {name}" for name, number in usual.most_common()),
         "in_around": dict(around.most_common()),
     }
-
-
-def static_backend(model: Any, attention: AttentionTypes, width: int) -> TreeBackend:
-    """One short prompt in fixed slots, on a device that captures nothing."""
-    ids = torch.arange(_PROMPT_TOKENS, device=model.device)[None]
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    model(input_ids=ids, use_cache=True, **{KV: cache})
-    forwards = StaticRunner(attention, Device(), model.device)
-    backend = TreeBackend(model, attention, forwards)
-    backend.add(cache, ids[:, -1:] + 1, columns_now=256, max_tree=width)
-    return backend
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
