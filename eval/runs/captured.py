@@ -22,13 +22,20 @@ from selfspec.ability.trial_layers import layers_of
 from selfspec.compat.generation import KV
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
-from selfspec.machine.device import Device, device_for
+from selfspec.machine.device import Device, Replay, device_for
 from selfspec.records import DraftTree
 
 __all__ = ["AROUND", "Launches", "decoder_layers", "fixed_forward"]
 
 AROUND = "around"
-_LEAST_ROOM = 256  # Slots after the prompt.
+
+
+class _Direct(Device):
+    """Runs again what it is asked to capture."""
+
+    def capture(self, work: Callable[[], None]) -> Replay | str:
+        """The work itself."""
+        return work
 
 
 class Launches(TorchDispatchMode):
@@ -101,18 +108,18 @@ def fixed_forward(
     ids = torch.arange(num_tokens, device=model.device)[None] % model.config.vocab_size
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
-    device = device_for(model.device) if captures else Device()
+    device = device_for(model.device)
+    device = device if captures and device.can_capture else _Direct()
     forwards = StaticRunner(attention, device, model.device)
     backend = TreeBackend(model, attention, forwards)
-    next_positions = torch.full((1, 1), num_tokens, device=model.device)
-    backend.add(cache, next_positions, columns_now=_LEAST_ROOM, max_tree=width)
+    rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
     tree = DraftTree.of_root(0)
     for node in range(1, width):
         tree.add(node - 1, node, 1.0)
 
     @torch.no_grad()
     def forward() -> torch.Tensor:
-        return backend.forward(backend.lay_out([tree])).logits
+        return backend.forward(backend.lay_out(rows, [tree])).logits
 
     forward()
     return forward
