@@ -22,20 +22,12 @@ from selfspec.ability.trial_layers import layers_of
 from selfspec.compat.generation import KV
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
-from selfspec.machine.device import Device, Replay, device_for
+from selfspec.machine.device import Repeating, device_for
 from selfspec.records import DraftTree
 
 __all__ = ["AROUND", "Launches", "decoder_layers", "fixed_forward"]
 
 AROUND = "around"
-
-
-class _Direct(Device):
-    """Runs again what it is asked to capture."""
-
-    def capture(self, work: Callable[[], None]) -> Replay | str:
-        """The work itself."""
-        return work
 
 
 class Launches(TorchDispatchMode):
@@ -109,7 +101,7 @@ def fixed_forward(
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
     device = device_for(model.device)
-    device = device if captures and device.can_capture else _Direct()
+    device = device if captures and device.can_capture else Repeating()
     forwards = StaticRunner(attention, device, model.device)
     backend = TreeBackend(model, attention, forwards)
     rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
