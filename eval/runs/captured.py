@@ -20,6 +20,7 @@ from eval.errors import EvalError
 from selfspec import SelfSpec
 from selfspec.ability.trial_layers import layers_of
 from selfspec.compat.generation import KV
+from selfspec.cuda.compiled import CompiledLayers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.machine.device import Repeating, device_for
@@ -89,11 +90,12 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 @torch.no_grad()
 def fixed_forward(
-    model: Any, width: int, num_tokens: int, *, captures: bool
+    model: Any, width: int, num_tokens: int, *, captures: bool, compiles: bool = False
 ) -> Callable[[], torch.Tensor]:
     """A forward of a chain of `width` nodes after a prompt, in fixed slots; it can be repeated.
 
-    With `captures` it is a replay if the device can. It has run once, which made all that lasts.
+    With `captures` it is a replay if the device can, and with `compiles` it runs compiled layers.
+    It has run once, which made all that lasts.
     """
     attention = SelfSpec().ability(model).attention
     assert attention is not None
@@ -103,6 +105,11 @@ def fixed_forward(
     device = device_for(model.device)
     device = device if captures and device.can_capture else Repeating()
     forwards = StaticRunner(attention, device, model.device)
+    if compiles:
+        layers = CompiledLayers.of(model)
+        if isinstance(layers, str):
+            raise EvalError(f"its layers can't be compiled: {layers}")
+        forwards.use(layers)
     backend = TreeBackend(model, attention, forwards)
     rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
     tree = DraftTree.of_root(0)

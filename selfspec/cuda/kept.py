@@ -78,14 +78,18 @@ class KeptRunner:
         if runner.layers is not None or self.layers_reason is not None:
             return
         layers = CompiledLayers.of(model)
-        if not isinstance(layers, str):
-            tried = StaticRunner(attention, Repeating(), model.device)
+        if isinstance(layers, str):
+            self.layers_reason = layers
+            return
+        tried = StaticRunner(attention, Repeating(), model.device)
+        try:
             with decoding_switches(model):
                 self.layers_reason = trial(model, attention, tried, layers)
-            if self.layers_reason is None:
-                runner.use(layers)
-            layers = layers.reason
-        self.layers_reason = self.layers_reason or layers
+        except Exception as error:  # The captured forwards of before go on.
+            self.layers_reason = f"trying them fails ({type(error).__name__})"
+        if self.layers_reason is None:
+            runner.use(layers)
+            self.layers_reason = layers.reason  # Of the kinds that stay as they are.
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
