@@ -34,7 +34,7 @@ __all__ = ["CompiledLayers", "LayerKV", "trial"]
 
 _log = logging.getLogger("selfspec")
 
-_WIDTHS = (8, 1)  # Of the trial's forwards; each is another graph.
+_WIDTHS = (16, 1)  # Of the trial's forwards; each is another graph.
 _PROMPT = 12  # Tokens of the trial's prompt.
 # A layer's rounding may differ by this many times what its own differs from width to width, or by
 # this many steps of the dtype where it does not differ at all.
