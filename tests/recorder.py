@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _pop_mode_temporarily as pop_dispatch_m
 from torch.utils._pytree import tree_leaves
 
 from selfspec.cuda import compiled
+from selfspec.forward.attention import grouped_attention
 
 aten = torch.ops.aten
 
@@ -74,7 +75,10 @@ class Operation:
 
 
 class LayerCall(Operation):
-    """A call of a compiled layer, into which no mode sees. Its keys and values write themselves."""
+    """A call of a compiled layer, into which no mode sees. Its keys and values write themselves.
+
+    As in a forward, attention is ours; otherwise torch would compile the layer anew.
+    """
 
     writes = False
 
@@ -83,7 +87,7 @@ class LayerCall(Operation):
             return super().run()
 
     def again(self) -> None:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), grouped_attention():
             out = self._func(*self._args, **self._kwargs)
         for result, value in zip(self.results, filter(_is_tensor, tree_leaves(out)), strict=True):
             result.copy_(value)
