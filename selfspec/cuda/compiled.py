@@ -139,8 +139,8 @@ class CompiledLayers:
             if is_out_of_memory(error):
                 raise
             self._broken.add(kind)
-            first_line = (str(error).strip() or type(error).__name__).partition("\n")[0]
-            self.reason = f"compiling its {type(layer).__name__} fails: {first_line}"
+            said = " ".join(str(error).splitlines()[:2]) or type(error).__name__
+            self.reason = f"compiling its {type(layer).__name__} fails: {said}"
             return stock(*args, **kwargs)
 
 

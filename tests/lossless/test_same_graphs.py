@@ -172,6 +172,7 @@ TRACED = ("gemma3", "mixtral", "gpt2", "qwen2", "qwen3", "gemma2", "mistral", "p
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Those of torch's compiler are not ours.
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((name, "eager") for name in TRACED), ("llama", "inductor"), ("gemma3", "inductor")],
