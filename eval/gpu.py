@@ -192,6 +192,8 @@ def _by_us(knobs: dict[str, Any], kind: str | None, asked: Asked) -> str:
     ms, texts = _answers(SelfSpecMethod("ours", spec), asked)
     if kind is not None and spec.stats.forward != kind:
         raise EvalError(f"forwards were {spec.stats.forward}: {spec.stats.eager_reason}")
+    if spec.config.compile and spec.stats.eager_reason:
+        raise EvalError(spec.stats.eager_reason)
     step = sum(spec.stats.seconds.values()) - spec.stats.seconds["forward"]
     beside = 1000 * step / max(spec.stats.num_steps, 1)
     told_more = f"; {spec.stats.tokens_per_step:.2f} tokens a step, {beside:.2f} ms beside"
@@ -222,9 +224,9 @@ def _many(way: str, asked: Asked) -> str:
     return f"{max(answered(way, many).ends):.2f}"
 
 
-def _kernels(asked: Asked) -> str:
+def _kernels(compiles: bool, asked: Asked) -> str:
     """Kernels that one forward starts when it is not replayed, all and by layer."""
-    forward = fixed_forward(asked.model, 8, _AFTER[0], captures=False)
+    forward = fixed_forward(asked.model, 8, _AFTER[0], captures=False, compiles=compiles)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         forward()
     kernels = sum(event.device_type.name == "CUDA" for event in profiler.events())
@@ -256,7 +258,9 @@ CELLS = (  # What is worth most comes first.
     _ours("selfspec, by graphs", True, "graph"),
     _ours("selfspec without drafts, by graphs", True, "graph", **_NO_DRAFTS),
     *(_by_width(after, width) for after in _AFTER for width in _WIDTHS),
-    Cell(_KERNELS, "not replayed", "kernels", True, _kernels),
+    Cell(_KERNELS, "not replayed", "kernels", True, partial(_kernels, False)),
+    _ours("selfspec, compiled layers by graphs", True, "graph", compile=True),
+    Cell(_KERNELS, "compiled layers", "kernels", True, partial(_kernels, True)),
     *map(_of_width, (8, 16, 32)),
     _ours("selfspec, run eagerly", False, "eager", forward="eager"),
     _of_stock("transformers' prompt lookup", "prompt-lookup"),

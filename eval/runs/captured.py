@@ -20,22 +20,15 @@ from eval.errors import EvalError
 from selfspec import SelfSpec
 from selfspec.ability.trial_layers import layers_of
 from selfspec.compat.generation import KV
+from selfspec.cuda.compiled import CompiledLayers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
-from selfspec.machine.device import Device, Replay, device_for
+from selfspec.machine.device import Repeating, device_for
 from selfspec.records import DraftTree
 
 __all__ = ["AROUND", "Launches", "decoder_layers", "fixed_forward"]
 
 AROUND = "around"
-
-
-class _Direct(Device):
-    """Runs again what it is asked to capture."""
-
-    def capture(self, work: Callable[[], None]) -> Replay | str:
-        """The work itself."""
-        return work
 
 
 class Launches(TorchDispatchMode):
@@ -97,11 +90,12 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 @torch.no_grad()
 def fixed_forward(
-    model: Any, width: int, num_tokens: int, *, captures: bool
+    model: Any, width: int, num_tokens: int, *, captures: bool, compiles: bool = False
 ) -> Callable[[], torch.Tensor]:
     """A forward of a chain of `width` nodes after a prompt, in fixed slots; it can be repeated.
 
-    With `captures` it is a replay if the device can. It has run once, which made all that lasts.
+    With `captures` it is a replay if the device can, and with `compiles` it runs compiled layers.
+    It has run once, which made all that lasts.
     """
     attention = SelfSpec().ability(model).attention
     assert attention is not None
@@ -109,8 +103,13 @@ def fixed_forward(
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
     device = device_for(model.device)
-    device = device if captures and device.can_capture else _Direct()
+    device = device if captures and device.can_capture else Repeating()
     forwards = StaticRunner(attention, device, model.device)
+    if compiles:
+        layers = CompiledLayers.of(model)
+        if isinstance(layers, str):
+            raise EvalError(f"its layers can't be compiled: {layers}")
+        forwards.use(layers)
     backend = TreeBackend(model, attention, forwards)
     rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
     tree = DraftTree.of_root(0)

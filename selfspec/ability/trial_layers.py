@@ -20,7 +20,7 @@ from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["TrialLayers", "layers_of"]
+__all__ = ["TrialLayers", "kinds_of", "layers_of"]
 
 
 class _Reached(Exception):
@@ -53,12 +53,11 @@ class TrialLayers:
         """
         if model.config.is_encoder_decoder:  # Its layers are in two parts.
             return cls.whole()
-        config = model.config.get_text_config(decoder=True)
-        layers = layers_of(model)
+        config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
         if layers is None or shares_kv or _wants_whole_forwards(model):
             return cls.whole()
-        kinds = _kinds(config, layers)
+        kinds = kinds_of(model, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
         # A whole forward of a streamed model reads all of it from disk.
         if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
@@ -116,8 +115,9 @@ def _wants_whole_forwards(model: nn.Module) -> bool:
     )
 
 
-def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
+def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
     """The kind of each layer: the classes in it, and what the config's lists say about it."""
+    config = model.config.get_text_config(decoder=True)
     listed = [
         value
         for value in vars(config).values()

@@ -18,6 +18,7 @@ __all__ = [
     "CudaDevice",
     "Device",
     "Fetched",
+    "Repeating",
     "Replay",
     "default_generator",
     "device_for",
@@ -148,6 +149,14 @@ class CudaDevice(Device):
         capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
         with torch.cuda.stream(main), capture:  # If it fails, it may leave another stream current.
             work()
+
+
+class Repeating(Device):
+    """Runs again what it is asked to capture: for trials, and to count what a capture has."""
+
+    def capture(self, work: Callable[[], None]) -> Replay | str:
+        """The work itself."""
+        return work
 
 
 def device_for(device: torch.device) -> Device:
