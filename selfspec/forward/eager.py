@@ -56,8 +56,8 @@ class EagerForwards:
     def __init__(
         self,
         attention: AttentionTypes,
-        *,
         policy: Policy | None = None,  # None: that of one call.
+        *,
         kv: TreeKV | None = None,  # Slots that are there already.
         kind: Callable[[], str] = eager,
         reason: str | None = None,

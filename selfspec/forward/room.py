@@ -98,7 +98,8 @@ class Shared:
         longest, num_rows = max(row.max_columns for row in rows), slots.num_rows
         if max_tokens is not None:
             end = max(end, longest + extra)
-        if len(rows) <= num_rows and end <= slots.capacity:
+        is_small = max_tokens is None or num_rows * slots.capacity <= max_tokens
+        if len(rows) <= num_rows and end <= slots.capacity and is_small:
             return slots.room
         if max_tokens is not None:
             rounded = _rounded(end)
