@@ -281,15 +281,13 @@ class Engine:
     def _draft(self, step: Step) -> list[DraftTree]:
         """A tree for each row.
 
-        A tree is no deeper than the row's text may still grow. A row that only waits for the others
-        gets the pads that are sure to come.
+        A row that only waits for the others gets the pads that are sure to come.
         """
         trees = []
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                limits = (step.max_nodes if row.drafts else 1, row.max_depth, step.search())
-                tree = row.grower.grow(row.last_token, *limits)
+                tree = row.draft(step.max_nodes if row.drafts else 1, step.search())
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)

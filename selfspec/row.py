@@ -6,6 +6,7 @@ for it. It knows neither the other rows of a batch nor how a forward is run.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,12 +19,15 @@ from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
+from selfspec.errors import one_line
 from selfspec.machine.device import upload
-from selfspec.records import StepRecord
+from selfspec.records import DraftTree, Pays, StepRecord
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
 __all__ = ["Row", "Stops", "Streamer", "output_of", "stream_to"]
+
+_log = logging.getLogger("selfspec")
 
 _ROOM = 256  # New tokens for which the ids that processors read have room at first.
 
@@ -193,9 +197,17 @@ class Row:
             map_prior=learned.map_prior,
             **known,
         )
-        opened = (source.open(start) for source in (*learned.sources, *sources))
-        self.learned = learned
-        self.cursors = [cursor for cursor in opened if cursor is not None]
+        self.learned, self.cursors, self._is_strict = learned, [], config.strict
+        self._names: list[str] = []  # Those of the cursors' sources.
+        for source in (*learned.sources, *sources):
+            try:
+                cursor = source.open(start)
+            except Exception as error:
+                self._say_failed(source.name, error)
+                continue
+            if cursor is not None:
+                self.cursors.append(cursor)
+                self._names.append(source.name)
         self.shape = learned.shape.for_row(ids, learns=learned.learns)
         self.grower = TreeGrower(
             self.cursors,
@@ -208,21 +220,55 @@ class Row:
 
     def prepare(self) -> None:
         """Lets cursors that take time begin, before each step."""
-        for cursor in self.cursors:
-            cursor.prepare()
+        self._ask_all(lambda cursor: cursor.prepare())
+
+    def draft(self, max_nodes: int, pays: Pays | None = None) -> DraftTree:
+        """The tree of the next step, no deeper than the text may grow."""
+        grower = self.grower
+        try:
+            return grower.grow(self.last_token, max_nodes, self.max_depth, pays)
+        except Exception as error:
+            if grower.asked is None:
+                raise
+            self._drop(grower.asked, error)
+        return DraftTree.of_root(self.last_token)
 
     @property
     def wants_states(self) -> bool:
         """Is any cursor to see the hidden states of the next step?"""
-        return any(cursor.wants_states for cursor in self.cursors)
+        return any(self._ask_all(lambda cursor: cursor.wants_states))
 
     def observe(self, record: StepRecord) -> None:
         """Moves every cursor past the committed tokens; they and the calibration learn."""
         if self.learned.learns:
             self.learned.calibration.observe(record)
         self.shape.observe(record)
-        for cursor in self.cursors:
-            cursor.observe(record)
+        self._ask_all(lambda cursor: cursor.observe(record))
+
+    def _ask_all(self, question: Callable[[Cursor], Any]) -> list[Any]:
+        """The answers of all cursors but those that fail."""
+        answers = []
+        for cursor in tuple(self.cursors):
+            try:
+                answers.append(question(cursor))
+            except Exception as error:
+                self._drop(cursor, error)
+        return answers
+
+    def _drop(self, cursor: Cursor, error: Exception) -> None:
+        """Asks a cursor nothing more: a source that fails costs drafts, and no text."""
+        index = self.cursors.index(cursor)
+        del self.cursors[index]
+        self._say_failed(self._names.pop(index), error)
+
+    def _say_failed(self, name: str, error: Exception) -> None:
+        """Warns of a source once, however many texts it fails in."""
+        if self._is_strict:
+            raise error
+        level = logging.DEBUG if name in self.learned.failed else logging.WARNING
+        self.learned.failed.add(name)
+        text = "the source %r has failed, and drafts nothing more in this text: %s"
+        _log.log(level, text, name, one_line(error), exc_info=error)
 
 
 def output_of(rows: list[Row]) -> torch.Tensor:

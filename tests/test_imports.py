@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "neural": _NEURAL,
     "runner": _RUN,
     "request": _FORWARD | _DRAFT | {"forward", "row", "stats"},
-    "row": _DRAFT | _VERIFY | {"stats"},
+    "row": _DRAFT | _VERIFY | {"errors", "stats"},
     "learning": _DRAFT | _VERIFY | _RUN,
     "walks": _VERIFY | {"row"},
     "engine": _ENGINE | {"learning", "request", "row", "walks"},

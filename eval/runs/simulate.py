@@ -159,7 +159,7 @@ def replay(
         step, start = budget.step(config.max_nodes), clock.now
         if step.max_nodes > 1:
             clock.look()
-        tree = row.grower.grow(row.last_token, step.max_nodes, row.max_depth, step.search())
+        tree = row.draft(step.max_nodes, step.search())
         step.fit([tree])
         drafted = clock.now
         clock.run(len(tree))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -57,6 +57,21 @@ class CacheContents:
         if self.answers is not None:
             ids.append(self.answers)
         return 1 + max((int(array.max()) for array in ids if array.size), default=-1)
+
+    def below(self, num_ids: int) -> CacheContents:
+        """Without the token ids from `num_ids` on, in tables and answers."""
+
+        def cut(ids: NDArray[Any]) -> NDArray[Any]:
+            return np.where(ids < num_ids, ids, np.int32(-1))
+
+        tables = {}
+        for source, table in self.tables.items():
+            keys = table[KEY_OF[source]]
+            known = (keys.reshape(len(keys), -1) < num_ids).all(-1)
+            rows = {name: array[known] for name, array in table.items()}
+            tables[source] = {**rows, "ids": cut(rows["ids"])}
+        answers = None if self.answers is None else cut(self.answers)
+        return replace(self, tables=tables, answers=answers)
 
 
 def tokenizer_info(tokenizer: Any) -> TokenizerInfo:

@@ -226,7 +226,8 @@ def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         and down.ndim == up.ndim == 2
         and mean.shape == scale.shape == down.shape[:1]
         and down.shape[1] == len(up)
-        and up.shape[1] <= len(down)
+        and 0 < up.shape[1] < len(down)
+        and down.shape[1] <= up.shape[1]
     ):
         raise ValueError("its map of hidden states has a wrong shape, a wrong dtype or no numbers")
     return arrays

@@ -62,10 +62,13 @@ class Remembered:
             check_target(self.path, overwrite=True)
 
     def open(self, learned: Learned, vocab_size: int) -> None:
-        """Adds what is kept to what was just opened, and keeps from now on what that learns."""
+        """Adds what is kept to what was just opened, and keeps from now on what that learns.
+
+        Of models that share a tokenizer, another one may have more ids. These stay in the file.
+        """
         with self._lock:
             if (kept := self._kept()) is not None:
-                restore(learned, kept, vocab_size)
+                restore(learned, kept.below(vocab_size), vocab_size)
                 _log.info("remembered what %s keeps", self.path)
             self._learned, self._vocab_size = learned, vocab_size
             self._saved = self._contents_of(learned)

@@ -26,6 +26,7 @@ class Learned:
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
     shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
+    failed: set[str] = field(default_factory=set)  # Sources whose failure was warned of.
     map_prior: Mapping[str, NDArray[Any]] | None = None  # What maps of hidden states begin with.
 
     @property

@@ -46,42 +46,6 @@ class _Search:
         self.waiting: list[_Waiting] = []
 
 
-def merge_candidates(
-    cursors: Sequence[Cursor],
-    states: States,
-    probability: Probability,
-    may_be_read: Callable[[int], bool],
-) -> Siblings:
-    """Asks each cursor for the children of one node and merges those that name the same token.
-
-    What some do not name is evidence, too, on what those before them named. Tokens that the model
-    can't read, and those that a guard knows can't come, are left out.
-    """
-    evidence: dict[int, tuple[Evidence, ...]] = {}
-    for index, state in states.items():
-        candidates = cursors[index].expand(state)
-        against = cursors[index].evidence_against
-        if against is not None and candidates:
-            named = {token for token, _ in candidates}
-            candidates = [*candidates, *((each, against) for each in evidence if each not in named)]
-        for token, kind in candidates:
-            evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
-    for index, state in states.items():
-        if cursors[index].is_guard:
-            evidence = {each: evidence[each] for each in cursors[index].possible(state, evidence)}
-    ranked = [
-        (probability(kinds), token, kinds)
-        for token, kinds in evidence.items()
-        if may_be_read(token)
-    ]
-    ranked.sort(key=itemgetter(0), reverse=True)
-    return Siblings(
-        [token for _, token, _ in ranked],
-        [sureness for sureness, _, _ in ranked],
-        [kinds for _, _, kinds in ranked],
-    )
-
-
 class TreeGrower:
     """Grows one row's trees, step after step, in the row's shape.
 
@@ -105,7 +69,7 @@ class TreeGrower:
         self.tree = DraftTree.of_root(0)
         self.max_nodes = 1
         self.max_depth = config.max_depth
-        self._reading = {i: c for i, c in enumerate(cursors) if c.reads_ahead}
+        self.asked: Cursor | None = None  # If growing breaks off, its error is of this cursor.
         self._config = config
         self._probability = probability
         self._num_ids = num_ids
@@ -214,25 +178,67 @@ class TreeGrower:
     def _look(self, node: int) -> Siblings:
         tree = self.tree
         states = self._states[node] = self._states_at(node)
-        for index, cursor in self._reading.items():
-            if index in states:
-                cursor.read(states[index], tree.scores[node])
-        siblings = merge_candidates(self.cursors, states, self._probability, self._may_be_read)
-        tree.looked_at[node] = siblings
+        for index, state in states.items():
+            cursor = self.asked = self.cursors[index]
+            if cursor.reads_ahead:
+                cursor.read(state, tree.scores[node])
+        evidence = self._evidence(states)
+        self.asked = None
+        tree.looked_at[node] = siblings = self._ranked(evidence)
         return siblings
 
     def _states_at(self, node: int) -> States:
         """The state of each cursor at a node, in the order of the sources."""
-        parent = self.tree.parents[node]
+        parent, states = self.tree.parents[node], States()
         if parent < 0:
-            return {i: cursor.root() for i, cursor in enumerate(self.cursors)}
+            for index, cursor in enumerate(self.cursors):
+                self.asked = cursor
+                states[index] = cursor.root()
+            return states
         token = self.tree.tokens[node]
-        states: States = {}
         for index, state in self._states[parent].items():
-            below = self.cursors[index].follow(state, token)
+            cursor = self.asked = self.cursors[index]
+            below = cursor.follow(state, token)
             if below is not None:
                 states[index] = below
         return states
+
+    def _evidence(self, states: States) -> dict[int, tuple[Evidence, ...]]:
+        """What the cursors say of the children of one node, by token.
+
+        What some do not name is evidence, too, on what those before them named. Tokens that a guard
+        knows can't come are left out.
+        """
+        evidence: dict[int, tuple[Evidence, ...]] = {}
+        for index, state in states.items():
+            cursor = self.asked = self.cursors[index]
+            candidates, against = cursor.expand(state), cursor.evidence_against
+            if against is not None and candidates:
+                named = {token for token, _ in candidates}
+                unnamed = ((each, against) for each in evidence if each not in named)
+                candidates = [*candidates, *unnamed]
+            for token, kind in candidates:
+                evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
+        for index, state in states.items():
+            cursor = self.cursors[index]
+            if cursor.is_guard:
+                self.asked = cursor
+                evidence = {each: evidence[each] for each in cursor.possible(state, evidence)}
+        return evidence
+
+    def _ranked(self, evidence: dict[int, tuple[Evidence, ...]]) -> Siblings:
+        """The likeliest tokens first, without those that the model can't read."""
+        ranked = [
+            (self._probability(kinds), token, kinds)
+            for token, kinds in evidence.items()
+            if self._may_be_read(token)
+        ]
+        ranked.sort(key=itemgetter(0), reverse=True)
+        return Siblings(
+            [token for _, token, _ in ranked],
+            [sureness for sureness, _, _ in ranked],
+            [kinds for _, _, kinds in ranked],
+        )
 
     def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""

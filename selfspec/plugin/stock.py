@@ -87,7 +87,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
         row.prepare()
-        self._tree = row.grower.grow(row.last_token, max_nodes, row.max_depth)
+        self._tree = row.draft(max_nodes)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
 

@@ -202,8 +202,22 @@ def test_an_error_of_who_listens(mode: str, at: str) -> None:
 
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
 @pytest.mark.parametrize("at", [1, 2])
-def test_an_error_of_a_source(place: str, at: int) -> None:
-    spec = wild(Treacherous(Fuse(at if place != "open" else 1), place))
+def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, and ends no text: nothing more is drafted from that source."""
+    fuse = Fuse(at if place != "open" else 1)
+    session = Session(tiny_model(), tiny_tokenizer(), wild(Treacherous(fuse, place)), max_rows=3)
+    for index, answer in played(session).items():
+        assert answer.error is None
+        assert answer.ids == alone(tiny_model(), prompts()[index], index)
+    assert fuse.left == 0, "it is asked nothing more"
+    said = [each.getMessage() for each in caplog.records if each.name == "selfspec"]
+    assert [text for text in said if "'treacherous' has failed" in text] == said
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("place", ["open", "draft", "observe"])
+def test_a_strict_source_ends_its_own_text(place: str) -> None:
+    spec = wild(Treacherous(Fuse(1), place), strict=True)
     session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
     assert_only_the_second_failed(played(session), tiny_model())
 

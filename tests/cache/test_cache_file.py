@@ -158,6 +158,9 @@ class TestRefused:
             ({"map.down": prior()["down"][:, :1]}, "shape"),
             ({"map.up": prior(6)["up"]}, "shape"),
             ({"map.up": prior()["mean"]}, "shape"),
+            ({"map.up": prior(5)["up"]}, "shape"),
+            ({"map.up": prior(0)["up"]}, "shape"),
+            ({"map.down": np.zeros((5, 4), "f2"), "map.up": np.zeros((4, 3), "f2")}, "shape"),
             ({"map.scale": prior()["scale"] * np.float16("inf")}, "no numbers"),
             ({"map.mean": prior()["mean"].astype(np.int32)}, "dtype"),
             ({"map.model": prior()["model"][:7]}, "shape"),
@@ -165,7 +168,7 @@ class TestRefused:
             ({"corpus.token.1": np.zeros(3, np.int32)}, "token.1"),
             ({"corpus.\x1b[31m": np.zeros(3, np.int32)}, "[31m"),
         ],
-        ids=range(20),
+        ids=range(23),
     )
     def test_a_wrong_table(self, path, changes, said):
         arrays = {name: a for name, a in {**load_file(path), **changes}.items() if a is not None}

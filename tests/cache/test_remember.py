@@ -104,6 +104,24 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
         SelfSpec().save_learned()
 
 
+def test_models_that_pad_their_vocabulary_differently_share_a_file(path, always):
+    """The smaller one leaves out the ids that it does not have, and they stay in the file."""
+    high = np.array([VOCAB + 9], np.int32)
+    rows = {name: lut([2, 4, VOCAB + 9])[name] for name in ("tokens", "probabilities")}
+    ids = np.array([[7, 8, VOCAB + 9, 3], [VOCAB + 9, 5, 6, 1], [1, 2, 3, 4]], np.int32)
+    pairs = {**lut2([(VOCAB + 9, 2), (3, 4)]), "ids": ids[:2]}
+    owner = tokenizer_info(TOKENIZER)
+    tables = {"lut": {**rows, "ids": ids}, "lut2": pairs}
+    answers = np.array([3, 4, *high, 5, -1], np.int32)
+    save_cache(path, kept(tokenizer=owner, tables=tables, answers=answers))
+    spec = new_spec(path)
+    assert [token for token, _ in lut_of(spec).next_tokens((0, 2))] == [7, 8, 3]
+    assert [token for token, _ in lut_of(spec).next_tokens((0, 4))] == [5, 6, 1]
+    write(spec)
+    assert high[0] in tokens_kept(path)
+    assert high[0] in load_cache(path).answers
+
+
 @pytest.mark.parametrize("learning", ["frozen", "request"])
 def test_other_scopes_read_and_save_nothing(path, learning):
     learned(path)
