@@ -31,8 +31,9 @@ from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
+from selfspec.forward.inputs import foreign_layer
 from selfspec.forward.room import Limits
-from selfspec.forward.tree_kv import TreeKV, foreign_layer
+from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.spec import SelfSpec
 from selfspec.row import Row
