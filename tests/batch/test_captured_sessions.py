@@ -118,7 +118,7 @@ def test_rows_share_graphs_that_stay_when_they_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second time nothing is captured, and a long prompt is copied into its place."""
-    log, spec, counts = use_recorders(monkeypatch), wild(), []
+    log, spec, counts = use_recorders(monkeypatch), wild(learning="frozen"), []
     given = {index: Ask(length, 0, 5, 0, None) for index, length in enumerate([3, 40, 700, 1, 17])}
     for _ in range(2):
         session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
@@ -147,7 +147,7 @@ def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
     assert run_both(model, prompt(), spec, drafts=False, **GREEDY).stats.forward == "graph"
 
 
-@pytest.mark.parametrize("at", [0, 2, 5])
+@pytest.mark.parametrize("at", [0, 2])
 def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch)
     monkeypatch.setattr("selfspec.forward.room.Fixed.least", 0)
