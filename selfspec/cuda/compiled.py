@@ -129,12 +129,13 @@ class CompiledLayers:
     ) -> Any:
         """A layer's forward, compiled with its own keys and values in place of the whole cache."""
         layer, kind = self._layers[index], self._kinds[index]
+        of: Any = type(layer)
         if kind in self._broken:
             return stock(*args, **kwargs)
         swapped = [own if arg is whole else arg for arg in args]
         named = {name: own if arg is whole else arg for name, arg in kwargs.items()}
         try:
-            return run_compiled(_of_class(type(layer)), layer, *swapped, **named)
+            return run_compiled(_of_class(of), layer, *swapped, **named)
         except Exception as error:  # What can't be traced fails in any way.
             if is_out_of_memory(error):
                 raise
@@ -151,7 +152,7 @@ def run_compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 @cache
-def _of_class(kind: type[nn.Module]) -> Callable[..., Any]:
+def _of_class(kind: Any) -> Callable[..., Any]:
     """The compiled forward of a class of layers; torch keeps a graph for each kind of them."""
     stock: Callable[..., Any] = kind.forward
 
