@@ -8,8 +8,6 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-__all__ = ["replace_bytes", "replace_text", "user_folder"]
-
 
 def user_folder() -> Path | None:
     """Our folder in the platform's cache folder; None if the user has no home folder."""
