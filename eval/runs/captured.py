@@ -26,8 +26,6 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.machine.device import Repeating, device_for
 from selfspec.records import DraftTree
 
-__all__ = ["AROUND", "Launches", "decoder_layers", "fixed_forward"]
-
 AROUND = "around"
 
 

@@ -20,8 +20,6 @@ from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["TrialLayers", "kinds_of", "layers_of"]
-
 
 class _Reached(Exception):
     """Ends a forward after a layer; carries what that layer returned."""

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["compiled", "missing_compiler", "tracing"]
-
 _BACKEND = "inductor"
 # Kinds of layers, twice for one node and more, twice for one row and more, and inference mode.
 _MOST_GRAPHS = 64

@@ -30,8 +30,6 @@ from selfspec.forward.model import AttentionTypes, num_readable
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
-__all__ = ["CompiledLayers", "LayerKV", "trial"]
-
 _log = logging.getLogger("selfspec")
 
 _WIDTHS = (16, 1)  # Of the trial's forwards; each is another graph.
