@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache
 
-from selfspec.ability.trial_layers import kinds_of, layers_of
+from selfspec.ability.trial_layers import TrialLayers, kinds_of, layers_of
+from selfspec.ability.trials import prefilled
 from selfspec.compat.compilers import compiled, missing_compiler, tracing
-from selfspec.compat.generation import KV
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.eager import Logits
@@ -190,11 +189,10 @@ def _chains(
     model: Any, attention: AttentionTypes, forwards: Any
 ) -> Callable[[int, CompiledLayers | None], torch.Tensor]:
     """Gives the logits (1, W, V) of a chain of a width after a short prompt, by some layers."""
-    ids = torch.arange(_PROMPT, device=model.device)[None] % num_readable(model)
-    stock = DynamicCache(config=model.config.get_text_config(decoder=True))
-    model(input_ids=ids, use_cache=True, **{KV: stock})
+    prompt = [token % num_readable(model) for token in range(_PROMPT)]
+    kv = prefilled(model, prompt, TrialLayers.whole())
     backend = TreeBackend(model, attention, forwards)
-    rows = backend.add(stock, torch.full((1, 1), _PROMPT, device=model.device))
+    rows = backend.add(kv, torch.tensor([[_PROMPT]], device=model.device))
 
     def logits(width: int, layers: CompiledLayers | None) -> torch.Tensor:
         tree = DraftTree.of_root(0)
