@@ -168,7 +168,7 @@ def test_inference_mode_and_back(order: int, log: list[str]) -> None:
 
 # compiled layers: traced by torch, and compiled for some
 
-TRACED = ("gemma3", "mixtral", "gpt2", "qwen2", "qwen3", "gemma2", "mistral", "phi3", "olmo2")
+TRACED = ("llama", "gemma3", "mixtral", "qwen2", "qwen3", "gemma2", "mistral", "phi3", "olmo2")
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ def test_layers_stay_as_they_are(
 
 def test_layers_are_compiled_once_it_pays(log: list[str], monkeypatch: Any) -> None:
     called = record_compiled_layers(monkeypatch, "eager")
-    model, spec = tiny_model(), SelfSpec(compile="auto", **FIXED)
+    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", **FIXED)
     run_graphs(model, prompt(), spec, **GREEDY)
     assert not called
     monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
