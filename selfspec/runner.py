@@ -22,17 +22,17 @@ from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner
-from selfspec.cuda.runner import StaticRunner
+from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend
+from selfspec.forward.backends import Backend, TreeBackend, tokens_in
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
-from selfspec.forward.eager import EagerForwards, Forwards
+from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
-from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.forward.room import Limits, Shared
+from selfspec.forward.model import device_of
+from selfspec.forward.room import Fixed, Growing, Limits, Shared
 from selfspec.machine.device import device_for
 from selfspec.neural.hidden_map import HiddenStateSource
 from selfspec.records import MAP
@@ -51,6 +51,8 @@ _CHANGES = (
     f"its own code or its hooks have changed after each of {_MOST_TRIALS} trials, and what a trial "
     "finds holds for one state of them"
 )
+# With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
+_COMPILING_PAYS = 200.0
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
@@ -81,6 +83,7 @@ class ModelRunner:
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._captured = KeptRunner()
+        self._captured_seconds = 0.0  # Of all calls with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
@@ -154,14 +157,16 @@ class ModelRunner:
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
+        if self.config.compile is True and not self._captures:
+            reason = reason or "compiled layers are for captured forwards alone, and it has none"
         self.packing, self.reason = packing, self._checked(reason)
 
     @property
     def _captures(self) -> bool:
-        """Are the forwards of a call captured, if nothing prevents it?"""
-        device = device_for(device_of(self.model))
-        forward = self.config.forward
-        return forward == "graph" or (forward == "auto" and device.can_capture)
+        """Are forwards captured, if nothing prevents it?"""
+        device, forward = device_for(device_of(self.model)), self.config.forward
+        asked = forward == "graph" or (forward == "auto" and device.can_capture)
+        return asked and not is_streamed(self.model)
 
     @property
     def may_pack(self) -> bool:
@@ -216,36 +221,45 @@ class ModelRunner:
         """What steps of so many rows cost by their width, as far as it is known or expected."""
         return self.costs.curve(self.model, backend, num_rows)
 
+    def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
+        """How many rows may come and go together, and what they may take."""
+        most = self.config.max_nodes
+        spare = stepped(most) - most if self._captures else 0
+        max_tokens = None if max_bytes is None else tokens_in(self.model, max_rows, max_bytes)
+        return Limits(max_rows, max_tokens, spare)
+
     @contextmanager
-    def backend(self, ability: DraftSupport) -> Iterator[Backend]:
-        """What runs the forwards of one call; it has no rows yet."""
-        model, attention, is_streaming = self.model, ability.attention, is_streamed(self.model)
-        captures = self._captures and not is_streaming
+    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
+        """What runs the forwards of one call, or of rows that come and go within limits.
+
+        It has no rows yet. Captured forwards belong to one call or session at a time.
+        """
+        model, attention, captures = self.model, ability.attention, self._captures
         if attention is None:
             why = "a chain grows the stock KV cache, which has no fixed slots"
             reason = self._checked(why if captures else None)
             yield ChainBackend(model, kind=self.forward_kind, reason=reason)
-        elif not captures:
-            yield TreeBackend(model, attention, EagerForwards(attention, kind=self.forward_kind))
-        else:
-            with self._captured.borrow(model, attention) as found:
+            return
+        compiles, start = captures and self._compiles, perf_counter()
+        borrowed = self._captured.borrow(model, attention, compiles=compiles)
+        with borrowed if captures else nullcontext(None) as found:
+            if isinstance(found, StaticRunner):
+                if compiles and self._captured.layers_reason:
+                    self.reason = f"its layers are not compiled: {self._captured.layers_reason}"
+                found.kv.policy = Fixed(limits)
                 strict = self.config.strict and self.config.forward == "graph"
-                yield TreeBackend(model, attention, self._forwards(attention, found), strict=strict)
+                yield TreeBackend(model, attention, found, strict=strict)
+                self._captured_seconds += perf_counter() - start
+            else:
+                policy = Growing() if limits is None else Shared(limits)
+                asked: Any = {"kind": self.forward_kind, "reason": self._checked(found)}
+                yield TreeBackend(model, attention, EagerForwards(attention, policy, **asked))
 
-    def _forwards(self, attention: AttentionTypes, found: StaticRunner | str) -> Forwards:
-        """Captured forwards, or eager ones with the reason why there are none."""
-        if not isinstance(found, str):
-            return found
-        return EagerForwards(attention, kind=self.forward_kind, reason=self._checked(found))
-
-    def shared_backend(self, ability: DraftSupport, limits: Limits) -> TreeBackend:
-        """What runs the forwards of rows that come and go, which are never captured."""
-        why = "captured forwards have a fixed number of rows, and here rows come and go"
-        reason = self._checked(why if self._captures else None)
-        assert ability.attention is not None
-        asked: Any = {"policy": Shared(limits), "kind": self.forward_kind, "reason": reason}
-        forwards = EagerForwards(ability.attention, **asked)
-        return TreeBackend(self.model, ability.attention, forwards)
+    @property
+    def _compiles(self) -> bool:
+        """Are layers to be compiled by now?"""
+        asked = self.config.compile
+        return asked is True or (asked == "auto" and self._captured_seconds >= _COMPILING_PAYS)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

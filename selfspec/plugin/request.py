@@ -17,8 +17,6 @@ from selfspec.plugin.row_rules import choosers_of, end_ids
 from selfspec.request import Request
 from selfspec.row import Row, stream_to
 
-__all__ = ["request_of"]
-
 
 def request_of(
     call: Call,
@@ -31,7 +29,7 @@ def request_of(
     learns = call.config.learning != "frozen"
     arguments = (call.model, call.input_ids, call.model_kwargs, call.generation_config)
     return Request(
-        reader=PromptReader(*arguments, learns=learns),
+        reader=PromptReader(*arguments, learns=learns, hears=call.hears),
         new_rows=partial(_rows, call, index, generator, fails_alone),
         sources=_sources(call),
         max_new_columns=call.max_new_columns,
@@ -79,6 +77,7 @@ def _rows(
             unplaced_id=unplaced,
             chooser=chooser,
             max_length=call.max_length,
+            max_nodes=call.max_nodes,
             stops=stops,
             pad_token_id=pad,
             # Stock's own test for filling up rows that stopped.
