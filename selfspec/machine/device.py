@@ -14,17 +14,6 @@ from weakref import ref
 
 import torch
 
-__all__ = [
-    "CudaDevice",
-    "Device",
-    "Fetched",
-    "Replay",
-    "default_generator",
-    "device_for",
-    "own_seed",
-    "upload",
-]
-
 Replay = Callable[[], None]
 
 # Before torch 2.12, a capture that fails leaves torch's generator and memory pool capturing.
@@ -148,6 +137,14 @@ class CudaDevice(Device):
         capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
         with torch.cuda.stream(main), capture:  # If it fails, it may leave another stream current.
             work()
+
+
+class Repeating(Device):
+    """Runs again what it is asked to capture: for trials, and to count what a capture has."""
+
+    def capture(self, work: Callable[[], None]) -> Replay | str:
+        """The work itself."""
+        return work
 
 
 def device_for(device: torch.device) -> Device:

@@ -20,8 +20,6 @@ from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.forward.inputs import foreign_layer
 from selfspec.plugin.row_rules import looks_at_rows, row_stops
 
-__all__ = ["RULES", "Arguments", "Outcome", "Rule", "has_own_generate", "reason_for"]
-
 
 class Outcome(Enum):
     """What becomes of a call."""
