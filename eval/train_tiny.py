@@ -2,7 +2,8 @@
 
     python -m eval train_tiny --out FOLDER --minutes 60 --threads 2 --compile
 
-Writes an ordinary transformers folder in bfloat16. The last line is one JSON object with what the
+Writes an ordinary transformers folder in bfloat16. With ``--head`` it is a Mellum of the same size,
+with a head that predicts the token after next: the smallest of those whose heads transformers runs. The last line is one JSON object with what the
 run spent and reached, for the model's card. Under a time limit two runs differ in their number of
 steps, so in weights.
 """
@@ -23,7 +24,17 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch.nn.functional import cross_entropy
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_layers import MtpModel
 
 from eval.errors import EvalError
 from eval.models.sources import list_sources, read_source, stdlib_folder
@@ -37,6 +48,8 @@ _HELD_OUT = 0.02  # of the files
 _WARM_UP = 0.02  # of the budget
 _LONG_EVERY = 8  # One of so many batches has full length, so that far positions are trained.
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_HEAD = 0.3  # What the loss of the head weighs.
 
 
 class Corpus(NamedTuple):
@@ -54,9 +67,12 @@ def run(options: argparse.Namespace) -> int:
     corpus, tokenizer = _corpus(options)
     print(f"{len(corpus.train_ids)} tokens, {len(corpus.held_out_ids)} held out", flush=True)
     model = _new_model(tokenizer, options)
-    found = _train(model, corpus.train_ids, options)
+    trained = _WithHead(model, options.seed) if options.head else model
+    found = _train(trained, corpus.train_ids, options)
     found["held_out_loss"] = _held_out_loss(model, corpus.held_out_ids, options)
-    model.to(torch.bfloat16).save_pretrained(options.out)
+    trained.to(torch.bfloat16)
+    head = trained.weights() if isinstance(trained, _WithHead) else {}
+    model.save_pretrained(options.out, state_dict={**model.state_dict(), **head})
     _wrapped(tokenizer).save_pretrained(options.out)
     sizes = {"num_tokens": len(corpus.train_ids), "num_held_out": len(corpus.held_out_ids)}
     print(json.dumps(told("train_tiny", options, **sizes, **found)))
@@ -110,9 +126,9 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> LlamaForCausalLM:
+def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedModel:
     ids = {"eos_token_id": tokenizer.token_to_id(_EOS), "pad_token_id": tokenizer.token_to_id(_PAD)}
-    config = LlamaConfig(
+    sizes = dict(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,
         num_hidden_layers=6,
@@ -121,19 +137,67 @@ def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> LlamaForCau
         head_dim=64,
         intermediate_size=688,
         max_position_embeddings=_POSITIONS,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
         **ids,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = LlamaForCausalLM(config).to(options.device)
+        model: PreTrainedModel
+        if options.head:
+            model = MellumForCausalLM(MellumConfig(**sizes, **_dense_with_head(6)))
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=_ROPE))
+    model.to(options.device)
     model.generation_config = GenerationConfig(do_sample=False, **ids)
     return model
 
 
-def _train(model: LlamaForCausalLM, ids: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
+def _dense_with_head(num_layers: int) -> dict[str, Any]:
+    """A Mellum without experts and windows, with one head."""
+    return {
+        "rope_parameters": {"full_attention": _ROPE},
+        "mlp_layer_types": ["dense"] * num_layers,
+        "num_mtp_layers": 1,
+        "mtp_layer_types": ["full_attention"],
+        "mtp_mlp_layer_types": ["dense"],
+    }
+
+
+class _WithHead(nn.Module):
+    """A model and its head, which are trained together."""
+
+    def __init__(self, model: Any, seed: int) -> None:
+        super().__init__()
+        self.model = model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.heads = MtpModel(model, 1).to(model.device)
+
+    def forward(self, input_ids: torch.Tensor, **_options: Any) -> Any:
+        """An object with the loss of both, for the tokens (B, L) of some texts."""
+        hidden = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
+        places = torch.arange(1, input_ids.shape[1], device=input_ids.device)[None]
+        known = input_ids[:, 1:]
+        ahead = self.heads.forward_layer(0, hidden, places, None, input_ids=known)
+        losses = [
+            cross_entropy(self.model.lm_head(states).flatten(0, 1), ids.flatten())
+            for states, ids in ((hidden, known), (ahead[:, :-1], input_ids[:, 2:]))
+        ]
+        return argparse.Namespace(loss=losses[0] + _HEAD * losses[1])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Those of the head under the names that a Mellum's checkpoint has for them."""
+        names = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
+        found = {}
+        for name, weight in self.heads.layers[0].state_dict().items():
+            first, rest = name.split(".", 1)
+            place = {**names, "post_norm": "norm"}.get(first, "layers.0")
+            found[f"mtp.{place}.{rest}"] = weight
+        return found
+
+
+def _train(model: nn.Module, ids: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
     """Steps until the budget is spent; the rate warms up, and falls to zero where the budget ends.
 
     bfloat16 would lose a change of less than 1/256 of a weight, so weights are trained in float32.
@@ -190,7 +254,7 @@ def _loss(forward: Callable[..., Any], rows: np.ndarray, options: Any) -> torch.
 
 
 @torch.no_grad()
-def _held_out_loss(model: LlamaForCausalLM, ids: np.ndarray, options: argparse.Namespace) -> float:
+def _held_out_loss(model: nn.Module, ids: np.ndarray, options: argparse.Namespace) -> float:
     """Nats a token, over windows side by side."""
     rows = ids[: len(ids) // options.seq_len * options.seq_len].reshape(-1, options.seq_len)
     return fmean(_loss(model, row[None], options).item() for row in rows)
@@ -213,6 +277,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--steps", type=int, help="how many steps to train")
     budget.add_argument("--minutes", type=float, help="how long to train")
+    add("--head", action="store_true", help="with a head for the token after next")
     add("--seed", type=int, default=0, help="of split and weights")
     add("--lr", type=float, default=2e-3, help="highest learning rate")
     add("--batch-tokens", type=int, default=2048, help="tokens in a batch")
