@@ -87,6 +87,16 @@ def _corpus(options: argparse.Namespace) -> tuple[Corpus, Tokenizer]:
     texts = [read_source(path) for path in random.Random(options.seed).sample(paths, len(paths))]
     num_held_out = max(1, round(_HELD_OUT * len(paths)))
     train, held_out = texts[num_held_out:], texts[:num_held_out]
+    tokenizer = _tokenizer_of(options.start) if options.start else _new_tokenizer(train)
+    packed = (_packed(tokenizer, part, options.seq_len) for part in (train, held_out))
+    return Corpus(*packed), tokenizer
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _new_tokenizer(texts: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -96,9 +106,8 @@ def _corpus(options: argparse.Namespace) -> tuple[Corpus, Tokenizer]:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(train, trainer)
-    packed = (_packed(tokenizer, part, options.seq_len) for part in (train, held_out))
-    return Corpus(*packed), tokenizer
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _packed(tokenizer: Tokenizer, texts: Sequence[str], least: int) -> np.ndarray:
@@ -149,6 +158,8 @@ def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedM
         else:
             model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=_ROPE))
     model.to(options.device)
+    if options.start:
+        _begin_with(model, LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32))
     model.generation_config = GenerationConfig(do_sample=False, **ids)
     return model
 
@@ -162,6 +173,21 @@ def _dense_with_head(num_layers: int) -> dict[str, Any]:
         "mtp_layer_types": ["full_attention"],
         "mtp_mlp_layer_types": ["dense"],
     }
+
+
+@torch.no_grad()
+def _begin_with(model: Any, trained: Any) -> None:
+    """Takes over the weights of a Llama; norms of queries and keys begin at their usual lengths."""
+    model.load_state_dict(trained.state_dict(), strict=False)
+
+    def scale(module: Any, args: tuple[torch.Tensor, ...]) -> None:
+        module.weight.fill_(args[0].square().mean().sqrt())
+
+    norms = [each for name, each in model.named_modules() if name.endswith(("q_norm", "k_norm"))]
+    handles = [norm.register_forward_pre_hook(scale) for norm in norms]
+    model(torch.randint(0, _VOCABULARY, (4, 256), generator=torch.Generator().manual_seed(0)))
+    for handle in handles:
+        handle.remove()
 
 
 class _WithHead(nn.Module):
@@ -277,6 +303,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--steps", type=int, help="how many steps to train")
     budget.add_argument("--minutes", type=float, help="how long to train")
+    add("--start", type=Path, help="a Llama of this command, whose weights come first")
     add("--head", action="store_true", help="with a head for the token after next")
     add("--seed", type=int, default=0, help="of split and weights")
     add("--lr", type=float, default=2e-3, help="highest learning rate")
