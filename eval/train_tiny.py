@@ -3,9 +3,9 @@
     python -m eval train_tiny --out FOLDER --minutes 60 --threads 2 --compile
 
 Writes an ordinary transformers folder in bfloat16. With ``--head`` it is a Mellum of the same size,
-with a head that predicts the token after next: the smallest of those whose heads transformers runs. The last line is one JSON object with what the
-run spent and reached, for the model's card. Under a time limit two runs differ in their number of
-steps, so in weights.
+with a head that predicts the token after next: the smallest of those whose heads transformers runs.
+The last line is one JSON object with what the run spent and reached, for the model's card. Under a
+time limit two runs differ in their number of steps, so in weights.
 """
 
 from __future__ import annotations
@@ -137,19 +137,19 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedModel:
     ids = {"eos_token_id": tokenizer.token_to_id(_EOS), "pad_token_id": tokenizer.token_to_id(_PAD)}
-    sizes = dict(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=256,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
-        intermediate_size=688,
-        max_position_embeddings=_POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
+    sizes: dict[str, Any] = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 688,
+        "max_position_embeddings": _POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
         **ids,
-    )
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         model: PreTrainedModel
@@ -178,6 +178,11 @@ def _dense_with_head(num_layers: int) -> dict[str, Any]:
 @torch.no_grad()
 def _begin_with(model: Any, trained: Any) -> None:
     """Takes over the weights of a Llama; norms of queries and keys begin at their usual lengths."""
+    if model.config.hidden_size != trained.config.hidden_size:
+        raise EvalError(
+            f"--start must be a model that this command has made (got one of "
+            f"{trained.config.hidden_size} dimensions, not {model.config.hidden_size})"
+        )
     model.load_state_dict(trained.state_dict(), strict=False)
 
     def scale(module: Any, args: tuple[torch.Tensor, ...]) -> None:
