@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from torch.nn.functional import cross_entropy
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -34,9 +34,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.modeling_layers import MtpModel
 
 from eval.errors import EvalError
+from eval.models.head import CAN_TRAIN, ROPE, WithHead, begin_with, dense_with_head
 from eval.models.sources import list_sources, read_source, stdlib_folder
 from eval.options import check_at_least
 from eval.runs.environment import told
@@ -48,8 +48,6 @@ _HELD_OUT = 0.02  # of the files
 _WARM_UP = 0.02  # of the budget
 _LONG_EVERY = 8  # One of so many batches has full length, so that far positions are trained.
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_HEAD = 0.3  # What the loss of the head weighs.
 
 
 class Corpus(NamedTuple):
@@ -67,11 +65,11 @@ def run(options: argparse.Namespace) -> int:
     corpus, tokenizer = _corpus(options)
     print(f"{len(corpus.train_ids)} tokens, {len(corpus.held_out_ids)} held out", flush=True)
     model = _new_model(tokenizer, options)
-    trained = _WithHead(model, options.seed) if options.head else model
+    trained = WithHead(model, options.seed) if options.head else model
     found = _train(trained, corpus.train_ids, options)
     found["held_out_loss"] = _held_out_loss(model, corpus.held_out_ids, options)
     trained.to(torch.bfloat16)
-    head = trained.weights() if isinstance(trained, _WithHead) else {}
+    head = trained.weights() if isinstance(trained, WithHead) else {}
     model.save_pretrained(options.out, state_dict={**model.state_dict(), **head})
     _wrapped(tokenizer).save_pretrained(options.out)
     sizes = {"num_tokens": len(corpus.train_ids), "num_held_out": len(corpus.held_out_ids)}
@@ -154,78 +152,14 @@ def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedM
         torch.manual_seed(options.seed)
         model: PreTrainedModel
         if options.head:
-            model = MellumForCausalLM(MellumConfig(**sizes, **_dense_with_head(6)))
+            model = MellumForCausalLM(MellumConfig(**sizes, **dense_with_head(6)))
         else:
-            model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=_ROPE))
+            model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=ROPE))
     model.to(options.device)
     if options.start:
-        _begin_with(model, LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32))
+        begin_with(model, LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32))
     model.generation_config = GenerationConfig(do_sample=False, **ids)
     return model
-
-
-def _dense_with_head(num_layers: int) -> dict[str, Any]:
-    """A Mellum without experts and windows, with one head."""
-    return {
-        "rope_parameters": {"full_attention": _ROPE},
-        "mlp_layer_types": ["dense"] * num_layers,
-        "num_mtp_layers": 1,
-        "mtp_layer_types": ["full_attention"],
-        "mtp_mlp_layer_types": ["dense"],
-    }
-
-
-@torch.no_grad()
-def _begin_with(model: Any, trained: Any) -> None:
-    """Takes over the weights of a Llama; norms of queries and keys begin at their usual lengths."""
-    if model.config.hidden_size != trained.config.hidden_size:
-        raise EvalError(
-            f"--start must be a model that this command has made (got one of "
-            f"{trained.config.hidden_size} dimensions, not {model.config.hidden_size})"
-        )
-    model.load_state_dict(trained.state_dict(), strict=False)
-
-    def scale(module: Any, args: tuple[torch.Tensor, ...]) -> None:
-        module.weight.fill_(args[0].square().mean().sqrt())
-
-    norms = [each for name, each in model.named_modules() if name.endswith(("q_norm", "k_norm"))]
-    handles = [norm.register_forward_pre_hook(scale) for norm in norms]
-    model(torch.randint(0, _VOCABULARY, (4, 256), generator=torch.Generator().manual_seed(0)))
-    for handle in handles:
-        handle.remove()
-
-
-class _WithHead(nn.Module):
-    """A model and its head, which are trained together."""
-
-    def __init__(self, model: Any, seed: int) -> None:
-        super().__init__()
-        self.model = model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.heads = MtpModel(model, 1).to(model.device)
-
-    def forward(self, input_ids: torch.Tensor, **_options: Any) -> Any:
-        """An object with the loss of both, for the tokens (B, L) of some texts."""
-        hidden = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
-        places = torch.arange(1, input_ids.shape[1], device=input_ids.device)[None]
-        known = input_ids[:, 1:]
-        ahead = self.heads.forward_layer(0, hidden, places, None, input_ids=known)
-        losses = [
-            cross_entropy(self.model.lm_head(states).flatten(0, 1), ids.flatten())
-            for states, ids in ((hidden, known), (ahead[:, :-1], input_ids[:, 2:]))
-        ]
-        return argparse.Namespace(loss=losses[0] + _HEAD * losses[1])
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Those of the head under the names that a Mellum's checkpoint has for them."""
-        names = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
-        found = {}
-        for name, weight in self.heads.layers[0].state_dict().items():
-            first, rest = name.split(".", 1)
-            place = {**names, "post_norm": "norm"}.get(first, "layers.0")
-            found[f"mtp.{place}.{rest}"] = weight
-        return found
 
 
 def _train(model: nn.Module, ids: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
@@ -294,6 +228,11 @@ def _held_out_loss(model: nn.Module, ids: np.ndarray, options: argparse.Namespac
 def _check(options: argparse.Namespace) -> None:
     """Refuses numbers that no run can use."""
     check_at_least(options, 1, "steps", "batch_tokens", "threads")
+    if options.head and not CAN_TRAIN:
+        raise EvalError(
+            "--head needs a transformers that can run a head alone, such as 5.24 (got "
+            f"{transformers.__version__})"
+        )
     for name in ("minutes", "lr"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise EvalError(f"--{name} must be > 0 (got {value})")

@@ -17,6 +17,7 @@ from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
 from eval.methods.registry import METHODS
 from eval.methods.streamed_job import Job, Result
+from eval.models.head import CAN_TRAIN
 from eval.report.statistics import STAGES
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
@@ -271,8 +272,10 @@ def test_train_tiny(tmp_path, figures):
     inputs = tokenizer(["def f(x):\n", "é\tx"], padding=True, return_tensors="pt")
     assert tokenizer.decode(inputs.input_ids[1], skip_special_tokens=True) == "é\tx"
     assert model.generate(**inputs, max_new_tokens=2).shape[0] == 2
+    if not CAN_TRAIN:
+        return
     more = f"{options.replace(str(out), str(tmp_path / 'head'))} --start {out} --head"
     assert figures("train_tiny", *more.split())["loss"] > found["loss"]  # That of the head, too.
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "head", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "head", dtype="float32")
     inputs = {**tokenizer("def f(x):", return_tensors="pt"), "max_new_tokens": 8}
-    assert torch.equal(model.generate(**inputs, use_mtp=True), model.generate(**inputs))
+    assert (model.generate(**inputs, use_mtp=True) == model.generate(**inputs)).all()
