@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from selfspec.draft.sources import Source
-from selfspec.forward.prompt import Prefilled, PromptReader
-from selfspec.row import Row
+from selfspec.forward.prompt import PromptReader
+from selfspec.row import Row, Streamer
 from selfspec.stats import GenerationStats
 
 __all__ = ["Request"]
@@ -22,8 +22,10 @@ class Request:
 
     Attributes:
         reader: Reads the prompt, whole or in parts.
-        new_rows: Makes its rows once the prompt was read, each with what chooses its tokens.
+        new_rows: For each row, makes it of its `prompt_ids` and its `drafter`.
         sources: For each row, what it alone drafts from.
+        encoder_texts: For each row, the text that an encoder has read, if any.
+        streamer: Hears each token once all rows have it.
         max_new_columns: How far after the prompt the last token may be, drafted or not.
         max_tree: The most nodes of a row in one forward.
         fails_alone: Whether an error of one row ends this row, and no row of another request.
@@ -31,8 +33,10 @@ class Request:
     """
 
     reader: PromptReader
-    new_rows: Callable[[Prefilled], list[Row]]
+    new_rows: Sequence[Callable[..., Row]]
     sources: Sequence[Sequence[Source]]
+    encoder_texts: Sequence[Sequence[int]]
+    streamer: Streamer | None
     max_new_columns: int
     max_tree: int
     fails_alone: bool

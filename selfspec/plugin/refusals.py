@@ -18,10 +18,11 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import hidden_kv_name, kv_of
 from selfspec.compat.modules import is_parallel, prompt_learning
+from selfspec.errors import UnsupportedError
 from selfspec.forward.tree_kv import foreign_layer
 from selfspec.plugin.row_rules import looks_at_rows, row_stops
 
-__all__ = ["RULES", "Arguments", "Outcome", "Rule", "has_own_generate", "reason_for"]
+__all__ = ["RULES", "Arguments", "Outcome", "Rule", "has_own_generate", "reason_for", "refuse"]
 
 
 class Outcome(Enum):
@@ -69,6 +70,12 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
         if found := rule.looks_at(asked):
             return rule.reason.format(found)
     return None
+
+
+def refuse(asked: Arguments) -> None:
+    """Raises what can't be served by any loop of ours."""
+    if reason := reason_for(Outcome.REFUSED, asked):
+        raise UnsupportedError(reason)
 
 
 def _mode(name: str, what: str, off: Any) -> Rule:

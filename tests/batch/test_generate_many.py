@@ -113,7 +113,7 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
     for index, length in lengths.items():
         session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
-        cursors = [cursor for row in rows_of(session) for cursor in row.cursors]
+        cursors = [cursor for row in rows_of(session) for cursor in row.drafter.cursors]
         num_maps = sum(isinstance(cursor, MapCursor) for cursor in cursors)
         assert num_maps <= 4
         steps.append(step_of(session))
