@@ -5,15 +5,25 @@ Whoever asks has made it of a `generate()` call, of which nothing below knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import Source
 from selfspec.forward.prompt import PromptReader
 from selfspec.row import Row, Streamer
 from selfspec.stats import GenerationStats
 
-__all__ = ["Request"]
+__all__ = ["NewRow", "Request"]
+
+
+class NewRow(Protocol):
+    """Makes a row once its prompt was read, with what else decides on its tokens."""
+
+    def __call__(self, *, prompt_ids: list[int], drafter: Drafter) -> Row:
+        """`prompt_ids` are the prompt without padding."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +43,7 @@ class Request:
     """
 
     reader: PromptReader
-    new_rows: Sequence[Callable[..., Row]]
+    new_rows: Sequence[NewRow]
     sources: Sequence[Sequence[Source]]
     encoder_texts: Sequence[Sequence[int]]
     streamer: Streamer | None

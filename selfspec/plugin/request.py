@@ -13,7 +13,7 @@ from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
 from selfspec.forward.prompt import PromptReader
 from selfspec.plugin.call import Call
 from selfspec.plugin.row_rules import end_ids, for_rows, row_stops, split_warpers
-from selfspec.request import Request
+from selfspec.request import NewRow, Request
 from selfspec.row import Row, Stops
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape
@@ -61,7 +61,7 @@ def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Gramma
 
 def _new_rows(
     call: Call, index: int, generator: torch.Generator | None, fails_alone: bool
-) -> list[Callable[..., Row]]:
+) -> list[NewRow]:
     """What makes each row once the prompt was read, with what decides on its tokens."""
     ends, pad = end_ids(call.generation_config), call.generation_config.pad_token_id
     if pad is None:
