@@ -72,8 +72,8 @@ class Engine:
         self.backend = backend
         self.config = config.changed(top_k=1) if backend.chains_only else config
         self.rows: list[Row] = []  # Those that still decode, in their order.
-        self.budget = self._own_budget() if budget is None else budget
         self._runner = runner
+        self.budget = self._own_budget() if budget is None else budget
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
