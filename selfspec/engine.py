@@ -226,7 +226,8 @@ class Engine:
             source.before_step(len(self.rows), budget)
         for row in self.rows:
             with row.guarded():
-                row.drafter.prepare()
+                if row.max_nodes > 1:
+                    row.drafter.prepare()
 
     def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
         """One forward over the trees of some rows, and what comes of it, without rows that failed.
@@ -299,7 +300,8 @@ class Engine:
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                limits = (step.max_nodes if row.drafts else 1, row.max_depth, step.search())
+                most = min(step.max_nodes, row.most_nodes)
+                limits = (most, row.max_depth, step.search())
                 tree = row.drafter.draft(row.last_token, *limits)
             trees.append(tree)
         step.fit(trees)

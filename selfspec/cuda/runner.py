@@ -90,7 +90,7 @@ class StaticRunner:
         if shape not in self._inputs:
             self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
         self._device.send(inputs, into=self._inputs[shape])
-        key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.dtype)
+        key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.kind.dtype)
         self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         if replay is None:

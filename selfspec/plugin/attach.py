@@ -139,7 +139,8 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     if reason is None:
         return stock(*args, custom_generate=loop_of(assistant, model, kwargs), **ready)
     assistant.warn(model, GenerationStats(disabled_reason=reason.partition(";")[0]))
-    kwargs.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
+    for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
+        kwargs.pop(name, None)
     return stock(*args, **kwargs)
 
 

@@ -32,7 +32,7 @@ def request_of(
     learns = call.config.learning != "frozen"
     arguments = (call.model, call.input_ids, call.model_kwargs, call.generation_config)
     return Request(
-        reader=PromptReader(*arguments, learns=learns),
+        reader=PromptReader(*arguments, learns=learns, hears=call.hears),
         new_rows=_new_rows(call, index, generator, fails_alone),
         sources=_sources(call),
         encoder_texts=_encoder_texts(call),
@@ -74,6 +74,7 @@ def _new_rows(
             prompt=call.input_ids[number : number + 1],
             chooser=chooser,
             max_length=call.max_length,
+            max_nodes=call.max_nodes,
             stops=stops,
             pad_token_id=pad,
             # Stock's own test for filling up rows that stopped.

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from math import log2
 from time import perf_counter
 from typing import Any, Protocol
 
 from selfspec.draft.sources.source import Cursor, TimeBudget
-from selfspec.records import MAP, Candidate, Evidence, Likely, StepRecord, sources_of
+from selfspec.records import (
+    MAP,
+    MAX_BIN,
+    Candidate,
+    Evidence,
+    Likely,
+    StepRecord,
+    halvings,
+    sources_of,
+)
 
-__all__ = ["Asked", "MapCursor", "StateMap"]
-
-_MAX_BIN = 6
+__all__ = ["MapCursor", "MapGate", "StateMap"]
 
 
 class StateMap(Protocol):
@@ -46,7 +52,7 @@ class StateMap(Protocol):
         ...
 
 
-class Asked(Protocol):
+class MapGate(Protocol):
     """Whether the maps of all rows are asked, and what comes of it."""
 
     is_wanted: bool  # In the next step?
@@ -62,10 +68,10 @@ class MapCursor(Cursor):
     Whether it is asked is decided for all rows alike, before each step.
     """
 
-    def __init__(self, state_map: StateMap, top_k: int, asked: Asked, budget: TimeBudget) -> None:
+    def __init__(self, state_map: StateMap, top_k: int, gate: MapGate, budget: TimeBudget) -> None:
         self._map = state_map
         self._top_k = top_k
-        self._asked = asked
+        self._gate = gate
         self._budget = budget
         self._has_begun = False
         self._token: int | None = None
@@ -74,11 +80,11 @@ class MapCursor(Cursor):
     @property
     def wants_states(self) -> bool:
         """Only while it is asked, since the hook at the output head takes time."""
-        return self._asked.is_wanted
+        return self._gate.is_wanted
 
     def prepare(self) -> None:
         """Learns the prompt."""
-        if self._asked.is_wanted and not self._has_begun and self._budget.affords(None):
+        if self._gate.is_wanted and not self._has_begun and self._budget.affords(None):
             start = perf_counter()
             self._map.begin()
             self._has_begun = True
@@ -86,7 +92,7 @@ class MapCursor(Cursor):
 
     def root(self) -> int | None:
         """The last committed token."""
-        return self._token if self._asked.is_wanted and self._has_begun else None
+        return self._token if self._gate.is_wanted and self._has_begun else None
 
     def expand(self, state: int | None) -> list[Candidate]:
         """What the map names after it."""
@@ -95,7 +101,7 @@ class MapCursor(Cursor):
         start = perf_counter()
         likely = self._map.likely(state, self._top_k)
         self._seconds = perf_counter() - start
-        return [(token, _evidence(chance)) for token, chance in likely]
+        return [(token, _of_bin(halvings(chance))) for token, chance in likely]
 
     def observe(self, record: StepRecord) -> None:
         """Learns from all nodes, also from rejected ones."""
@@ -104,10 +110,10 @@ class MapCursor(Cursor):
             self._map.learn(tree.tokens, tree.parents, record.path, record.states)
         elif self._token is not None:  # The first step is the prompt's.
             self._map.skip()
-        if self._asked.is_wanted and record.top is not None:
+        if self._gate.is_wanted and record.top is not None:
             self._map.name(record.top.ids.ravel().tolist())
         if self._seconds is not None:
-            self._asked.observe(seconds=self._seconds, tokens=_brought(record))
+            self._gate.observe(seconds=self._seconds, tokens=_brought(record))
             self._seconds = None
         if record.committed_ids:
             self._token = record.committed_ids[-1]
@@ -120,11 +126,7 @@ def _brought(record: StepRecord) -> int:
     return len(accepted) if is_its_own else 0
 
 
-def _evidence(chance: float) -> Evidence:
-    return _of_bin(min(int(-log2(max(0.5**_MAX_BIN, chance))), _MAX_BIN))
-
-
-@lru_cache(maxsize=_MAX_BIN + 1)
+@lru_cache(maxsize=MAX_BIN + 1)
 def _of_bin(probability_bin: int) -> Evidence:
     """Without its rank, which says little more: what is split too finely is never counted."""
     return Evidence(MAP, probability_bin=probability_bin)
