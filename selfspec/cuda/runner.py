@@ -19,8 +19,6 @@ from selfspec.forward.room import Fixed
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
 
-__all__ = ["ForwardKey", "StaticRunner", "stepped"]
-
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
 # Powers of two up to this width are captured, and multiples of it above.
 _WIDE = 64

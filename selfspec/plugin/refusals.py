@@ -21,8 +21,6 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
 from selfspec.plugin.row_rules import looks_at_rows, row_stops
 
-__all__ = ["RULES", "Arguments", "Outcome", "Rule", "has_own_generate", "reason_for", "refuse"]
-
 
 class Outcome(Enum):
     """What becomes of a call."""

@@ -18,8 +18,6 @@ from selfspec.row import Row, Stops
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
 from selfspec.verify.tape import NoiseTape
 
-__all__ = ["request_of"]
-
 
 def request_of(
     call: Call,

@@ -23,8 +23,6 @@ from selfspec.records import (
     sources_of,
 )
 
-__all__ = ["MapCursor", "MapGate", "StateMap"]
-
 
 class StateMap(Protocol):
     """A map of a text's hidden states."""
