@@ -1,4 +1,4 @@
-"""`Drafter`: what one row drafts from, step after step, opened once its prompt was read."""
+"""`Drafter`: what one row drafts from, step after step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ _log = logging.getLogger("selfspec")
 class Drafter:
     """A cursor of each source, and the trees that grow from them.
 
-    A source that fails is asked nothing more: it costs drafts, and no text.
+    Cursors are opened once the row has its first token: nobody waits for them, and a grammar's
+    processors know their grammar by then. A source that fails is asked nothing more: it costs
+    drafts, and no text.
     """
 
     def __init__(
@@ -38,26 +40,33 @@ class Drafter:
     ) -> None:
         start = replace(start, learns=learned.learns, map_prior=learned.map_prior)
         self.learned, self._is_strict = learned, config.strict
-        self.cursors: list[Cursor] = []
+        self._unopened = [(source, start) for source in (*learned.sources, *sources)]
+        self._cursors: list[Cursor] = []
         self._names: list[str] = []  # Those of the cursors' sources.
-        for source in (*learned.sources, *sources):
-            try:
-                cursor = source.open(start)
-            except Exception as error:
-                self._say_failed(source.name, error)
-                continue
-            if cursor is not None:
-                self.cursors.append(cursor)
-                self._names.append(source.name)
         self._shape = learned.shape.for_row(start.prompt_ids, learns=learned.learns)
         self._grower = TreeGrower(
-            self.cursors,
+            self._cursors,
             config,
             learned.calibration.probability,
             self._shape,
             num_readable,
             banned=banned,
         )
+
+    @property
+    def cursors(self) -> list[Cursor]:
+        """Those that have not failed; opened when they are first used."""
+        unopened, self._unopened = self._unopened, []
+        for source, start in unopened:
+            try:
+                cursor = source.open(start)
+            except Exception as error:
+                self._say_failed(source.name, error)
+                continue
+            if cursor is not None:
+                self._cursors.append(cursor)
+                self._names.append(source.name)
+        return self._cursors
 
     def prepare(self) -> None:
         """Lets cursors that take time begin, before each step."""
@@ -99,8 +108,8 @@ class Drafter:
         return answers
 
     def _drop(self, cursor: Cursor, error: Exception) -> None:
-        index = self.cursors.index(cursor)
-        del self.cursors[index]
+        index = self._cursors.index(cursor)
+        del self._cursors[index]
         self._say_failed(self._names.pop(index), error)
 
     def _say_failed(self, name: str, error: Exception) -> None:
