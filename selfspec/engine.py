@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import TypeAlias
 
@@ -73,7 +72,9 @@ class Engine:
         self.config = config.changed(top_k=1) if backend.chains_only else config
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
-        self.budget = self._own_budget() if budget is None else budget
+        own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else FixedBudget()
+        self.budget = own if budget is None else budget
+        self._run_as = ("", 0)
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
@@ -81,13 +82,6 @@ class Engine:
         self._listeners = listeners
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
-
-    def _own_budget(self) -> Budget:
-        """What the config says."""
-        if self.config.budget == "fixed":
-            return FixedBudget()
-        runner = self._runner
-        return MeasuredBudget(partial(runner.curve, self.backend), runner.ledger)
 
     def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
         """Reads the prompt of a request, to its end or `num_tokens` more of it.
@@ -199,8 +193,7 @@ class Engine:
         laps, backend = Laps(self._clock), self.backend
         self._runner.before_step(len(self.rows))
         start = laps.end("prepare")
-        budget = self.budget
-        budget.run_as(backend.kind, len(self.rows))
+        budget = self._told_budget()
         self._prepare(budget)
         prepared = laps.end("draft")
         pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
@@ -219,6 +212,14 @@ class Engine:
             row.stats.num_read_again += pending or 0
             row.stats.count_time(laps.seconds, done - start, width, len(committed))
         self._call_listeners(committed)
+
+    def _told_budget(self) -> Budget:
+        """The budget, which knows how the next step is run."""
+        run_as = (self.backend.kind, len(self.rows))
+        if run_as != self._run_as:
+            self._run_as = run_as
+            self.budget.run_as(*run_as, self._runner.curve(self.backend, len(self.rows)))
+        return self.budget
 
     def _prepare(self, budget: Budget) -> None:
         """Lets sources decide for all rows, and cursors begin that take time."""

@@ -16,7 +16,7 @@ import torch
 
 from selfspec import row as rows_
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget
+from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
@@ -121,10 +121,13 @@ class ScriptedRunner:
     """Runs a scripted model, of which nothing is packed."""
 
     def __init__(self, config: SpecConfig) -> None:
-        self.config = config
+        self.config, self.ledger = config, Ledger()
 
     def sources(self, top_k: int) -> list[Source]:
         return []
+
+    def curve(self, backend: Any, num_rows: int) -> CostCurve:
+        return CostCurve.unknown(1.0)
 
     def before_step(self, num_rows: int) -> None:
         pass

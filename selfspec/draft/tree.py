@@ -259,9 +259,10 @@ class TreeGrower:
         # A model that takes chains only gets one child for each node.
         if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
-        score: float | None = self.tree.scores[parent] * siblings.probabilities[rank]
+        chance = self.tree.scores[parent] * siblings.probabilities[rank]
+        score: float | None = chance
         if search.score is not None:
-            score = search.score(score, self.tree.depths[parent] + 1, rank)
+            score = search.score(chance, self.tree.depths[parent] + 1, rank)
         if score is not None:
             self._wait(search, parent, rank, score, score)
 
