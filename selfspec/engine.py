@@ -119,8 +119,7 @@ class Engine:
         """Lets the rows of a request in whose prompt was read."""
         model, stats = self._runner.model, request.stats
         # What was learned on another vocabulary is refused before anybody gets a token.
-        learned = self._learned(prompt.logits.shape[-1])
-        learned = learned.for_request(self.config.learning)
+        learned = self._learned(prompt.logits.shape[-1]).for_request(self.config.learning)
         self._device, self._num_readable = device_for(prompt.logits.device), num_readable(model)
         rows = self._new_rows(request, prompt, learned)
         first = first_tokens(rows, prompt.logits, self._device)
@@ -141,10 +140,10 @@ class Engine:
 
     def _new_rows(self, request: Request, prompt: Prefilled, learned: Learned) -> list[Row]:
         """The rows of a prompt that was read, each with what it drafts from."""
-        start, banned = self._clock(), unplaced_id(self._runner.model)
+        readable, banned = self._num_readable, unplaced_id(self._runner.model)
         new, rows = request.new_rows, []
         for number, (new_row, ids) in enumerate(zip(new, prompt.texts, strict=True)):
-            at_end = RowStart(
+            start = RowStart(
                 prompt_ids=[*request.encoder_texts[number], *ids],
                 max_new_tokens=request.max_new_columns,
                 budget=self.budget,
@@ -153,17 +152,11 @@ class Engine:
             )
             sources = (*self._model_sources, *request.sources[number])
             drafter = Drafter(
-                learned,
-                at_end,
-                self.config,
-                sources,
-                num_readable=self._num_readable,
-                banned=banned,
+                learned, start, self.config, sources, num_readable=readable, banned=banned
             )
             rows.append(new_row(prompt_ids=ids, drafter=drafter))
         if request.streamer is not None:
             stream_to(request.streamer, rows)
-        request.stats.spend("learn", self._clock() - start)
         return rows
 
     def add(self, rows: list[Row], first: FirstTokens) -> None:
