@@ -138,7 +138,7 @@ def step_of(session: Session) -> tuple[int, bool]:
     def noted(engine: Engine) -> None:
         rows = engine.rows
         step(engine)
-        seen.append((len(rows), any(row.wants_states for row in rows)))
+        seen.append((len(rows), any(row.drafter.wants_states for row in rows)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", noted)
