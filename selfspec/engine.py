@@ -330,9 +330,9 @@ class Engine:
         stats.forward = self.backend.kind
         stats.packed_bytes = self._runner.packed_bytes
         stats.eager_reason = self.backend.reason or self._runner.reason
+        stats.heads_reason = self._runner.why_no_heads(self.backend)
         if self.budget is not None:
             stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
-        stats.num_draft_forwards = sum(source.num_forwards for source in request.sources[0])
 
 
 class Laps:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# The names of a draft model and of a map of hidden states among the sources.
-DRAFT_MODEL, MAP = "draft model", "map"
+# The names of a draft model, and of a map and of heads that read hidden states, among the sources.
+DRAFT_MODEL, MAP, HEADS = "draft model", "map", "heads"
 
 
 class Evidence(NamedTuple):

@@ -195,6 +195,7 @@ class Row:
             learns=learned.learns,
             max_new_tokens=left,
             map_prior=learned.map_prior,
+            count_forward=self.stats.count_draft_forward,
             **known,
         )
         self.learned, self.cursors, self._is_strict = learned, [], config.strict

@@ -194,6 +194,19 @@ BRANCHING = {
     "glm4": Architecture("glm4", _DENSE),
 }
 
+# Beside some of those above, models that may come with heads for several tokens.
+_ALL_WITH_HEADS = {
+    "glm4-moe": Architecture("glm4_moe", _DENSE | _ROUTED),
+    "mellum": Architecture(
+        "mellum",
+        _DENSE
+        | _EXPERTS
+        | {"layer_types": _MIXED[:2], "mlp_layer_types": ["sparse"] * 2, "sliding_window": 6},
+    ),
+    "sarvam-mla": Architecture("sarvam_mla", _DENSE | _LATENT | _ROUTED),
+    "sarvam-moe": Architecture("sarvam_moe", _DENSE | _ROUTED),
+}
+
 # Their running states are in the KV cache, and their forwards over several tokens are right.
 _ALL_HYBRID = {
     "bailing": Architecture(
@@ -379,3 +392,4 @@ def _known(architectures: dict[str, Architecture]) -> dict[str, Architecture]:
 HYBRID, NOT_BRANCHING = _known(_ALL_HYBRID), _known(_ALL_NOT_BRANCHING)
 MULTIMODAL = _known(_ALL_MULTIMODAL)
 ARCHITECTURES = BRANCHING | HYBRID | RECURRENT | NOT_BRANCHING | MULTIMODAL
+ARCHITECTURES |= _known(_ALL_WITH_HEADS)

@@ -17,7 +17,7 @@ from selfspec.draft.sources.source import Cursor, TimeBudget
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecord
 
-__all__ = ["DraftModelCursor", "ModelText"]
+__all__ = ["DraftModelCursor", "ModelText", "bins"]
 
 # The bins of chances begin at 0.97, 0.9, 0.75, 0.5, and then at each half of the one before.
 _SURE = (0.75, 0.9, 0.97)
@@ -145,16 +145,16 @@ class DraftModelCursor(Cursor):
 
 def _candidates(likely: Likely) -> list[Candidate]:
     return [
-        (token, _evidence(rank, *_bins(chance)))
+        (token, _evidence(rank, *bins(chance)))
         for rank, (token, chance) in enumerate(likely, 1)
         if chance >= _LEAST
     ]
 
 
-def _bins(chance: float) -> tuple[int, int]:
+def bins(chance: float) -> tuple[int, int]:
     """How many times a probability is halved, and how many of the sure bounds it reaches.
 
-    >>> _bins(0.95), _bins(0.5), _bins(0.2)
+    >>> bins(0.95), bins(0.5), bins(0.2)
     ((0, 2), (1, 0), (2, 0))
     """
     return min(int(-log2(chance)), _MAX_BIN), sum(chance >= bound for bound in _SURE)

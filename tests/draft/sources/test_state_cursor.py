@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget
-from selfspec.draft.sources import map_cursor
-from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.draft.sources import state_cursor
+from selfspec.draft.sources.state_cursor import StateCursor
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import candidates_of
@@ -31,11 +31,11 @@ class ScriptedMap:
     def learn(self, ids: Any, parents: Any, path: Any, states: Any) -> None:
         self.shown.append((ids, parents, path, states))
 
-    def skip(self) -> None:
+    def skip(self, ids: Any) -> None:
         self.shown.append("skip")
 
-    def likely(self, token: int, num: int) -> Likely:
-        return self._likely[:num]
+    def chain(self, token: int, num: int) -> list[Likely]:
+        return [self._likely[:num]]
 
 
 class Asked(SourceWorth):
@@ -44,14 +44,14 @@ class Asked(SourceWorth):
     is_wanted = True
 
 
-def cursor_of(likely: Likely, asked: Asked | None = None) -> tuple[MapCursor, ScriptedMap]:
+def cursor_of(likely: Likely, asked: Asked | None = None) -> tuple[StateCursor, ScriptedMap]:
     state_map = ScriptedMap(likely)
-    cursor = MapCursor(state_map, 3, asked or Asked(), FixedBudget())
+    cursor = StateCursor(state_map, 3, asked or Asked(), FixedBudget())
     cursor.prepare()
     return cursor, state_map
 
 
-def first(cursor: MapCursor, token: int = 4) -> None:
+def first(cursor: StateCursor, token: int = 4) -> None:
     record = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[token])
     cursor.observe(record)
 
@@ -95,7 +95,7 @@ def test_it_is_not_asked_while_it_is_paused():
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
     state_map, asked = ScriptedMap([]), Asked()
-    cursor = MapCursor(state_map, 3, asked, FixedBudget())
+    cursor = StateCursor(state_map, 3, asked, FixedBudget())
     for wanted in (False, True):
         asked.is_wanted = wanted
         cursor.prepare()
@@ -105,8 +105,8 @@ def test_a_prompt_is_not_learned_while_it_is_paused():
 def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, after plain steps were timed and drafts have saved a plain step."""
     budget, state_map, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedMap([]), range(99)
-    monkeypatch.setattr(map_cursor, "perf_counter", map(float, ticks).__next__)
-    cursor = MapCursor(state_map, 3, Asked(), budget)
+    monkeypatch.setattr(state_cursor, "perf_counter", map(float, ticks).__next__)
+    cursor = StateCursor(state_map, 3, Asked(), budget)
     first(cursor)
     cursor.prepare()
     assert not state_map.has_begun
