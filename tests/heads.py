@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers.modeling_layers import MtpModel
 
+from selfspec.compat.heads import num_heads
 from selfspec.neural import heads as module
 from tests.fakes import new_model
 
@@ -24,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mellum": {"num_mtp_layers": 1} | _WINDOW,
     "bailing": {"num_nextn_predict_layers": 2} | _PLACES,
     "inkling": {"num_mtp_layers": 2},
+    "step3p7": {},
 }
 
 
@@ -39,7 +41,7 @@ def heads_of(model: Any) -> Any:
     """Random heads for it, always the same ones; the model stays as it is."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        heads = MtpModel(copy.deepcopy(model), model.config.num_mtp_layers)
+        heads = MtpModel(copy.deepcopy(model), num_heads(model))
         for weight in heads.layers.parameters():
             if weight.ndim > 1:
                 torch.nn.init.normal_(weight, std=0.3)
