@@ -243,16 +243,22 @@ class ModelRunner:
         return self._costs.curve(self.model, backend, num_rows)
 
     @contextmanager
-    def backend(self, ability: DraftSupport) -> Iterator[Backend]:
-        """What runs the forwards of one call; it has no rows yet."""
+    def backend(self, ability: DraftSupport, *, shows_states: bool = False) -> Iterator[Backend]:
+        """What runs the forwards of one call; it has no rows yet.
+
+        `shows_states` says whether the call asks for what no captured forward can do.
+        """
         model, attention, is_streaming = self.model, ability.attention, is_streamed(self.model)
         captures = self._captures and not is_streaming
         if attention is None:
             why = "a chain grows the stock KV cache, which has no fixed slots"
             reason = self._checked(why if captures else None)
             yield ChainBackend(model, kind=self.forward_kind, reason=reason)
-        elif not captures:
-            yield TreeBackend(model, attention, EagerForwards(attention, kind=self.forward_kind))
+        elif not captures or shows_states:
+            why = "use_mtp=True asks for heads, and captured forwards show them no hidden states"
+            reason = self._checked(why if captures else None)
+            forwards = EagerForwards(attention, kind=self.forward_kind, reason=reason)
+            yield TreeBackend(model, attention, forwards)
         else:
             with self._captured.borrow(model, attention) as found:
                 strict = self.config.strict and self.config.forward == "graph"

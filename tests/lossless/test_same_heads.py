@@ -14,6 +14,7 @@ from tests.batch.test_generate_many import assert_as_alone, prompts
 from tests.fakes import prompt, tiny_model
 from tests.heads import FAMILIES, heads_of, model_with_heads, random_heads  # noqa: F401
 from tests.lossless.same import FIXED, GREEDY, MODES, Call, run, run_both
+from tests.recorder import use_recorders
 
 pytestmark = pytest.mark.usefixtures("random_heads")
 
@@ -42,13 +43,16 @@ def test_they_need_no_learning_and_may_be_paused(learning: str) -> None:
         assert both.stats.heads_reason is None
 
 
-def test_captured_forwards_say_why_heads_are_not_asked() -> None:
-    spec = SelfSpec(forward="graph", **FIXED)
-    both = run_both(model_with_heads(), prompt(), spec, drafts=False, **GREEDY)
-    if both.stats.forward == "graph":
-        assert "show nobody the hidden states" in str(both.stats.heads_reason)
-    else:
-        assert both.stats.drafted_by_source["heads"]
+def test_captured_forwards_say_why_heads_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch)
+    model, spec = model_with_heads(), SelfSpec(forward="graph", **FIXED)
+    both = run_both(model, prompt(), spec, **GREEDY)
+    assert both.stats.forward == "graph"
+    assert "show nobody the hidden states" in str(both.stats.heads_reason)
+    asked = run(model, prompt(), custom_generate=spec, use_mtp=True, **GREEDY)
+    assert torch.equal(asked.ids, both.stock.ids)
+    assert spec.stats.drafted_by_source["heads"]
+    assert "use_mtp=True asks for heads" in str(spec.stats.eager_reason)
 
 
 def test_models_without_heads_pay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
