@@ -128,15 +128,14 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
     versions = ", ".join(f"{each} {version(each)}" for each in ("transformers", "torch"))
     named = num_heads(writer.model)
-    heads = [f"heads: {named} that draft too"] if named else []
-    if named and (without := why if off else spec.stats.heads_reason):
-        heads = [f"heads: {named} in its config, not asked: {without}"]
+    lacking = why if off else spec.stats.heads_reason
+    heads = f"heads: {named}{f', not asked: {lacking}' if lacking else ''}"
     return [
         f"selfspec {__version__}, {versions}, Python {platform.python_version()}",
         f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, bfloat16: {half}",
         f"model: {writer.loaded}, {writer}",
         f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
-        *heads,
+        *([heads] if named else []),
     ]
 
 

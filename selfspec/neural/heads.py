@@ -48,7 +48,7 @@ def find_heads(model: Any) -> Any | str:
         states = torch.zeros(2, heads.config.hidden_size, device=last[0].device)
         HeadText(heads, [0, 0], states).chain(0, 1)
     except Exception as error:  # Transformers reads each family's files by rules of its own.
-        return f"transformers can't run them: {type(error).__name__}: {error}"
+        return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
     return heads
 
 
@@ -91,14 +91,12 @@ class HeadText:
         num = 0 if states is None else min(len(ids), len(states), _NUM_STATES)
         self._heads, self._count_forward = heads, count_forward
         self._kv = new_kv_of_heads(heads)
-        self._end = len(ids)  # The place of the text's last token, which the model has not read.
+        self._end = len(ids) - num  # The place of the last token, which the model has not read.
         self._states = weight.new_empty(0, heads.config.hidden_size)  # (N, D), to be read
         self._next: list[int] = []  # The tokens after them, all or all but the last one.
         self._places: list[int] = []  # Those of these tokens.
         if states is not None and num:
-            self._states = states[len(states) - num :].to(weight, copy=True)
-            self._next = list(ids[len(ids) - num + 1 :])
-            self._places = list(range(self._end - num + 1, self._end + 1))
+            self.learn(ids[-num:], (), range(num), states[-num:])
 
     def begin(self) -> None:
         """Reads the prompt."""
