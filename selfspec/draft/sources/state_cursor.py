@@ -17,7 +17,7 @@ from selfspec.draft.sources.source import Cursor, Source, TimeBudget
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import HEADS, MAP, Candidate, Evidence, Likely, StepRecord, sources_of
 
-__all__ = ["Asked", "StateCursor", "StateReader", "StateSource"]
+__all__ = ["StateCursor", "StateReader", "StateSource"]
 
 _LEAST = 1 / 64  # A smaller chance counts as this one, and NaN too.
 
@@ -48,18 +48,12 @@ class StateReader(Protocol):
         ...
 
 
-class Asked(Protocol):
-    """Whether the readers of all rows are asked, and what comes of it."""
-
-    is_wanted: bool  # In the next step?
-
-    def observe(self, *, seconds: float, tokens: float) -> None:
-        """Takes in a step in which it was asked."""
-        ...
-
-
 class StateSource(Source):
-    """A source of the model's own, for at most `most_rows` rows; `worth` says whether it pays."""
+    """A source of the model's own, for at most `most_rows` rows; `worth` says whether it pays.
+
+    `is_wanted` says whether the readers of all rows are asked in the next step, and `observe` takes
+    in a step in which one was.
+    """
 
     def __init__(self, worth: SourceWorth, most_rows: int = maxsize) -> None:
         self.is_wanted = True
@@ -80,7 +74,12 @@ class StateCursor(Cursor):
     """
 
     def __init__(
-        self, reader: StateReader, top_k: int, asked: Asked, budget: TimeBudget, name: str = MAP
+        self,
+        reader: StateReader,
+        top_k: int,
+        asked: StateSource,
+        budget: TimeBudget,
+        name: str = MAP,
     ) -> None:
         self._reader = reader
         self._top_k = top_k
