@@ -69,7 +69,7 @@ class HeadSource(StateSource):
     def open(self, row: RowStart) -> StateCursor:
         """The heads at the end of the prompt, of which they may know nothing."""
         text = HeadText(self._heads, row.prompt_ids, row.states, row.count_forward)
-        return StateCursor(text, self._top_k, self, row.budget, HEADS)
+        return StateCursor(text, self._top_k, self, row.budget)
 
 
 class HeadText:

@@ -74,18 +74,12 @@ class StateCursor(Cursor):
     """
 
     def __init__(
-        self,
-        reader: StateReader,
-        top_k: int,
-        asked: StateSource,
-        budget: TimeBudget,
-        name: str = MAP,
+        self, reader: StateReader, top_k: int, source: StateSource, budget: TimeBudget
     ) -> None:
         self._reader = reader
         self._top_k = top_k
-        self._asked = asked
+        self._source = source
         self._budget = budget
-        self._name = name
         self._has_begun = False
         self._token: int | None = None
         self._chain: list[Likely] = []  # What was named in this step.
@@ -94,11 +88,11 @@ class StateCursor(Cursor):
     @property
     def wants_states(self) -> bool:
         """Only while it is asked, since the hook at the output head takes time."""
-        return self._asked.is_wanted
+        return self._source.is_wanted
 
     def prepare(self) -> None:
         """Learns the prompt."""
-        if self._asked.is_wanted and not self._has_begun and self._budget.affords(None):
+        if self._source.is_wanted and not self._has_begun and self._budget.affords(None):
             start = perf_counter()
             self._reader.begin()
             self._has_begun = True
@@ -106,7 +100,7 @@ class StateCursor(Cursor):
 
     def root(self) -> int | None:
         """Behind the last committed token."""
-        can_ask = self._asked.is_wanted and self._has_begun and self._token is not None
+        can_ask = self._source.is_wanted and self._has_begun and self._token is not None
         return 0 if can_ask else None
 
     def expand(self, state: int | None) -> list[Candidate]:
@@ -119,7 +113,7 @@ class StateCursor(Cursor):
             self._chain = self._reader.chain(self._token, self._top_k)
             self._seconds = perf_counter() - start
         likely = self._chain[state] if state < len(self._chain) else []
-        return [(token, _evidence(self._name, state, chance)) for token, chance in likely]
+        return [(token, _evidence(self._source.name, state, chance)) for token, chance in likely]
 
     def follow(self, state: int | None, token: int) -> int | None:
         """A reader goes on behind the token that it finds likeliest."""
@@ -134,10 +128,10 @@ class StateCursor(Cursor):
             self._reader.learn(tree.tokens, tree.parents, record.path, record.states)
         elif self._token is not None:  # The first step is the prompt's.
             self._reader.skip(record.committed_ids)
-        if self._asked.is_wanted and record.top is not None:
+        if self._source.is_wanted and record.top is not None:
             self._reader.name(record.top.ids.ravel().tolist())
         if self._seconds is not None:
-            self._asked.observe(seconds=self._seconds, tokens=self._brought(record))
+            self._source.observe(seconds=self._seconds, tokens=self._brought(record))
             self._seconds = None
         self._chain = []
         if record.committed_ids:
@@ -148,10 +142,10 @@ class StateCursor(Cursor):
 
         A map does what heads do, and pauses beside good ones: it takes nothing from their worth.
         """
-        own, accepted = {MAP, self._name}, record.accepted_nodes()
+        own, accepted = {MAP, self._source.name}, record.accepted_nodes()
         for index, node in enumerate(accepted):
             names = set(sources_of(record.tree.evidence[node]))
-            if self._name in names and names <= own:
+            if self._source.name in names and names <= own:
                 return len(accepted) - index
         return 0
 

@@ -38,8 +38,10 @@ class ScriptedMap:
         return [self._likely[:num]]
 
 
-def asked_always() -> StateSource:
-    return StateSource(SourceWorth())
+def asked_always(name: str = "map") -> StateSource:
+    source = StateSource(SourceWorth())
+    source.name = name
+    return source
 
 
 def cursor_of(likely: Likely, asked: StateSource | None = None) -> tuple[StateCursor, ScriptedMap]:
@@ -123,10 +125,10 @@ def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPat
 
 
 def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name():
-    reader, source = ScriptedMap([]), asked_always()
+    reader, source = ScriptedMap([]), asked_always("heads")
     named: list[Likely] = [[(5, 0.98), (6, 0.01)], [(7, 0.5)], []]
     reader.chain = lambda *_: named  # type: ignore[method-assign]
-    cursor = StateCursor(reader, 3, source, FixedBudget(), "heads")
+    cursor = StateCursor(reader, 3, source, FixedBudget())
     cursor.prepare()
     first(cursor)
     root = cursor.root()
