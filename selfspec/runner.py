@@ -225,8 +225,7 @@ class ModelRunner:
             return None
         if not backend.shows_states:
             return "captured forwards show nobody the hidden states that heads read"
-        found = self.heads()
-        return found if isinstance(found, str) else None
+        return found if isinstance(found := self.heads(), str) else None
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, the model is run as it is over prompts."""

@@ -45,8 +45,7 @@ def find_heads(model: Any) -> Any | str:
     try:
         heads = load_heads(model)
         heads.layers.to(last[0].device, model.dtype).eval()  # The rest of it is the model's own.
-        states = torch.zeros(2, heads.config.hidden_size, device=last[0].device)
-        HeadText(heads, [0, 0], states).chain(0, 1)
+        HeadText(heads, [0, 0], last[0].new_zeros(2, heads.config.hidden_size)).chain(0, 1)
     except Exception as error:  # Transformers reads each family's files by rules of its own.
         return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
     return heads

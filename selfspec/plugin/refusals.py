@@ -177,8 +177,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("assistant_early_exit", "early exit", None),
         Rule(
             lambda asked: asked.setting("use_mtp") and not num_heads(asked.model),
-            "use_mtp=True needs a model whose config names heads that transformers can run; leave "
-            "it out (got use_mtp=True)",
+            "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
             "decoding: `use_mtp=True` of models without heads",
         ),
         Rule(
