@@ -48,7 +48,7 @@ _ROW_BY_ROW = {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000}
 
 
 def _timed(milliseconds: dict[int, float]) -> CostCurve:
-    """A curve that an earlier process learned from steps of such costs."""
+    """What is expected once steps of such costs were seen after a text of another length."""
     return CostCurve({width: cost / 1000 for width, cost in milliseconds.items()}).as_expectation()
 
 
@@ -58,7 +58,7 @@ CASES = {
     "1B, float16 copies": Case(_HALF_COPIES, lambda: CostCurve.unknown(0.2)),
     "135M, float32, packed": Case(_PACKED, lambda: CostCurve.unknown(0.2)),
     "1B, bfloat16, row by row": Case(_ROW_BY_ROW, lambda: CostCurve.unknown(0.2)),
-    "the same, a wrong curve on disk": Case(_ROW_BY_ROW, lambda: _timed(_HALF_COPIES)),
+    "the same, a wrong curve of another length": Case(_ROW_BY_ROW, lambda: _timed(_HALF_COPIES)),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +17,17 @@ from numpy.typing import NDArray
 DRAFT_MODEL, MAP, HEADS = "draft model", "map", "heads"
 
 
+# Everything less likely than 1 in 64 shares the last bin.
+MAX_BIN = 6
+
+
 class Evidence(NamedTuple):
     """What a source knows about a candidate, binned, so that equal evidence is counted together.
 
     `probability_bin` counts halvings of the recorded probability: bin 0 is [0.5, 1], bin 1
-    [0.25, 0.5), and so on. `count_bin` tells apart what is otherwise equal, such as a share of few
-    cases from one of many. Rank 0 speaks against a candidate: the source did not name it.
+    [0.25, 0.5), and so on, up to `MAX_BIN`. `count_bin` tells apart what is otherwise equal, such
+    as a share of few cases from one of many. Rank 0 speaks against a candidate: the source did not
+    name it.
     """
 
     source: str
@@ -29,6 +35,15 @@ class Evidence(NamedTuple):
     rank: int = 1
     count_bin: int = 0
     probability_bin: int = 0
+
+
+def halvings(chance: float) -> int:
+    """The `probability_bin` of a chance.
+
+    >>> halvings(1.0), halvings(0.3), halvings(0.0), halvings(float("nan"))
+    (0, 1, 6, 6)
+    """
+    return int(-log2(max(0.5**MAX_BIN, chance)))  # In this order NaN is unlikely too.
 
 
 def sources_of(kinds: Iterable[Evidence]) -> list[str]:

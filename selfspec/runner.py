@@ -63,21 +63,21 @@ class ModelRunner:
     threads tell `ledger` or `map_worth` in the same moment, one part may be lost: these are means
     of many steps, which decide how much is drafted, and never on a token.
 
-    `ledger` knows what drafts have gained and lost with the model so far, `map_worth` what maps
-    of its hidden states have, and `heads_worth` what its heads have. `packing` packs weights when
-    that pays; it is None where weights must not be packed. `reason` says why the model is not run
-    as the config asks.
+    `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
+    `map_worth` what maps of its hidden states have, and `heads_worth` what its heads have.
+    `packing` packs weights when that pays; it is None where weights must not be packed. `reason`
+    says why the model is not run as the config asks.
     """
 
-    def __init__(self, model: Any, config: SpecConfig, costs: Costs) -> None:
+    def __init__(self, model: Any, config: SpecConfig) -> None:
         self.config = config
+        self.costs = Costs()
         self.ledger = Ledger()
         self.map_worth, self.heads_worth = SourceWorth(), SourceWorth()
         self.packing: Packing | None = None
         self.reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
-        self._costs = costs
         # By the state of the model, and by the width of the trial where that counts.
         self._abilities: dict[tuple[State, int], DraftSupport] = {}
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
@@ -239,7 +239,7 @@ class ModelRunner:
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
         """What steps of so many rows cost by their width, as far as it is known or expected."""
-        return self._costs.curve(self.model, backend, num_rows)
+        return self.costs.curve(self.model, backend, num_rows)
 
     @contextmanager
     def backend(self, ability: DraftSupport, *, shows_states: bool = False) -> Iterator[Backend]:
@@ -290,7 +290,6 @@ class ModelRunners:
     """The `ModelRunner` of each model that a `SelfSpec` has met; any thread may ask."""
 
     def __init__(self, config: SpecConfig) -> None:
-        self.costs = Costs()
         self._config = config
         self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -300,5 +299,5 @@ class ModelRunners:
         with self._lock:
             found = self._runs.get(model)
             if found is None:
-                found = self._runs[model] = ModelRunner(model, self._config, self.costs)
+                found = self._runs[model] = ModelRunner(model, self._config)
             return found

@@ -86,7 +86,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="session", autouse=True)
 def own_user_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests measure doesn't go into the folder of whoever runs them."""
+    """What tests write doesn't go into the folder of whoever runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user")))
         yield
@@ -115,9 +115,8 @@ def even_costs() -> Iterator[None]:
 
 
 @pytest.fixture
-def measuring(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learns costs for real, for the tests that ask for it, and finds nothing kept before."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("measuring")))
+def measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learns costs for real, for the tests that ask for it."""
     monkeypatch.setattr(costs.Costs, "curve", _learned_curve)
 
 

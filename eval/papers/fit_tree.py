@@ -22,7 +22,6 @@ from eval.models.loading import load_asked, load_tokenizer
 from eval.papers.accuracies import Accuracies, fastest_width
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
-from selfspec.forward.costs import learned_curve
 from selfspec.papers.ghidorah import FittedTree, best_tree
 
 MOST_NODES = 64  # The widest tree that is fitted, and the width of those that count.
@@ -109,7 +108,7 @@ def _measured_seconds(
     spec = SelfSpec()
     _counted(model, prompts, spec, max_new_tokens)
     length = int(median(ids.shape[1] for ids in prompts)) + max_new_tokens // 2
-    curve = learned_curve(model, spec.stats.forward or "eager", length)
+    curve = spec.models.run(model).costs.learned(spec.stats.forward or "eager", length)
     if curve is None:
         raise EvalError("answers are too short to show what steps cost; give more tokens")
     return curve.table(widest)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from eval.methods.names import OURS, STOCK
 from eval.report.rows import Record
 from eval.report.statistics import OVERALL, STAGES, pooled
-from selfspec.cost import CostCurve
+from eval.report.steps import curve_of
 
 _METHOD_COLORS = {STOCK: "#8a919a", OURS: "#d55e00", "prompt-lookup": "#0072b2"}
 _COLORS = (  # of other methods, and of the stages of a step
@@ -191,9 +191,8 @@ def _shares(lengths: Mapping[int, int]) -> dict[float, float]:
 
 
 def _cost(summary: Summary) -> Picture | None:
-    if summary["curve"] is None:
+    if (curve := curve_of(summary)) is None:
         return None
-    curve = CostCurve.from_dict(summary["curve"])
     points: dict[float, float] = {width: curve.relative(width) for width in curve.widths}
     note = (
         f"On this machine, after {summary['curve']['num_columns']} tokens. A plain step takes "

@@ -32,20 +32,24 @@ def bound(curve: CostCurve, max_width: int) -> Bound:
     return max(found, key=lambda each: each.speed_up)  # the narrowest of equal ones
 
 
+def curve_of(summary: Mapping[str, Any]) -> CostCurve | None:
+    """What a forward costs by its width; None where it was not measured."""
+    line = summary["curve"]
+    return line and CostCurve(dict(zip(line["widths"], line["seconds"], strict=True)))
+
+
 def bounds(summary: Mapping[str, Any]) -> dict[int, Bound]:
     """By the nodes allowed: the run's, and the most that was measured; empty without a curve."""
-    if summary["curve"] is None:
+    if (curve := curve_of(summary)) is None:
         return {}
-    curve = CostCurve.from_dict(summary["curve"])
     max_nodes = SpecConfig.of(**summary["settings"]["knobs"]).max_nodes
     return {width: bound(curve, width) for width in (max_nodes, WIDTHS[-1])}
 
 
 def curve_table(summary: Mapping[str, Any]) -> Table | None:
     """T(width), and the bound that it sets; None where it was not measured."""
-    if summary["curve"] is None:
+    if (curve := curve_of(summary)) is None:
         return None
-    curve = CostCurve.from_dict(summary["curve"])
     rows = [
         ["ms", *(f"{1000 * curve.seconds(width):.3f}" for width in curve.widths)],
         ["plain steps", *(f"{curve.relative(width):.2f}" for width in curve.widths)],

@@ -148,7 +148,9 @@ class _Runner:
         except (RuntimeError, ValueError, IndexError) as error:
             self.progress.say(f"no curve of what a forward costs: {one_line(error)}")
             return []
-        return [{"kind": "curve", "num_columns": num_columns, **curve.as_dict()}]
+        points = {width: curve.seconds(width) for width in curve.widths}
+        of_widths = {"widths": list(points), "seconds": list(points.values())}
+        return [{"kind": "curve", "num_columns": num_columns, **of_widths}]
 
 
 class _Round(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from eval.benches.dialogue import Prompter
 from eval.benches.random_text import RandomPrompter
 from eval.errors import EvalError
-from eval.methods.method import Method, Resources
+from eval.methods.method import Method, Resources, SelfSpecMethod
 from eval.methods.registry import METHODS, new_method
 from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked
@@ -20,9 +20,7 @@ from selfspec import SpecConfig
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
 from selfspec.errors import unknown_name
-from selfspec.forward.costs import learned_curve
 from selfspec.forward.model import max_positions
-from selfspec.stats import GenerationStats
 
 
 class Stage(NamedTuple):
@@ -49,12 +47,12 @@ class Stage(NamedTuple):
 
     def curve(self, num_columns: int) -> CostCurve:
         """What a forward costs by its width, as the methods came to know it."""
-        known = (method.stats for method in self.methods.values())
-        last = next((stats for stats in known if stats is not None), GenerationStats())
-        curve = learned_curve(self.model, last.forward or "eager", num_columns)
-        if curve is None:
-            raise ValueError("no method with a measured budget has made enough steps")
-        return curve
+        for method in self.methods.values():
+            if isinstance(method, SelfSpecMethod):
+                costs = method.spec.models.run(self.model).costs
+                if curve := costs.learned(method.stats.forward or "eager", num_columns):
+                    return curve
+        raise ValueError("no method with a measured budget has made enough steps")
 
 
 def check_methods(asked: Asked) -> None:

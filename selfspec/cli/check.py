@@ -96,7 +96,7 @@ def _compared(
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
         new_spec = partial(model.new_spec, config)
         measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
-    curve = _learned_curve(writer, spec, found)
+    curve = _learned_curve(measured, spec, found)
     eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
     return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
 
@@ -139,13 +139,11 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     ]
 
 
-def _learned_curve(writer: Writer, spec: SelfSpec, asked: Prompts) -> CostCurve | None:
-    """What a step costs by its width, as the calls so far have taught."""
-    from selfspec.forward.costs import learned_curve
-
+def _learned_curve(measured: Comparison, spec: SelfSpec, asked: Prompts) -> CostCurve | None:
+    """What a step costs by its width, as the calls of the last round have taught."""
     length = int(median(num_tokens(ids) for _, ids in asked)) + _LEAST_TOKENS
-    forward = spec.stats.forward or "eager"
-    return learned_curve(writer.model, forward, length)
+    costs, forward = measured.costs, spec.stats.forward or "eager"
+    return None if costs is None else costs.learned(forward, length)
 
 
 def _in_eight_bits(

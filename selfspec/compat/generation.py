@@ -16,10 +16,9 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from selfspec.compat.versions import untried_reason
-from selfspec.errors import UnsupportedError
 
 try:
-    from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
     from transformers.generation.utils import (
         GenerateDecoderOnlyOutput,
         is_deepspeed_zero3_enabled,
@@ -45,7 +44,6 @@ __all__ = [
     "belongs_to_caller",
     "decode_plainly",
     "decoding_switches",
-    "hidden_kv_name",
     "implementations_of",
     "is_of_output_capturing",
     "keeps_a_state",
@@ -67,7 +65,6 @@ __all__ = [
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
-_OF_STATES = "cache_params"  # What recurrent models called their states before 5.24.
 
 
 def _kv_name() -> str:
@@ -109,16 +106,6 @@ def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
     return arguments.get("decoder_attention_mask" if of_two else "attention_mask")
 
 
-def hidden_kv_name(arguments: Mapping[str, Any]) -> str | None:
-    """The argument that holds a KV cache under a name that selfspec does not know; else None.
-
-    It tells a model whose argument was renamed from a model without a KV cache. Without it, both
-    would be reported as having none.
-    """
-    held = (name for name, value in arguments.items() if isinstance(value, Cache))
-    return next((name for name in held if name not in (KV, _OF_STATES)), None)
-
-
 def belongs_to_caller(kv: Any) -> bool:
     """Did the caller of `generate()` pass this KV cache?
 
@@ -132,15 +119,9 @@ def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any
     """The decoding loop of transformers, for calls that can't be drafted for.
 
     Once `generate()` has called our loop, there is no public way back to this one. Without it, such
-    a call is refused.
+    a call raises an AttributeError.
     """
-    loop = getattr(type(model), "_sample", None)
-    if loop is None:
-        raise UnsupportedError(
-            "this version of transformers has no _sample(), so a call that can't be drafted for "
-            "can't be decoded either; leave assistant= out"
-        )
-    return loop(model, input_ids, **arguments)
+    return type(model)._sample(model, input_ids, **arguments)
 
 
 def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
@@ -191,11 +172,6 @@ def read_prompt(
     It splits chunks and what belongs to them, and leaves out what a KV cache of the caller's holds.
     `generate()` does it in a private method. Without that, no prompt can be read.
     """
-    if not hasattr(model, "_prefill"):
-        raise UnsupportedError(
-            "this version of transformers has no _prefill(), which reads a prompt as generate() "
-            "does; leave assistant= out"
-        )
     return model._prefill(input_ids, generation_config, arguments, is_first_iteration=True)
 
 
@@ -203,28 +179,21 @@ def read_prompt(
 def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[None]:
     """Inside, the assisted decoding of transformers asks `new_generator` for its candidates.
 
-    There is no argument for that, so a method of the model is replaced. If there is no such method,
-    transformers would use its own generator, so this is refused. `new_generator` also gets the
-    `stopping_criteria` of the call, or none if the method that makes them is gone.
+    There is no argument for that, so two methods of the model are replaced. Without the first,
+    transformers would use its own generator. `new_generator` also gets the `stopping_criteria` of
+    the call, which the second one makes.
     """
-    if not hasattr(model, "_get_candidate_generator"):
-        raise UnsupportedError(
-            "this version of transformers has no _get_candidate_generator() to replace; call "
-            "generate(..., assistant=spec) on an attached model"
-        )
-    new_criteria = getattr(model, "_get_stopping_criteria", None)
+    new_criteria = model._get_stopping_criteria
     criteria: list[Any] = []
 
     def listened(*args: Any, **kwargs: Any) -> Any:
-        criteria[:] = found = new_criteria(*args, **kwargs)  # type: ignore[misc]
+        criteria[:] = found = new_criteria(*args, **kwargs)
         return found
 
     def ours(**kwargs: Any) -> Any:
         return new_generator(stopping_criteria=criteria, **kwargs)
 
-    replaced = {"_get_candidate_generator": ours}
-    if new_criteria is not None:
-        replaced["_get_stopping_criteria"] = listened
+    replaced = {"_get_candidate_generator": ours, "_get_stopping_criteria": listened}
     vars(model).update(replaced)
     try:
         yield

@@ -9,7 +9,6 @@ import math
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,8 +27,8 @@ _FAR = math.log(1.25)
 # What a width took beyond the expected time may be bad luck. Half-life of this excess after n steps
 # of the width: 16 · width · n² plain steps, since wide steps are dear to try again.
 _HALVING = 16
-# A kept curve expects a query to cost 0.7 plain steps at most. With more, none would be tried, and
-# the steps that it was learned from may have met a busy machine.
+# An expectation has a query cost 0.7 plain steps at most. With more, none would be tried, and the
+# steps that it was learned from may have met a busy machine.
 _DEAREST = 0.7
 # A query's cost is uncertain by 0.02 plain steps: this keeps the ratio of two tiny costs near 1.
 _FLAT = 0.02
@@ -141,22 +140,8 @@ class CostCurve:
             self._was_plain = not place
             self._seconds = self._fitted()
 
-    def as_dict(self) -> dict[str, Any]:
-        """The times of all named widths, for JSON."""
-        with self._lock:
-            return {"widths": list(self.widths), "seconds": [self.seconds(w) for w in self.widths]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CostCurve:
-        """Back from `as_dict`; raises `ValueError` where that is not what the values are."""
-        try:
-            points = dict(zip(values["widths"], values["seconds"], strict=True))
-            return cls(points)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"a curve must have widths and seconds (got: {error!r})") from error
-
     def as_expectation(self) -> CostCurve:
-        """What to expect at another time or after another text: the shape of this curve.
+        """What to expect after a text of another length: the shape of this curve.
 
         The machine may have been busy: no query is expected to cost so much that none is tried.
         """

@@ -11,12 +11,11 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.ability.rope import changes_other_rows, rope_limit
-from selfspec.compat.generation import hidden_kv_name, kv_of
+from selfspec.compat.generation import kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.forward.tree_kv import foreign_layer
@@ -108,10 +107,6 @@ def _lacks_ids_for_draft_model(asked: Arguments) -> bool:
     ids = (asked.given.get(name) for name in ("inputs", "input_ids"))
     has_ids = asked.given.get("inputs_embeds") is None or any(each is not None for each in ids)
     return asked.draft_model is not None and not has_ids
-
-
-def _renamed_kv(call: Any) -> str | None:
-    return hidden_kv_name(call.model_kwargs) if kv_of(call.model_kwargs) is None else None
 
 
 def _state_in_place_of_kv(call: Any) -> str | None:
@@ -235,11 +230,6 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             lambda call: not call.model_kwargs.get("use_cache", True),
             "use_cache=False leaves no KV cache to verify a draft with",
             "KV cache: `use_cache=False`",
-        ),
-        Rule(
-            _renamed_kv,
-            f"transformers {transformers.__version__} hands over the KV cache as {{!r}}, a name "
-            "that this version of selfspec does not know",
         ),
         Rule(
             _state_in_place_of_kv,

@@ -274,8 +274,6 @@ class SelfSpec:
         self.warn(call.model, call.stats)
         if call.streamer is not None:  # Its reader finds the statistics of this call.
             call.streamer.end()
-        if call.route.mode != "plain":
-            self.models.costs.keep()
         if self._remembered is not None:
             self._remembered.save_if_due()
 

@@ -102,7 +102,8 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     """Once for each step, and never in a batch of more than four, whoever came first."""
     model, spec = tiny_model(), SelfSpec(sources=("map",))
     session = Session(model, tiny_tokenizer(), spec, max_rows=6)
-    plain, steps, prices = spec.models.costs.curve().seconds(1), [], []  # type: ignore[call-arg]
+    costs = spec.models.run(model).costs
+    plain, steps, prices = costs.curve().seconds(1), [], []  # type: ignore[call-arg]
 
     class Asked(SourceWorth):
         def should_ask(self, price: Callable[[float], float]) -> bool:

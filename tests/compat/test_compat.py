@@ -133,21 +133,6 @@ def test_the_kv_cache_has_the_name_of_this_version():
     assert generation.kv_of({}) is None
 
 
-def test_a_cache_under_another_name_is_no_missing_cache():
-    kwargs = {"attention_mask": None, "kv_store": DynamicCache()}
-    assert generation.hidden_kv_name(kwargs) == "kv_store"
-    assert generation.hidden_kv_name(generation.with_kv(DynamicCache())) is None
-
-
-def test_a_renamed_cache_is_told_in_true_words(monkeypatch):
-    """As when transformers renames the argument again."""
-    name = generation.KV
-    monkeypatch.setattr(generation, "KV", "an_older_name")
-    spec, model = selfspec.SelfSpec(), selfspec.attach(new_model())
-    model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
-    assert f"hands over the KV cache as {name!r}" in spec.stats.disabled_reason
-
-
 def test_what_a_recurrent_model_keeps_is_no_kv_cache():
     attention, mamba = tiny_model().config, tiny_model("mamba").config
     assert not states.keeps_only_states(DynamicCache())
@@ -190,11 +175,6 @@ def test_plain_decoding_is_stocks_loop():
     assert torch.equal(found, expected)
 
 
-def test_without_stocks_loop_plain_decoding_is_refused():
-    with pytest.raises(selfspec.UnsupportedError, match="_sample"):
-        generation.decode_plainly(nn.Linear(1, 1), torch.zeros(1, 1))
-
-
 def test_a_prompt_is_read_as_generate_reads_it():
     def look(model, input_ids, kwargs):
         config = kwargs.pop("generation_config")
@@ -206,11 +186,6 @@ def test_a_prompt_is_read_as_generate_reads_it():
     assert length == prompt()["input_ids"].shape[1]
     with torch.no_grad():
         assert torch.equal(logits, model(**prompt(), logits_to_keep=1).logits[:, -1])
-
-
-def test_without_stocks_way_no_prompt_can_be_read():
-    with pytest.raises(selfspec.UnsupportedError, match="_prefill"):
-        generation.read_prompt(nn.Linear(1, 1), torch.zeros(1, 1), None, {})
 
 
 def test_who_runs_in_step_is_decided_as_by_generate(monkeypatch):
@@ -255,11 +230,6 @@ def test_candidates_are_replaced_and_given_back():
         model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=4)
     assert lengths == [7]
     assert not {"_get_candidate_generator", "_get_stopping_criteria"} & vars(model).keys()
-    with (
-        pytest.raises(selfspec.UnsupportedError, match="attached"),
-        generation.using_candidates(nn.Linear(1, 1), lambda **_: None),
-    ):
-        pass
 
 
 def test_windowed_layers_record_and_count():

@@ -1,4 +1,4 @@
-"""Curves belong to what a cost depends on, start from the nearest thing known, and come back."""
+"""Curves belong to what a cost depends on, start from the nearest thing known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from torch import nn
 
 from selfspec.cost import CostCurve
-from selfspec.forward import costs as module
-from selfspec.forward.costs import Costs, context_bucket, learned_curve
+from selfspec.forward.costs import Costs, context_bucket
 from tests.fakes import new_model
 
 pytestmark = pytest.mark.usefixtures("measuring")
@@ -52,29 +51,20 @@ def test_a_new_length_starts_from_the_nearest_known_one(costs):
     short, long = (costs.curve(model, backend(front=front), 1) for front in (20, 3000))
     teach(short, 0.5)
     teach(long, 0.1)
-    assert costs.curve(model, backend(front=300), 1).as_dict() == short.as_dict()
-    assert costs.curve(model, backend(front=1500), 1).as_dict() == long.as_dict()
+    assert costs.curve(model, backend(front=300), 1).table(8) == short.table(8)
+    assert costs.curve(model, backend(front=1500), 1).table(8) == long.table(8)
 
 
-def test_what_was_learned_comes_back(costs):
+def test_what_calls_with_one_row_have_learned(costs):
     model = new_model()
+    assert costs.learned("eager", 600) is None
     curve = costs.curve(model, backend(), 1)
+    assert costs.learned("eager", 600) is None
     teach(curve, 0.3)
-    costs.keep()
-    again = Costs().curve(model, backend(), 1)
-    assert again.as_dict() == curve.as_expectation().as_dict()
-    assert again.seconds(1) == curve.seconds(1)
-    assert not again.knows_plain  # The machine may be slower or faster by now.
-    learned = learned_curve(model, "eager", 600)  # Of the nearest length that is known.
-    assert learned is not None
-    assert learned.as_dict() == curve.as_dict()
-
-
-@pytest.mark.parametrize("kept", [{"0": 3}, {"x": {}}, {"0": {"widths": [1]}}])
-def test_what_is_no_curve_counts_as_none(kept, costs, monkeypatch):
-    monkeypatch.setattr(module, "find_measured", lambda _key: kept)
-    assert not costs.curve(new_model(), backend(), 1).knows_plain
-    assert learned_curve(new_model(), "eager", 20) is None
+    costs.curve(model, backend(front=600), 1)  # Nothing was timed at this length.
+    teach(costs.curve(model, backend(front=600), 2), 0.1)
+    assert costs.learned("eager", 600) is curve
+    assert costs.learned("packed", 600) is None
 
 
 def test_quantised_weights_are_expected_to_cost_what_was_measured(costs):

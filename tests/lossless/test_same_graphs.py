@@ -492,9 +492,9 @@ def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
 
 
 def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: None) -> None:
-    spec = SelfSpec(budget="measured", max_nodes=16)
-    run_graphs(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
-    keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]
+    model, spec = tiny_model(), SelfSpec(budget="measured", max_nodes=16)
+    run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    keys = [key.forward for key in spec.models.run(model).costs._curves]
     assert keys == ["graph"]
 
 
@@ -506,5 +506,5 @@ def test_after_a_failed_capture_steps_teach_another_curve(
     spec = knowing(run(model, inputs, **GREEDY).ids, inputs, budget="measured", max_nodes=8)
     both = run_both(model, inputs, spec, drafts=False, **GREEDY)
     assert both.stats.forward == "eager"
-    keys = [key["forward"] for key, _ in spec.models.costs._curves.values()]
+    keys = [key.forward for key in spec.models.run(model).costs._curves]
     assert keys == ["graph", "eager"]

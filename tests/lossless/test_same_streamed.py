@@ -235,14 +235,3 @@ def test_trees_over_weights_on_disk(name: str, where: str, mode: str, tmp_path: 
     assert_same_ids(both.stock.ids, stock.ids)
     assert SelfSpec().ability(model).mode == "tree"
     assert sum(n * times for n, times in both.stats.accepted_lengths.items()) > 5
-
-
-def test_costs_are_kept_apart(measuring: None, tmp_path: Path) -> None:
-    """What a forward costs in memory says nothing about one that reads from disk."""
-    model = saved_model(tmp_path)
-    found = []
-    for each in (model, offloaded(tmp_path, "some layers on disk")):
-        spec = SelfSpec()
-        run(each, prompt(), custom_generate=spec, **GREEDY)
-        found.append({key["weights in"] for key, _ in spec.models.costs._curves.values()})
-    assert found == [{"cpu"}, {"7 on cpu, 3 on disk"}]

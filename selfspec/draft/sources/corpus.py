@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.source import Cursor, RowStart, Source
-from selfspec.records import Candidate, Evidence, StepRecord
+from selfspec.records import MAX_BIN, Candidate, Evidence, StepRecord
 
 __all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
 
 _MAX_PREFIX = 8
-_MAX_BIN = 6
 # The counts that start the second and the third bucket.
 _SOME, _MANY = 4, 16
 _TOKENS = ("token", "next_token")
@@ -213,7 +212,7 @@ class CorpusCursor(Cursor):
 def _evidence(length: int, count: int, total: int) -> Evidence:
     """Counts as bins: halvings of count / total in whole numbers, and how much it rests on."""
     halvings = ((total - 1) // count).bit_length() - 1 if total > count > 0 else 0
-    return _evidence_of(length, 1 + (count >= _SOME) + (count >= _MANY), min(halvings, _MAX_BIN))
+    return _evidence_of(length, 1 + (count >= _SOME) + (count >= _MANY), min(halvings, MAX_BIN))
 
 
 @lru_cache(maxsize=1024)

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import log2
 from time import perf_counter
 from typing import Protocol
 
 from selfspec.draft.sources.source import Cursor, TimeBudget
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.records import DRAFT_MODEL, Candidate, Evidence, Likely, StepRecord
+from selfspec.records import DRAFT_MODEL, MAX_BIN, Candidate, Evidence, Likely, StepRecord, halvings
 
 __all__ = ["DraftModelCursor", "ModelText", "bins"]
 
 # The bins of chances begin at 0.97, 0.9, 0.75, 0.5, and then at each half of the one before.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128
-_MAX_BIN = 6
 # More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
 # Each part's time tells what the next one will take.
 _FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
@@ -57,7 +55,7 @@ class DraftModelCursor(Cursor):
     """
 
     # What the model does not name after a token that it has read is unlikely.
-    evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=_MAX_BIN)
+    evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
     reads_ahead = True
 
     def __init__(
@@ -157,7 +155,7 @@ def bins(chance: float) -> tuple[int, int]:
     >>> bins(0.95), bins(0.5), bins(0.2)
     ((0, 2), (1, 0), (2, 0))
     """
-    return min(int(-log2(chance)), _MAX_BIN), sum(chance >= bound for bound in _SURE)
+    return halvings(chance), sum(chance >= bound for bound in _SURE)
 
 
 @lru_cache(maxsize=1024)

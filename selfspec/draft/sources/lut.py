@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfspec.draft.sources.source import Cursor, RowStart, Source
-from selfspec.records import Candidate, Evidence, StepRecord, TopK
+from selfspec.records import MAX_BIN, Candidate, Evidence, StepRecord, TopK
 
 __all__ = ["MANTISSA_BITS", "LutCursor", "LutSource", "evidence_table"]
 
@@ -32,8 +32,6 @@ MANTISSA_BITS = 10
 
 # The exponent of p in [0.5, 1) is 14. Each halving has one less, and 1.0 itself one more.
 _TOP_EXPONENT = 14
-# Everything less likely than 1 in 64 shares the last bin.
-_MAX_BIN = 6
 _SLOT_BITS = 17
 # An odd number without pattern, so that neighbouring keys get slots far apart.
 _SPREAD = 0x9E3779B97F4A7C15
@@ -49,8 +47,8 @@ def evidence_table(source: str, top_k: int) -> list[list[Evidence]]:
     A stored exponent are the bits of an fp16 above its mantissa: 0 to 15 for a probability, and up
     to 63 for what is none.
     """
-    bins = [min(max(_TOP_EXPONENT - exponent, 0), _MAX_BIN) for exponent in range(16)]
-    bins += [_MAX_BIN] * 48  # A NaN or a negative number counts as very unlikely.
+    bins = [min(max(_TOP_EXPONENT - exponent, 0), MAX_BIN) for exponent in range(16)]
+    bins += [MAX_BIN] * 48  # A NaN or a negative number counts as very unlikely.
     return [
         [Evidence(source, rank=rank, probability_bin=bin_) for bin_ in bins]
         for rank in range(1, top_k + 1)

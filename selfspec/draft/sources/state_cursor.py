@@ -19,8 +19,6 @@ from selfspec.records import HEADS, MAP, Candidate, Evidence, Likely, StepRecord
 
 __all__ = ["StateCursor", "StateReader", "StateSource"]
 
-_LEAST = 1 / 64  # A smaller chance counts as this one, and NaN too.
-
 
 class StateReader(Protocol):
     """What reads a text's hidden states."""
@@ -151,7 +149,7 @@ class StateCursor(Cursor):
 
 
 def _evidence(name: str, depth: int, chance: float) -> Evidence:
-    halvings, sureness = bins(max(_LEAST, chance))
+    halvings, sureness = bins(chance)
     return _of_bins(name, depth, halvings, sureness if name == HEADS else 0)
 
 
