@@ -287,7 +287,7 @@ class Engine:
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                tree = row.draft(step.max_nodes if row.drafts else 1, step.search())
+                tree = row.draft(min(step.max_nodes, row.most_nodes), step.search())
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)

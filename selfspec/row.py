@@ -70,6 +70,7 @@ class Row:
     index: int = 0
     chooser: Chooser = field(default_factory=GreedyChooser)
     max_length: int  # of the text, the prompt with its padding included
+    max_nodes: int = sys.maxsize  # of its trees, where its call asks for few
     stops: Stops = Stops()  # noqa: RUF009 has no state
     pad_token_id: int = 0
     gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
@@ -116,9 +117,9 @@ class Row:
         return self.gets_pads and self.is_done
 
     @property
-    def drafts(self) -> bool:
-        """May its next tree have more than a root?"""
-        return not (self.is_padded or self.num_plain)
+    def most_nodes(self) -> int:
+        """How many nodes its next tree may have, the root among them."""
+        return 1 if self.is_padded or self.num_plain else self.max_nodes
 
     @property
     def max_depth(self) -> int:
@@ -221,7 +222,8 @@ class Row:
 
     def prepare(self) -> None:
         """Lets cursors that take time begin, before each step."""
-        self._ask_all(lambda cursor: cursor.prepare())
+        if self.max_nodes > 1:
+            self._ask_all(lambda cursor: cursor.prepare())
 
     def draft(self, max_nodes: int, pays: Pays | None = None) -> DraftTree:
         """The tree of the next step, no deeper than the text may grow."""

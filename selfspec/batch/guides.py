@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from selfspec.batch.penalties import CountPenalties
 from selfspec.errors import UnsupportedError, one_line
 from selfspec.forward.model import vocab_size
 from selfspec.plugin.row_rules import end_ids
@@ -65,11 +66,15 @@ class Guides:
         self._words: Any = None
 
     def applied(self, *, schema: Any = None, **arguments: Any) -> dict[str, Any]:
-        """The arguments of one call, with a processor for its text in place of its schema."""
-        if schema is None:
-            return arguments
-        given = arguments.get("logits_processor") or ()
-        return {**arguments, "logits_processor": [*given, self.processor(guide_of(schema))]}
+        """The arguments of one call, with processors in place of its schema and penalties."""
+        own: list[Any] = []
+        names = ("presence_penalty", "frequency_penalty")
+        if any(penalties := [arguments.pop(name, 0.0) for name in names]):
+            own.append(CountPenalties(*penalties))
+        if schema is not None:
+            own.append(self.processor(guide_of(schema)))
+        given = [*(arguments.get("logits_processor") or ()), *own]
+        return {**arguments, "logits_processor": given} if own else arguments
 
     def processor(self, guide: Guide) -> GuideProcessor:
         """A processor for one text; raises `UnsupportedError` if the guide can't be used."""

@@ -26,6 +26,8 @@ def generate_many(
     seed: int | None = None,
     scheduler: Scheduler | None = None,
     schema: Any = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     **generate_kwargs: Any,
 ) -> Iterator[Answer]:
     """Answers many prompts over one model; yields each `Answer` as soon as it is complete.
@@ -53,7 +55,13 @@ def generate_many(
             `ShortestFirst()` fits more rows into little memory.
         schema: What each answer must be: a JSON schema, or a model of pydantic. Or a list with one
             for each prompt, where None leaves a text free. Needs the extra ``selfspec[grammar]``.
-        generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts.
+        logprobs: So many of the likeliest tokens, with their log probabilities, for each new token,
+            and its own: `Answer.logprobs`. They are the model's own, before any processor.
+        prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`. With
+            ``max_new_tokens=0`` a prompt is only scored.
+        generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts;
+            `max_nodes`, a limit of their trees; OpenAI's `presence_penalty` and
+            `frequency_penalty`, from -2 to 2.
 
     Raises:
         UnsupportedError: The arguments can't be served for any prompt: the first prompt is
@@ -74,7 +82,12 @@ def generate_many(
         max_memory=max_memory,
         scheduler=scheduler,
     )
-    common = {**generate_kwargs, "schema": None if isinstance(schema, (list, tuple)) else schema}
+    scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    common = {
+        **generate_kwargs,
+        **scores,
+        "schema": None if isinstance(schema, (list, tuple)) else schema,
+    }
     return _answers(session, tokenizer, _with_schemas(prompts, schema), seed, common)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.compat.generation import KV_NAMES, kv_of, with_kv
 from selfspec.errors import UnsupportedError, kept
 from selfspec.machine.device import own_seed
@@ -52,6 +53,8 @@ class Answer:
         stats: What was counted for this prompt. Rows that share a step share its time equally.
         error: The exception that has ended the text, or why the prompt was refused; its traceback
             is the text of its cause. None: all went well.
+        logprobs: The `TokenScore` of each new token, where they were asked for.
+        prompt_logprobs: The same of the prompt.
     """
 
     index: int
@@ -61,6 +64,8 @@ class Answer:
     num_prompt_tokens: int
     stats: GenerationStats
     error: Exception | None = None
+    logprobs: list[TokenScore] | None = None
+    prompt_logprobs: list[TokenScore] | None = None
 
     @classmethod
     def to(
@@ -68,15 +73,18 @@ class Answer:
     ) -> Answer:
         """The answer that a prompt's new tokens are, to their end or to an error."""
         call, text, num_prompt_tokens = asked.call, "", asked.call.num_tokens
+        ids = [] if asked.writes_nothing else ids
         try:
             text = tokenizer.decode(ids, skip_special_tokens=True)
         except Exception as fault:
             error = error or fault
         is_ended = bool(ids) and ids[-1] in end_ids(call.generation_config)
-        is_cut = not is_ended and num_prompt_tokens + len(ids) >= call.max_length
+        is_full = asked.writes_nothing or num_prompt_tokens + len(ids) >= call.max_length
+        is_cut = not is_ended and is_full
         reason = "error" if error is not None else "length" if is_cut else "stop"
         kept_error = None if error is None else kept(error)
-        return cls(asked.index, text, ids, reason, num_prompt_tokens, call.stats, kept_error)
+        told = (kept_error, *asked.scores.lists)
+        return cls(asked.index, text, ids, reason, num_prompt_tokens, call.stats, *told)
 
     @classmethod
     def refused(cls, index: int, error: Exception) -> Answer:
@@ -89,7 +97,8 @@ class PromptCall:
     """One of many prompts, and how it is answered: with others, or in a call of its own.
 
     `alone_reason` says why it can't share forwards. If it can, the engine gets `request`. If not,
-    `decode_alone` returns the new tokens, and the error that broke them off, if one did.
+    `decode_alone` returns the new tokens, and the error that broke them off, if one did. A call
+    that only scores its prompt `writes_nothing`: its one token is dropped.
     """
 
     index: int
@@ -97,6 +106,8 @@ class PromptCall:
     alone_reason: str | None
     request: Request | None
     decode_alone: Callable[[], tuple[list[int], Exception | None]]
+    scores: TokenScores
+    writes_nothing: bool
 
     @property
     def max_columns(self) -> int:
@@ -126,17 +137,26 @@ def call_for(
             )
     ours = {"tokenizer": tokenizer, "return_dict_in_generate": False}
     arguments = for_drafts(model, {**arguments, **ours})
-    listener = _Listener(index, on_token)
+    numbers = (arguments.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
+    scores = TokenScores(tokenizer, *numbers)
+    if writes_nothing := arguments.get("max_new_tokens") == 0 and scores.prompt is not None:
+        arguments["max_new_tokens"] = 1
+    listener = _Listener(index, on_token, scores, writes_nothing)
     generated = partial(_generated, model, inputs_on(prompt, model), arguments)
+    asked: dict[str, Any] = {"scores": scores} if scores.is_asked else {}
 
     @wraps(spec.open_call)  # transformers hands over what its signature names.
     def routed(*args: Any, **kwargs: Any) -> tuple[Call, str | None]:
-        call = spec.open_call(*args, **kwargs)
+        call = spec.open_call(*args, **{**kwargs, **asked})
         # A wrapper of PEFT changes the model until its generate() returns.
         return call, call.route.alone
 
     call: Call
-    call, alone_reason = generated(routed, None if on_token is None else listener)
+    is_heard = on_token is not None or scores.is_asked
+    call, alone_reason = generated(routed, listener if is_heard else None)
+    if scores.prompt is not None:
+        _check_scored(call)
+        scores.prompt_ids = call.input_ids[0].tolist()
     if len(call.input_ids) != 1:
         raise UnsupportedError(
             f"num_return_sequences must be 1, since each prompt gets one answer (got "
@@ -156,8 +176,25 @@ def call_for(
         call=call,
         alone_reason=alone_reason,
         request=request,
-        decode_alone=partial(_decode_alone, generated, spec, listener, call.stats, seed, device),
+        decode_alone=partial(
+            _decode_alone, generated, spec, listener, {"stats": call.stats, **asked}, seed, device
+        ),
+        scores=scores,
+        writes_nothing=writes_nothing,
     )
+
+
+def _check_scored(call: Call) -> None:
+    """Refuses to score a prompt that is not read as we read prompts."""
+    why = call.route.reason if call.route.mode == "plain" else None
+    if call.model.config.is_encoder_decoder:
+        why = "its prompt is read by an encoder"
+    elif call.setting("prefill_chunk_size") is not None:
+        why = "prefill_chunk_size is set"
+    if why is not None:
+        raise UnsupportedError(
+            f"prompt_logprobs (echo with logprobs) must be left out here ({why})"
+        )
 
 
 def _generated(
@@ -176,14 +213,14 @@ def _decode_alone(
     generated: Callable[[Any, Streamer], Any],
     spec: Any,  # mypy can't call what `wraps` made.
     listener: _Listener,
-    stats: GenerationStats,
+    asked: dict[str, Any],
     seed: int | None,
     device: torch.device,
 ) -> tuple[list[int], Exception | None]:
     """Decodes the prompt with a `generate()` call of its own."""
     with own_seed(seed, [device]):
         try:
-            generated(partial(spec, stats=stats), listener)
+            generated(partial(spec, **asked), listener)
         except Exception as error:
             return listener.ids, error
     return listener.ids, None
@@ -196,15 +233,22 @@ class ReaderGone(Exception):
 class _Listener:
     """A streamer that keeps and hands on each token of one text, and ends it if nobody reads on."""
 
-    def __init__(self, index: int, on_token: OnToken | None) -> None:
+    def __init__(
+        self, index: int, on_token: OnToken | None, scores: TokenScores, is_deaf: bool
+    ) -> None:
         self.ids: list[int] = []
         self._index = index
         self._on_token = on_token
+        self._scores = scores
+        self._is_deaf = is_deaf
 
     def put(self, value: torch.Tensor) -> None:
         """Takes one token."""
         ids = value.tolist()
         self.ids += ids
+        if self._is_deaf:
+            return
+        self._scores.take(ids)
         if self._on_token is not None and not self._on_token(self._index, ids):
             raise ReaderGone
 

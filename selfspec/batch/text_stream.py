@@ -15,11 +15,14 @@ _CONTEXT = 8
 class TextStream:
     """Decodes token by token, and holds back a character until all of its bytes have come.
 
-    What `add` and `rest` return is together the decoded text, without special tokens.
+    What `add` and `rest` return is together the decoded text, by default without special tokens.
     """
 
-    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, prompt_ids: Sequence[int] = (), *, skips_special: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skips_special = skips_special
         self._ids = list(prompt_ids[-_CONTEXT:])
         self._start = 0  # Decoding starts here; ids up to `_end` are only context.
         self._end = len(self._ids)
@@ -35,15 +38,16 @@ class TextStream:
         return self._take(self._fresh_text())
 
     def _fresh_text(self) -> str:
-        before = self._decode(self._ids[self._start : self._end])
-        return self._decode(self._ids[self._start :])[len(before) :]
+        before = self.decoded(self._ids[self._start : self._end])
+        return self.decoded(self._ids[self._start :])[len(before) :]
 
     def _take(self, text: str) -> str:
         if text:  # A special token gives no text, and so no context.
             self._start, self._end = self._end, len(self._ids)
         return text
 
-    def _decode(self, ids: list[int]) -> str:
+    def decoded(self, ids: list[int]) -> str:
+        """The text of tokens by themselves."""
         return self._tokenizer.decode(  # type: ignore[no-any-return]
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ids, skip_special_tokens=self._skips_special, clean_up_tokenization_spaces=False
         )

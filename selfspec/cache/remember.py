@@ -24,6 +24,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY
 from selfspec.errors import CacheError, ConfigError, VocabularyError
+from selfspec.machine.user_files import remove_scratch
 
 SAVE_SECONDS = 300.0
 _MAX_ANSWER_TOKENS = 1 << 17
@@ -120,7 +121,8 @@ class Remembered:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=_MAX_WAIT, mode=0o600):
-                self._remove_scratch()
+                # What killed writers left, since all others wait for the lock.
+                remove_scratch(self.path.parent, glob.escape(self.path.name))
                 kept = self._kept() or CacheContents(tokenizer=self._tokenizer)
                 about = {"kept_by": "remember"}
                 new = replace(now, tables=tables, about=about)
@@ -137,11 +139,6 @@ class Remembered:
 
     def _kept(self) -> CacheContents | None:
         return read_cache(self.path, self._tokenizer) if os.path.exists(self.path) else None
-
-    def _remove_scratch(self) -> None:
-        """Removes what killed writers left, since all others wait for the lock."""
-        for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp"):
-            left.unlink(missing_ok=True)
 
     def _contents_of(self, learned: Learned) -> CacheContents:
         arrays = learned.tables()

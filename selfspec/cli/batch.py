@@ -77,6 +77,7 @@ def _results(
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
     from selfspec.forward.model import vocab_size
+    from selfspec.plugin.row_rules import end_ids
 
     model, asked = writer.model, writer.asked
     session = Session(
@@ -94,6 +95,7 @@ def _results(
         default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
         length_option="--max-new-tokens",
         images=writer.loaded.images,
+        end_ids=end_ids(model.generation_config),
     )
     return results(lines, session, encoder, model_name=writer.loaded.name, seed=writer.seed)
 

@@ -154,6 +154,7 @@ def serve(
             answering, images = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
     from selfspec.forward.model import max_positions, vocab_size
+    from selfspec.plugin.row_rules import end_ids
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
@@ -172,6 +173,7 @@ def serve(
             vocab_size(model),
             max_positions(model),
             images=replace(images, fetches=listening.fetch_images),
+            end_ids=end_ids(answering.model.generation_config),
         ),
         hosts=listening.hosts,
         origins=listening.allow_origin,

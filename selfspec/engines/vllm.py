@@ -81,6 +81,11 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         options = _checked(vllm_config.additional_config.get("selfspec", {}))
+        if vllm_config.scheduler_config.async_scheduling:  # vLLM's own check may be gone one day.
+            raise ConfigError(
+                "async_scheduling must be off with selfspec's drafts, which need a step's tokens "
+                "before the next one is scheduled (got True); leave the option out"
+            )
         self._num_tokens = vllm_config.speculative_config.num_speculative_tokens
         self._max_length = vllm_config.model_config.max_model_len
         self._lasting = lasting = _Lasting(vllm_config, options)

@@ -8,7 +8,7 @@ logits that stock would have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,9 @@ __all__ = ["Prefilled", "PromptReader", "next_positions", "num_teaching"]
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
+# Where the logits of a whole prompt are asked for, it is read in parts of 128 tokens.
+_NUM_HEARD = 128
+HearsLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
 
 
 def num_teaching(states: torch.Tensor) -> int:
@@ -112,8 +115,10 @@ class PromptReader:
         generation_config: Any,
         *,
         learns: bool,
+        hears: HearsLogits | None = None,  # Gets the logits of all tokens, part by part.
     ) -> None:
         self._model = model
+        self._hears = hears
         self._num_states = 0
         self._input_ids = input_ids
         self._kwargs = model_kwargs
@@ -144,12 +149,11 @@ class PromptReader:
         is_whole = num_tokens is None or self._has_one_part
         end = length if is_whole else min(self._num_read + (num_tokens or 0), length)
         kwargs = dict(self._kwargs)
-        with self.listening(kwargs) as asked:
-            if end - self._num_read < length:
-                asked = self._of_part(self._num_read, end, asked)
-            ids = self._input_ids[:, self._num_read : end]
-            outputs = read_prompt(self._model, ids, self._config, dict(asked))
-        self._num_read = end
+        step = _NUM_HEARD if self._hears is not None and not self._has_one_part else end
+        while True:
+            outputs = self._read_until(min(self._num_read + step, end), kwargs)
+            if self._num_read == end:
+                break
         if end < length:
             return None
         kwargs = update_arguments(self._model, kwargs, outputs=outputs)
@@ -158,6 +162,20 @@ class PromptReader:
         logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         hidden, self.hidden = self.hidden, None  # They go once the prompt is learned.
         return Prefilled(self._input_ids, kwargs, logits, hidden)
+
+    def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
+        start = self._num_read
+        with self.listening(kwargs) as asked:
+            if end - start < self._input_ids.shape[1]:
+                asked = self._of_part(start, end, asked)
+            if self._hears is not None and "logits_to_keep" in asked:
+                asked = {**asked, "logits_to_keep": 0}
+            ids = self._input_ids[:, start:end]
+            outputs = read_prompt(self._model, ids, self._config, dict(asked))
+        if self._hears is not None:
+            self._hears(start, outputs.logits)
+        self._num_read = end
+        return outputs
 
     @property
     def _has_one_part(self) -> bool:
@@ -186,7 +204,7 @@ class PromptReader:
             held = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
-            return hidden[:, -1:]
+            return hidden if self._hears is not None else hidden[:, -1:]
 
         with head_heard(self._model, keep_last):
             yield {**model_kwargs, "logits_to_keep": 0}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from platformdirs import user_cache_path
 
-__all__ = ["replace_bytes", "replace_text", "user_folder"]
+__all__ = ["remove_scratch", "replace_bytes", "replace_text", "replacing", "user_folder"]
 
 
 def user_folder() -> Path | None:
@@ -20,8 +23,9 @@ def user_folder() -> Path | None:
     return folder if folder.is_absolute() else None  # Older versions of platformdirs say "~".
 
 
-def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Writes a new file and renames it to `path`; raises `OSError` if that fails.
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file that is renamed to `path` at the end; raises `OSError` if that fails.
 
     Readers see the old file or the new one, also after the machine has crashed, and of several
     writers the last one wins. A writer that is killed leaves a hidden ``.tmp`` file. `mode` is
@@ -31,12 +35,24 @@ def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def remove_scratch(folder: Path, name: str = "*") -> None:
+    """Removes what killed writers left of files of this name. Lock out all others before."""
+    for left in folder.glob(f".{name}.*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """The same for a file that is in memory."""
+    with replacing(path, mode=mode) as file:
+        file.write(data)
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -129,7 +129,8 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = (), _named(args, kwargs)
     if not is_named and (reason := _reason_to_step_aside(model, assistant, kwargs)):
         assistant.warn(model, GenerationStats(disabled_reason=reason))
-        kwargs.pop("prediction", None)  # It decides nothing, and stock doesn't know it.
+        for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
+            kwargs.pop(name, None)
         return stock(*args, **kwargs)
     loop = loop_of(assistant, model, kwargs)
     return stock(*args, custom_generate=loop, **for_drafts(model, kwargs))

@@ -12,7 +12,7 @@ from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import update_arguments
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.forward.prompt import next_positions
+from selfspec.forward.prompt import HearsLogits, next_positions
 from selfspec.neural.small_model import DraftModel
 from selfspec.plugin.refusals import Outcome, reason_for
 from selfspec.plugin.row_rules import length_limit
@@ -49,6 +49,8 @@ class Call:
     has_callers_cache: bool = False  # Did the caller hand in the KV cache?
     synced_gpus: bool = False  # Do other processes wait for each forward?
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
+    max_nodes: int  # of the trees of a row
+    hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
     stats: GenerationStats
 
     @property

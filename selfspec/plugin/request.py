@@ -31,7 +31,7 @@ def request_of(
     learns = call.config.learning != "frozen"
     arguments = (call.model, call.input_ids, call.model_kwargs, call.generation_config)
     return Request(
-        reader=PromptReader(*arguments, learns=learns),
+        reader=PromptReader(*arguments, learns=learns, hears=call.hears),
         new_rows=partial(_rows, call, index, generator, fails_alone),
         sources=_sources(call),
         max_new_columns=call.max_new_columns,
@@ -79,6 +79,7 @@ def _rows(
             unplaced_id=unplaced,
             chooser=chooser,
             max_length=call.max_length,
+            max_nodes=call.max_nodes,
             stops=stops,
             pad_token_id=pad,
             # Stock's own test for filling up rows that stopped.

@@ -190,10 +190,12 @@ class SelfSpec:
         generation_config: Any,
         prediction: Any = None,
         draft_model: Any = None,
+        max_nodes: int | None = None,
         streamer: Any = _NOT_SAID,
         synced_gpus: bool = False,
         inputs_tensor: torch.Tensor | None = None,
         stats: GenerationStats | None = None,
+        scores: Any = None,
         **model_kwargs: Any,
     ) -> Call:
         """The call that `generate()` asks for, checked; runs nothing yet.
@@ -201,8 +203,9 @@ class SelfSpec:
         `prediction` is what the answer will probably look like, as token ids: those of one text
         for all prompts, or a list with those of one for each prompt. `draft_model` is the small
         model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
+        `max_nodes` limits the trees of this call, beside the knob of that name; 1: no drafts.
         `inputs_tensor` is what an encoder has read, which transformers hands over. `stats` counts
-        the call; None: new ones do.
+        the call; None: new ones do. `scores` is a `TokenScores` for one text.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -221,6 +224,8 @@ class SelfSpec:
                 "with the tokenizer's bos_token"
             )
         num_returned = generation_config.num_return_sequences or 1
+        if scores is not None:
+            logits_processor = type(logits_processor)([scores, *logits_processor])
         predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
         return Call(
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
@@ -230,6 +235,8 @@ class SelfSpec:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             streamer=streamer,
+            max_nodes=self.config.max_nodes if max_nodes is None else self._limit(max_nodes),
+            hears=None if scores is None or scores.prompt is None else scores.read,
             synced_gpus=synced_gpus,
             inputs_tensor=inputs_tensor,
             model_kwargs=model_kwargs,
@@ -238,6 +245,10 @@ class SelfSpec:
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
             stats=GenerationStats(num_calls=1) if stats is None else stats,
         )
+
+    def _limit(self, max_nodes: int) -> int:
+        """The limit of a call, checked as the knob is."""
+        return self.config.changed(max_nodes=max_nodes).max_nodes
 
     @wraps(open_call, assigned=())  # transformers hands over what its signature names.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -197,7 +197,7 @@ class _Routes:
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
         """The numbers of tokens of an answered request, which are added to the meters."""
-        usage = usage_of(exchange.num_prompt_tokens, exchange.answers)
+        usage = usage_of(exchange.num_prompt_tokens, [*exchange.answers.values()])
         counts = self._meters.counts
         counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived
         counts["time_to_first_token_seconds_count"] += 1

@@ -23,6 +23,7 @@ from selfspec.serving.schema import Chat, RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
+    from selfspec.batch.prompt_call import PromptCall
     from selfspec.batch.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
@@ -186,32 +187,29 @@ def results(
     """
     from selfspec.serving.exchange import Reply, calls_of  # They bring torch along.
 
-    asked: dict[int, PromptLine] = {}
+    asked: dict[int, tuple[PromptLine, PromptCall]] = {}
     left, tokenizer = iter(lines), encoder.tokenizer
     while True:
         fresh = list(islice(left, session.num_wanted))
         if not fresh and session.is_empty:
             return
         for line in fresh:
-            settings = line.settings
+            settings, make_call = line.settings, partial(session.call, line.number)
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                prompts, make_call = (
-                    [line.prompt_for(tokenizer)],
-                    partial(session.call, line.number),
-                )
+                prompts = [line.prompt_for(tokenizer)]
                 (call,) = calls_of(settings, prompts, encoder, make_call, own_seed)
                 session.add(call)
             except Exception as error:  # Whatever it is, the other lines go on.
                 yield LineResult.failed(line.number, error, line.name)
                 continue
-            asked[line.number] = line
+            asked[line.number] = line, call
         for answer in session.work():
-            line = asked.pop(answer.index)
+            line, call = asked.pop(answer.index)
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            piece = Reply(0, tokenizer, line.settings).end(answer)
+            piece = Reply(0, tokenizer, line.settings, call.scores).end(answer)
             text = record(line, answer, piece, model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 

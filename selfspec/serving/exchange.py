@@ -14,12 +14,13 @@ import torch
 from selfspec.batch import Answer
 from selfspec.batch.prompt_call import PromptCall, PromptInputs
 from selfspec.batch.text_stream import TextStream
+from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
-from selfspec.serving.images import check_pixels, num_pixels
+from selfspec.serving.images import check_pixels
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Chat, Request, RequestError, Settings
+from selfspec.serving.schema import Chat, Completion, Request, RequestError, Settings
 from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
 
@@ -31,31 +32,51 @@ class Reply:
     """What is sent of one text while its tokens come: whole characters, and calls of tools.
 
     Nothing of a stop string is sent. Stop strings are looked for in the text outside of calls. Of
-    special tokens only those that belong to calls or are stop strings have a text.
+    special tokens only those that belong to calls or are stop strings have a text. Another one of
+    the same text is the stopping criterion of its call, which hears each token.
     """
 
-    def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
+    looks_at_rows = True
+
+    def __init__(
+        self, choice: int, tokenizer: Any, settings: Settings, scores: TokenScores | None = None
+    ) -> None:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [each.function.name for each in tools]
         self._choice = choice
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, skips_special=settings.skip_special_tokens)
         self._reader = CallReader(form, names) if names else None
         self._stops = settings.stop or ()
+        self._shows_stop = settings.include_stop_str_in_output
         shown = {*self._stops, *(form.marks if names else ())}
-        added = tokenizer.added_tokens_decoder if shown else {}
+        added = tokenizer.added_tokens_decoder if shown and settings.skip_special_tokens else {}
         special = {id: str(each) for id, each in added.items() if each.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
         self._held = ""  # The end of the text, where a stop string may have begun.
         self._num_read = 0
         self.is_stopped = False
+        self._scores = scores
+        self._num_scored = 0  # How long the texts of all tokens are whose scores were sent.
+        self._echoed: str | None = None  # The prompt, until it is sent.
+        if isinstance(settings, Completion) and settings.echo:
+            prompt = settings.prompts[choice // settings.n]
+            self._echoed = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def add(self, ids: Sequence[int]) -> Piece:
         """Takes the next tokens; returns what may be sent now."""
-        self._num_read += len(ids)
-        if not self._marks.keys() & ids:
-            return self._piece(self._stream.add(*ids))
-        return self._piece("".join(map(self._of, ids)))
+        has_marks = bool(self._marks.keys() & ids)
+        text = "".join(map(self._of, ids)) if has_marks else self._stream.add(*ids)
+        text, calls = self._read(text)
+        scores, offset = self._next_scores(len(ids)), self._num_scored
+        self._num_scored += sum(len(each.text) for each in scores)
+        text = (self._echoed or "") + self._before_stop(text)
+        self._echoed = None
+        return Piece(self._choice, text, None, calls, scores, offset)
+
+    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+        self.add([int(input_ids[0, -1])])
+        return torch.tensor([self.is_stopped], device=input_ids.device)
 
     def end(self, answer: Answer) -> Piece:
         """What is left of a text that is complete, and why it ended."""
@@ -64,17 +85,21 @@ class Reply:
         held_back = "" if self._reader is None else self._reader.end()
         text = before.text + self._before_stop(text + held_back) + self._held
         reason = "stop" if self.is_stopped else answer.finish_reason
-        if reason == "stop" and self._reader is not None and self._reader.num_calls:
+        reader = self._reader
+        if reason == "stop" and reader is not None and reader.num_calls and not reader.is_inside:
             reason = "tool_calls"
-        return Piece(self._choice, text, reason, [*before.calls, *calls])
+        return before._replace(text=text, finish_reason=reason, calls=[*before.calls, *calls])
 
     def _of(self, token: int) -> str:
         mark = self._marks.get(token)
         return self._stream.add(token) if mark is None else self._stream.rest() + mark
 
-    def _piece(self, text: str) -> Piece:
-        text, calls = self._read(text)
-        return Piece(self._choice, self._before_stop(text), None, calls)
+    def _next_scores(self, number: int) -> list[TokenScore]:
+        """The scores of the next tokens, after those of the prompt if it is sent, too."""
+        start, self._num_read = self._num_read, self._num_read + number
+        tokens, prompt = (None, None) if self._scores is None else self._scores.lists
+        of_prompt = [] if self._echoed is None else prompt or []
+        return of_prompt + (tokens or [])[start : self._num_read]
 
     def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         return (text, []) if self._reader is None else self._reader.add(text)
@@ -83,29 +108,14 @@ class Reply:
         if self.is_stopped:
             return ""
         text = self._held + text
-        if found := [text.index(stop) for stop in self._stops if stop in text]:
+        if found := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
             self.is_stopped, self._held = True, ""
-            return text[: min(found)]
+            place, length = min(found)
+            return text[: place + length * self._shows_stop]
         begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
         end = len(text) - max(begun, default=0)
         self._held = text[end:]
         return text[:end]
-
-
-class _StopsReply:
-    """A stopping criterion of `generate()`: has a stop string come in what is sent of the text?"""
-
-    looks_at_rows = True
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
-        self._length = 0
-
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
-        fresh = input_ids[0, self._length or -1 :].tolist()
-        self._length = input_ids.shape[1]
-        self._reply.add(fresh)
-        return torch.tensor([self._reply.is_stopped], device=input_ids.device)
 
 
 def calls_of(
@@ -117,8 +127,8 @@ def calls_of(
         ids, arguments = encoder.arguments_for(prompt, settings)
         for number in range(settings.n if isinstance(settings, Request) else 1):
             if settings.stop:
-                reply = Reply(0, encoder.tokenizer, settings)
-                arguments = {**arguments, "stopping_criteria": [_StopsReply(reply)]}
+                criteria = [Reply(0, encoder.tokenizer, settings)]
+                arguments = {**arguments, "stopping_criteria": criteria}
             calls.append(make_call(ids, seed + number, arguments))
     return calls
 
@@ -128,7 +138,7 @@ class Exchange:
 
     def __init__(self, model: ModelThread, request: Request) -> None:
         self.request = request
-        self.answers: list[Answer] = []  # Those that are complete.
+        self.answers: dict[int, Answer] = {}  # Those that are complete, by choice.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self.num_pixels = 0  # of its images, until it is over
         self._model = model
@@ -153,10 +163,8 @@ class Exchange:
         prompts = [
             await loop.run_in_executor(None, fetched, prompt) for prompt in self.request.prompts
         ]
-        self.num_pixels = sum(map(num_pixels, prompts))
+        self.num_pixels = check_pixels(prompts, sum(each.num_pixels for each in exchanges))
         try:
-            if self.num_pixels:
-                check_pixels(sum(each.num_pixels for each in exchanges))
             async with turn:
                 with ThreadPoolExecutor(1) as pool:
                     await loop.run_in_executor(pool, self._prepare, prompts, encoder)
@@ -170,7 +178,7 @@ class Exchange:
         numbers = range(len(self._calls))
         for choice in numbers:
             yield Piece(choice, "")
-        replies = [Reply(choice, self._model.tokenizer, self.request) for choice in numbers]
+        replies = list(map(self._reply, numbers))
         try:
             async for choice, event in self._model.events(self._calls):
                 self.first_at = self.first_at or perf_counter()
@@ -179,21 +187,22 @@ class Exchange:
                 elif event.error is not None:
                     raise self._told(event.error)
                 else:
-                    self.answers.append(event)
+                    self.answers[choice] = event
                     piece = replies[choice].end(event)
-                if any(piece[1:]):
+                if any(piece[1:5]):
                     yield piece
         finally:
             self.num_pixels = 0
 
     async def whole(self) -> list[Piece]:
         """The whole text of each choice, with the reason why it ended."""
-        texts = [Piece(choice, "") for choice in range(len(self._calls))]
-        async for piece in self.pieces():
-            before = texts[piece.choice]
-            calls = [*before.calls, *piece.calls]
-            texts[piece.choice] = piece._replace(text=before.text + piece.text, calls=calls)
-        return texts
+        async for _piece in self.pieces():
+            pass
+        return [self._reply(each).end(self.answers[each]) for each in sorted(self.answers)]
+
+    def _reply(self, choice: int) -> Reply:
+        scores = self._calls[choice].scores
+        return Reply(choice, self._model.tokenizer, self.request, scores)
 
     def _prepare(self, prompts: Sequence[Any], encoder: Encoder) -> None:
         request, call = self.request, self._model.call
@@ -206,5 +215,5 @@ class Exchange:
             raise self._told(UnsupportedError(str(error))) from error
 
     def _told(self, error: Exception) -> RequestError:
-        about_schema = "schema" in str(error) and self.request.answer_schema is not None
-        return RequestError.of(error, field="response_format" if about_schema else None)
+        about_schema = "schema" in str(error)
+        return RequestError.of(error, field=self.request.schema_field if about_schema else None)

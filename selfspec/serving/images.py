@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -15,7 +15,7 @@ from urllib.request import urlopen
 from selfspec.errors import one_line
 from selfspec.serving.schema import RequestError
 
-__all__ = ["MAX_IMAGE_BYTES", "ImageReader", "check_pixels", "has_images", "num_pixels"]
+__all__ = ["MAX_IMAGE_BYTES", "ImageReader", "check_pixels", "has_images"]
 
 MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together, and so are the next two.
 _MOST_PIXELS = 50_000_000
@@ -41,7 +41,8 @@ class ImageReader:
 
     def fetched(self, prompt: Any) -> Any:
         """The same prompt with the data of its images. Their sizes are checked; none is decoded."""
-        urls = list(_images_in(prompt))
+        found = list(_images_in(prompt))
+        urls = [(where, part["image_url"]["url"]) for where, part in found if "image_url" in part]
         if not urls:
             return prompt
         if self.processor is None:
@@ -56,7 +57,8 @@ class ImageReader:
     def pictured(self, prompt: Any) -> Any:
         """The same prompt, with pictures where its messages have images."""
         prompt = self.fetched(prompt)
-        images = [{"type": "image", "image": _decoded(part)} for part in _parts_of(prompt, "data")]
+        found = list(_images_in(prompt))
+        images = [{"type": "image", "image": _decoded(where, part)} for where, part in found]
         return _with_images(prompt, images) if images else prompt
 
     def _part(self, where: str, url: str, left: dict[str, int]) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class ImageReader:
         left["pixels"] -= num_pixels
         if left["pixels"] < 0:
             raise _too_large(where, f"{_MOST_PIXELS} pixels")
-        return {"type": "data", "where": where, "data": data, "pixels": num_pixels}
+        return {"type": "data", "data": data, "pixels": num_pixels}
 
     def _data(self, where: str, url: str, most: int) -> bytes:
         if found := _IN_DATA.fullmatch(url):
@@ -88,37 +90,27 @@ class ImageReader:
 
 
 def has_images(prompt: Any) -> bool:
-    """Does a conversation name any image?"""
+    """Does a conversation have any image?"""
     return any(_images_in(prompt))
 
 
-def check_pixels(num_of_all: int) -> None:
-    """Refuses a request if the images of all requests together have too many pixels with it."""
-    if num_of_all > _MOST_PIXELS_OF_ALL:
+def check_pixels(prompts: Iterable[Any], others: int) -> int:
+    """How many pixels the fetched images of prompts have; refuses too many beside `others`."""
+    number = sum(int(part.get("pixels", 0)) for each in prompts for _, part in _images_in(each))
+    if number and number + others > _MOST_PIXELS_OF_ALL:
         rule = f"the images of all requests may have {_MOST_PIXELS_OF_ALL} pixels at a time"
         raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
+    return number
 
 
-def num_pixels(prompt: Any) -> int:
-    """How many pixels the images have that were fetched for a prompt."""
-    return sum(part["pixels"] for part in _parts_of(prompt, "data"))
-
-
-def _images_in(prompt: Any) -> Iterator[tuple[str, str]]:
-    """The place and the URL of each image in messages."""
+def _images_in(prompt: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the part of each image in messages."""
     is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
     for number, message in enumerate(prompt if is_chat else ()):
         if isinstance(message["content"], list):
             for index, part in enumerate(message["content"]):
-                if part["type"] == "image_url":
-                    yield f"messages[{number}].content[{index}].image_url", part["image_url"]["url"]
-
-
-def _parts_of(prompt: Any, kind: str) -> list[dict[str, Any]]:
-    """The parts of messages that are of a kind."""
-    contents = (each["content"] for each in prompt if isinstance(each, Mapping))
-    lists = (each for each in contents if isinstance(each, list))
-    return [part for parts in lists for part in parts if part["type"] == kind]
+                if part["type"] != "text":
+                    yield f"messages[{number}].content[{index}].image_url", part
 
 
 def _with_images(prompt: Any, images: Sequence[dict[str, Any]]) -> Any:
@@ -147,11 +139,11 @@ def _fetched(where: str, url: str, most: int) -> bytes:
     return bytes(data)
 
 
-def _decoded(part: dict[str, Any]) -> Any:
+def _decoded(where: str, part: dict[str, Any]) -> Any:
     """The picture of a part upright and in RGB, as transformers loads it from a file."""
     from PIL import ImageOps
 
-    with _opened(part["where"], part["data"]) as image:
+    with _opened(where, part["data"]) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 

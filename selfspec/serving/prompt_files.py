@@ -168,6 +168,7 @@ class Encoder:
     default: Mapping[str, Any] = field(default_factory=dict)
     length_option: str = "max_tokens"
     images: ImageReader = field(default_factory=ImageReader)
+    end_ids: Sequence[int] = ()  # The tokens that end the model's texts.
 
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
@@ -176,11 +177,25 @@ class Encoder:
         if isinstance(settings, Chat) and settings.callable_tools:
             own["schema"] = self._calls(settings)
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
+        own |= self._ends(settings)
         arguments = {**self.default, **own}
         wanted = arguments.get("max_new_tokens")
         setting = next(iter(settings.lengths), self.length_option)
         length = self._length(num_tokens(encoded), wanted, setting)
+        if (settings.min_tokens or 0) > length:
+            rule = f"min_tokens must be <= {length}, the most tokens of the answer"
+            raise RequestError(f"{rule} (got {settings.min_tokens})", field="min_tokens")
         return encoded, {**arguments, "max_new_tokens": length}
+
+    def _ends(self, settings: Settings) -> dict[str, Any]:
+        """The tokens that end the answer, where the request says which."""
+        more = settings.stop_token_ids or []
+        self._check_ids("stop_token_ids", more)
+        if not (more or settings.ignore_eos):
+            return {}
+        ends = [*more, *(() if settings.ignore_eos else self.end_ids)]
+        # Without any, transformers takes those of the model. An unknown token ends nothing.
+        return {"eos_token_id": ends or [self.vocab_size]}
 
     def _calls(self, chat: Chat) -> Any:
         """What an answer with calls of tools must be."""
@@ -214,9 +229,9 @@ class Encoder:
     def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
         """How many tokens an answer may have."""
         if self.max_positions is None:
-            return wanted or _DEFAULT_TOKENS
+            return _DEFAULT_TOKENS if wanted is None else wanted
         room = self.max_positions - num_ids
-        wanted = wanted or min(_DEFAULT_TOKENS, max(room, 1))
+        wanted = min(_DEFAULT_TOKENS, max(room, 1)) if wanted is None else wanted
         if wanted > room:
             raise RequestError(
                 f"prompt and answer must fit into the model's {self.max_positions} positions (got "

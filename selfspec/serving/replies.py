@@ -6,6 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.serving.schema import RequestError
@@ -13,6 +14,7 @@ from selfspec.serving.tools import joined
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
+    from selfspec.batch.token_scores import TokenScore
 
 DONE = b"data: [DONE]\n\n"
 
@@ -20,13 +22,16 @@ DONE = b"data: [DONE]\n\n"
 class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
-    `calls` are parts of calls of tools, as OpenAI streams them.
+    `calls` are parts of calls of tools, as OpenAI streams them. `scores` are those of its tokens,
+    where they are asked for, and `offset` is where the first of these begins.
     """
 
     choice: int
     text: str
     finish_reason: str | None = None
     calls: Sequence[dict[str, Any]] = ()
+    scores: Sequence[TokenScore] = ()
+    offset: int = 0
 
 
 class Form:
@@ -50,12 +55,7 @@ class Form:
     def chunk(self, *pieces: Piece, **more: Any) -> bytes:
         """One event of a stream; the first one of a choice names the role."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
-        choices = [
-            self._choice(
-                each, "delta", is_first=not (each.text or each.finish_reason or each.calls)
-            )
-            for each in pieces
-        ]
+        choices = [self._choice(each, "delta", is_first=not any(each[1:5])) for each in pieces]
         return event({"object": name, **self._same, "choices": choices, **more})
 
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
@@ -64,8 +64,37 @@ class Form:
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": piece.calls}
         text: Any = {where: message} if self._is_chat else {"text": piece.text}
-        end = {"logprobs": None, "finish_reason": piece.finish_reason}
-        return {"index": piece.choice, **text, **end}
+        scores = (_of_chat if self._is_chat else _of_completion)(piece) if piece.scores else None
+        return {
+            **{"index": piece.choice, **text},
+            **{"logprobs": scores, "finish_reason": piece.finish_reason},
+        }
+
+
+def _of_chat(piece: Piece) -> dict[str, Any]:
+    """The log probabilities of a chat completion."""
+
+    def entry(score: TokenScore) -> dict[str, Any]:
+        # A token may be a part of a character, which is no text.
+        data = None if "\ufffd" in score.text else list(score.text.encode())
+        return {"token": score.text, "logprob": score.logprob, "bytes": data}
+
+    content = [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in piece.scores]
+    return {"content": content, "refusal": None}
+
+
+def _of_completion(piece: Piece) -> dict[str, Any]:
+    """The log probabilities of a completion; each token is among the likeliest, as in vLLM."""
+    scores = piece.scores
+    # Of tokens with the same text, the likeliest one counts, which is the last one here.
+    tops = [(each, *each.top[::-1]) if each.logprob is not None else () for each in scores]
+    texts = [each.text for each in scores]
+    return {
+        "tokens": texts,
+        "token_logprobs": [each.logprob for each in scores],
+        "top_logprobs": [{each.text: each.logprob for each in top} or None for top in tops],
+        "text_offset": list(accumulate(map(len, texts[:-1]), initial=piece.offset)),
+    }
 
 
 def event(data: dict[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ from selfspec.errors import SelfSpecError, one_line, unknown_name
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
+_SCHEMAS = ("response_format", "guided_json", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 _short = Repr()
@@ -132,6 +133,11 @@ FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters
 Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
+_Limit = Annotated[int, Field(ge=1, le=1 << 16)]
+Speculative = Annotated[dict[Literal["max_nodes"], _Limit], Field(min_length=1)]
+StructuredOutputs = Annotated[dict[Literal["json"], dict[str, Any] | str], Field(min_length=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
 StopString = Annotated[FilledText, Field(max_length=256)]
 Stops = Annotated[
@@ -293,12 +299,30 @@ class Settings(_Fields):
     seed: Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None = None
     stop: Stops | None = None
     response_format: ResponseFormat | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    speculative: bool | Speculative = True
+    # Names of vLLM.
+    min_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    guided_json: dict[str, Any] | str | None = None
+    structured_outputs: StructuredOutputs | None = None  # The newer name of `guided_json`.
+
+    @property
+    def schema_field(self) -> str | None:
+        """The field that says what an answer must be; None if any text will do."""
+        return next((name for name in _SCHEMAS if getattr(self, name) is not None), None)
 
     @property
     def answer_schema(self) -> Any:
         """What an answer must be: a JSON schema, or None for any text."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs["json"]
         if self.response_format is None:
-            return None
+            return self.guided_json
         given = self.response_format.json_schema
         return {"type": "object"} if given is None else given.schema_
 
@@ -314,12 +338,25 @@ class Settings(_Fields):
             raise RequestError(f"{rule} (got {self.lengths})", field=[*self.lengths][-1])
         return self
 
+    @model_validator(mode="after")
+    def _check_schemas(self) -> Settings:
+        given = [name for name in _SCHEMAS if getattr(self, name) is not None]
+        for name in ("min_tokens", "ignore_eos") if given or getattr(self, "tools", None) else ():
+            if getattr(self, name):  # Then no token might be allowed.
+                rule = f"{name} must be left out where there are tools or a schema"
+                raise RequestError(f"{rule} (got {getattr(self, name)})", field=name)
+        if len(given) > 1:
+            rule = f"{' and '.join(given)} exclude each other, since each is a schema"
+            raise RequestError(f"{rule}; leave one out", field=given[-1])
+        return self
+
     def arguments(self) -> dict[str, Any]:
         """How tokens are chosen, and how many at most, as arguments of `generate()`.
 
         Stop strings are not among them, since calls of tools may hold them.
         """
         same = {"top_p", "top_k", "min_p", "repetition_penalty"}
+        same |= {"presence_penalty", "frequency_penalty"}
         arguments = self.model_dump(include=same, exclude_none=True)
         for length in self.lengths.values():
             arguments["max_new_tokens"] = length
@@ -330,6 +367,11 @@ class Settings(_Fields):
             arguments["sequence_bias"] = biases
         if self.answer_schema is not None:
             arguments["schema"] = self.answer_schema
+        if self.min_tokens is not None:
+            arguments["min_new_tokens"] = self.min_tokens
+        if self.speculative is not True:
+            limit = self.speculative
+            arguments["max_nodes"] = limit["max_nodes"] if isinstance(limit, dict) else 1
         return arguments
 
 
@@ -368,6 +410,8 @@ class Request(Settings):
 
 class Chat(Request):
     messages: Messages
+    logprobs: bool = False
+    top_logprobs: NumScores | None = None
     metadata: dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
@@ -388,8 +432,15 @@ class Chat(Request):
             return [each for each in tools if each.function.name == self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else tools
 
+    def arguments(self) -> dict[str, Any]:
+        scores = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
+        return {**super().arguments(), **scores}
+
     @model_validator(mode="after")
-    def _check_tools(self) -> Chat:
+    def _check_chat(self) -> Chat:
+        if self.top_logprobs and not self.logprobs:
+            rule = f"top_logprobs must come with logprobs: true (got {self.top_logprobs})"
+            raise RequestError(rule, field="top_logprobs")
         names = [each.function.name for each in self.tools or ()]
         if len(set(names)) < len(names):
             raise RequestError(
@@ -398,18 +449,33 @@ class Chat(Request):
         if self.tool_choice not in (None, "none") and not self.callable_tools:
             rule = "tool_choice must name one of the tools, or be left out without tools"
             raise RequestError(f"{rule} (got {names!r:.80})", field="tool_choice")
-        if names and self.response_format is not None:
-            rule = "response_format must be left out where there are tools"
-            raise RequestError(rule, field="response_format")
+        if names and self.schema_field is not None:
+            rule = f"{self.schema_field} must be left out where there are tools"
+            raise RequestError(rule, field=self.schema_field)
         return self
 
 
 class Completion(Request):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
+    max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    logprobs: NumScores | None = None
+    echo: bool = False
 
     @property
     def prompts(self) -> list[Any]:
         return self.prompt
+
+    @model_validator(mode="after")
+    def _check_writes(self) -> Completion:
+        if self.max_tokens == 0 and (not self.echo or self.logprobs is None):
+            rule = "max_tokens must be >= 1, or come with echo: true and logprobs"
+            raise RequestError(f"{rule} (got 0)", field="max_tokens")
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        names = ("logprobs", "prompt_logprobs") if self.echo else ("logprobs",)
+        scores = {} if self.logprobs is None else dict.fromkeys(names, self.logprobs)
+        return {**super().arguments(), **scores}
 
 
 Known = TypeVar("Known", bound=BaseModel)

@@ -37,6 +37,11 @@ class CallReader:
         self._opening = re.compile(f"(?:{'|'.join(begins)}){head}", re.MULTILINE)
         self._next = re.compile("}" + re.escape(form.between) + head)
 
+    @property
+    def is_inside(self) -> bool:
+        """Is a call open whose arguments are not complete?"""
+        return self._arguments is not None
+
     def add(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """Takes more of a text; returns other text and parts of calls, as OpenAI streams them."""
         self._text += text

@@ -7,7 +7,7 @@ a model that was just loaded gets such weights.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 from weakref import ReferenceType, ref
@@ -130,7 +130,7 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
     All else of it gets the dtype, in which it computes between products.
     """
     users, before, terms = users_in_eight_bits(model), model.dtype, terms_of_inputs(model)
-    with progress("Quantising weights", [weight for weight, _ in users]) as bar:
+    with progress("Quantising weights", sum(weight.numel() for weight, _ in users)) as bar:
         for some in _groups(model, users):
             weights = [weight for weight, _ in some]
             _hold(some, Numbers.of(*weights), dtype, terms)
@@ -158,9 +158,9 @@ def terms_of_inputs(model: Any) -> int:
     return 1 if attend_exactly(model) else 2
 
 
-def progress(what: str, weights: Iterable[torch.Tensor]) -> Any:
-    """A bar for all of these weights."""
-    return hf_logging.tqdm(total=sum(map(torch.Tensor.numel, weights)), desc=what, unit_scale=True)
+def progress(what: str, total: int) -> Any:
+    """A bar for this many weights."""
+    return hf_logging.tqdm(total=total, desc=what, unit_scale=True)
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:

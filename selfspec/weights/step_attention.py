@@ -49,46 +49,45 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """What ``"sdpa"`` does, in float64 for a step."""
-    mask, (rows, num_heads, width, _) = attention_mask, query.shape
-    if width > _MOST_TOKENS and (mask is None or not mask.is_floating_point()):
-        return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
-    dtype, states = query.dtype, (query.double(), key.double(), value.double())
-    mask, bias = _widened(mask), _widened(options.pop("position_bias", None))
-    is_plain = width == 1 if mask is None else mask.shape[1] == 1
-    if bias is not None or not is_plain:
-        outcome, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
-    else:
-        given = {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
-        outcome = _joined(*states, mask, **given).reshape(rows, num_heads, width, -1)
-        outcome = outcome.transpose(1, 2)
-    return outcome.to(dtype).contiguous(), None
+    """What ``"sdpa"`` does, in float64 for a step.
 
-
-def _joined(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    **options: Any,
-) -> torch.Tensor:
-    """Heads that share keys become one head with more queries, so that no keys are copied.
-
-    Unless some threads would have no work then.
+    Heads that share keys become one head with more queries, so that no keys are copied, unless some
+    threads would have no work then.
     """
-    rows, num_heads, width, dim = query.shape
+    mask, (rows, num_heads, width, _) = attention_mask, query.shape
+    if width > _MOST_TOKENS and (mask is None or mask.dtype is torch.bool):
+        return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
+    states, bias = (query, key, value), options.pop("position_bias", None)
+    if bias is not None or (width > 1 if mask is None else mask.shape[1] > 1):
+        *wide, bias = map(_wide, (*states, mask, bias))
+        outcome, _ = sdpa_attention_forward(module, *wide, position_bias=bias, **options)
+        return outcome.to(query.dtype), None
     num_keys, number = key.shape[1], num_heads // key.shape[1]
     if rows * num_keys * -(-number * width // _TASK) < torch.get_num_threads():
         num_keys, number = num_heads, 1
-    queries = query.reshape(rows, num_keys, number * width, dim)
-    if mask is not None and number > 1:
-        mask = mask.repeat(1, 1, number, 1)
-    return scaled_dot_product_attention(queries, key, value, mask, enable_gqa=True, **options)
+    query, key, value = map(_wide, states)
+    if mask is not None:
+        mask = _wide(mask[:, :, None].expand(-1, -1, number, width, -1)).flatten(2, 3)
+    outcome = scaled_dot_product_attention(
+        query.reshape(rows, num_keys, number * width, -1),
+        *(key, value, mask, options.get("dropout", 0.0)),
+        scale=options.get("scaling"),
+        enable_gqa=True,
+    )
+    outcome = outcome.reshape(rows, num_keys, number, width, -1).permute(0, 3, 1, 2, 4)
+    return _as(states[0].dtype, outcome).flatten(2, 3), None
 
 
-def _widened(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """A mask for queries in float64."""
-    return mask.double() if mask is not None and mask.is_floating_point() else mask
+def _wide(values: torch.Tensor | None) -> Any:
+    """The same in float64, but for a mask that only says which keys are seen."""
+    if values is None or values.dtype is torch.bool:
+        return values
+    return _as(torch.float64, values)
+
+
+def _as(dtype: torch.dtype, values: torch.Tensor) -> torch.Tensor:
+    """A dtype in one copy, which has no gaps."""
+    return values.to(dtype, memory_format=torch.contiguous_format)
 
 
 register_attention(EXACT_ATTENTION, _attend)

@@ -29,7 +29,9 @@ MAX_LENGTH = 64
 LOOP = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def proposer(*, rank: int = 0, max_length: int = MAX_LENGTH, **options: Any) -> Proposer:
+def proposer(
+    *, rank: int = 0, max_length: int = MAX_LENGTH, is_async: bool = False, **options: Any
+) -> Proposer:
     """One as vLLM makes it, out of what `config` says."""
     asked = config(**options)
     model = SimpleNamespace(
@@ -45,8 +47,14 @@ def proposer(*, rank: int = 0, max_length: int = MAX_LENGTH, **options: Any) -> 
             speculative_config=SimpleNamespace(**asked["speculative_config"]),
             model_config=model,
             parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
+            scheduler_config=SimpleNamespace(async_scheduling=is_async),
         )
     )
+
+
+def test_a_step_that_is_scheduled_before_its_tokens_are_known_is_refused() -> None:
+    with pytest.raises(ConfigError, match="async_scheduling must be off"):
+        proposer(is_async=True)
 
 
 class Engine:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from selfspec import ConfigError, UnsupportedError, WeightsError, generate_many, load
@@ -22,8 +25,9 @@ from selfspec.weights import (
     is_in_eight_bits,
 )
 from selfspec.weights.held_weight import PackedWeight
-from selfspec.weights.streamed import is_streamed
-from tests.fakes import prompt, tiny_tokenizer
+from selfspec.weights.streamed import is_streamed, rounded_file
+from selfspec.weights.streamed.files import StoredTensor
+from tests.fakes import new_model, prompt, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     Call,
@@ -33,7 +37,7 @@ from tests.lossless.same import (
     run,
     run_both,
 )
-from tests.streamed import load_tightly, saved_model
+from tests.streamed import least_memory, load_tightly, saved_model
 
 TIED = {"tie_word_embeddings": True}
 MIXED = {"layer_types": ["conv", "full_attention"] * 3}
@@ -144,25 +148,85 @@ def test_layers_that_are_read_from_disk(kind: str, call: Call, tmp_path: Path) -
         weight.zero_()
 
 
-def test_rounded_weights_are_written_once_for_each_state_of_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    return tmp_path / "user" / "selfspec" / "eight-bits"
+
+
+def test_rounded_weights_are_written_once_for_each_state_of_the_files(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = []
     for number, name in enumerate(("a", "a", "b"), 1):
         if not (tmp_path / name).is_dir():
             saved_model(tmp_path / name, hidden_act="silu" if name == "a" else "gelu")
         model = load_tightly(tmp_path / name, weights="int8")
         texts.append(run(model, prompt(), **GREEDY).ids)
-        assert len(list((tmp_path / "user").rglob("*.safetensors"))) == max(number - 1, 1)
+        assert len(list(user.glob("*.weights"))) == max(number - 1, 1)
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
+    monkeypatch.setattr(rounded_file, "version_of", lambda _name: "another version")
+    load_tightly(tmp_path / "a", weights="int8")
+    assert len(list(user.glob("*.weights"))) == 3
+
+
+def zeroed(data: bytes) -> bytes:
+    return data[:5000] + bytes(2000) + data[7000:]
+
+
+@pytest.mark.parametrize("damage", [zeroed, lambda data: data[:-1], lambda _data: b""])
+def test_a_damaged_file_is_made_anew(
+    damage: Callable[[bytes], bytes], tmp_path: Path, user: Path
+) -> None:
+    saved_model(tmp_path)
+    load_tightly(tmp_path, weights="int8")
+    (path,) = user.glob("*.weights")
+    whole, left = path.read_bytes(), user / ".other.weights.0123.tmp"
+    path.write_bytes(damage(whole))
+    left.write_bytes(b"of a process that was killed")
+    load_tightly(tmp_path, weights="int8")
+    assert path.read_bytes() == whole
+    assert not left.exists()
+
+
+def test_what_keeps_rounded_weights_from_being_written(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget that is too small is known before. No failure leaves anything behind."""
+    saved_model(tmp_path)
+    options = {"weights": "int8", "max_length": 1, "max_memory": least_memory(tmp_path)}
+    with pytest.raises(ConfigError, match="max_memory must be at least"):
+        load(str(tmp_path), **options | {"max_memory": 1})
+    assert not user.exists()
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    (tmp_path / "a" / "model.safetensors").touch()
-    with pytest.raises(WeightsError, match=r"rounded weights need 0\.0 GB on the disk of .*user"):
-        load_tightly(tmp_path / "a", weights="int8")
-    assert not list((tmp_path / "user").rglob("*.tmp"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: full)
+        with pytest.raises(WeightsError, match=r"0\.0 GB are needed"):
+            load(str(tmp_path), **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: os.truncate("/nowhere", 0))
+        with pytest.raises(WeightsError, match=r"must be written to .*user.*; make room there"):
+            load(str(tmp_path), **options)
+    assert [path.name for path in user.iterdir()] == [".lock"]
+    user.parent.joinpath("eight-bits", ".lock").unlink()
+    user.rmdir()
+    user.write_text("no folder")
+    with pytest.raises(WeightsError, match=r"must be written to .*user.*point XDG_CACHE_HOME to"):
+        load(str(tmp_path), **options)
+
+
+def test_a_weight_whose_name_ends_as_that_of_scales() -> None:
+    """As Gemma 4's routers have one."""
+    model: Any = new_model()
+    model.model.norm.scale = nn.Parameter(torch.ones(3))
+    shard: Any = None
+    stored = {
+        name: [StoredTensor(shard, 0, weight.dtype, tuple(weight.shape))]
+        for name, weight in model.named_parameters()
+    }
+    assert rounded_file.plan_rounded(model, stored).keys() == stored.keys()
 
 
 def test_what_is_saved_are_the_rounded_weights(

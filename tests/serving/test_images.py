@@ -163,7 +163,7 @@ def test_sizes_are_known_before_anything_is_decoded(
     cut = PNG[: 22 + 4 * 40]
     reader = ImageReader(processor=object())
     prompt = reader.fetched(asked(PNG, cut))
-    assert images_module.num_pixels(prompt) == 2 * 12 * 9
+    assert images_module.check_pixels([prompt], 0) == 2 * 12 * 9
     assert reader.fetched(prompt) == prompt
     with pytest.raises(RequestError, match="must be a picture"):
         reader.pictured(prompt)

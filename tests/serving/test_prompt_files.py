@@ -40,6 +40,11 @@ LENGTH = {"max_new_tokens": 3}
         ({"prompt": "x", "max_tokens": 3, "max_new_tokens": 3}, "x", LENGTH),
         ({"body": {"prompt": [5, 6], "temperature": 0}}, [5, 6], {"do_sample": False}),
         ({"messages": [{"role": "developer", "content": "x"}]}, SYSTEM, {}),
+        (
+            {"body": {"prompt": "x", "logprobs": 2, "echo": True, "max_tokens": 0}},
+            "x",
+            {"max_new_tokens": 0, "logprobs": 2, "prompt_logprobs": 2},
+        ),
         ({"prompt": "x", "logit_bias": {"7": -100}}, "x", {"sequence_bias": {(7,): -100}}),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -43,12 +44,20 @@ EITHER: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 1.5, 10**9),
     "min_p": (-0.1, 1.1),
     "repetition_penalty": (0, -1, 1000, "x"),
-    "frequency_penalty": (0.5, -1, "x", True),
-    "presence_penalty": (0.5, []),
+    "frequency_penalty": (2.1, -3, math.nan, "x", True),
+    "presence_penalty": (2.1, -math.inf, []),
+    "speculative": (1, "no", {}, {"max_nodes": 0}, {"max_nodes": -4}, {"max_nodes": 10**9}),
+    "min_tokens": (-1, 1.5, 2, 10**9, True),
+    "ignore_eos": (1, "x"),
+    "stop_token_ids": (7, [-1], [10**9], ["x"], [1] * 65),
+    "skip_special_tokens": (0, "x"),
+    "include_stop_str_in_output": (1,),
+    "structured_outputs": ({}, {"regex": "a"}, {"json": 7}, "x"),
+    "guided_json": (7, []),
+    "guided_regex": ("a",),
     "stream": ("yes", 1, []),
     "stream_options": ({"include_usage": True}, [], "x"),
     "user": (7, ["x"]),
-    "logprobs": (True, 0, 1, "x"),
     "logit_bias": ({"x": 1}, {"-1": 1}, {"999999": 1}, {"1": 101}, {"1": "x"}, [1], "x", {"١": 1}),
     "prediction": ("x", {}, [], {"type": "content"}, {"type": "content", "content": 7}, IMAGE),
     "nonsense": (1,),
@@ -69,7 +78,9 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
     "audio": ({"voice": "x"},),
     "store": (True,),
     "metadata": ("x",),
-    "top_logprobs": (3,),
+    "logprobs": (5, "x", [True]),
+    "top_logprobs": (3, -1, 10**9, "x"),
+    "echo": (True,),
     "reasoning_effort": ("high",),
     "prompt": ("x",),
 }
@@ -78,7 +89,8 @@ OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {
         *(None, [], 7, {}, [[]], [[7], "x", {}], "", ["x"] * 17),
         *([-1], [10**9], [[10**30]], [True], "\ud800", [1.5]),
     ),
-    "echo": (True,),
+    "logprobs": (True, -1, 21, 10**9, 1.5, "x"),
+    "echo": (1, "x"),
     "suffix": ("x",),
     "best_of": (3,),
     "messages": (MESSAGES,),

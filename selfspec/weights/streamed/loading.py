@@ -31,14 +31,17 @@ from selfspec.weights.streamed.memory_plan import (
     draft_model_bytes,
     text_bytes,
 )
-from selfspec.weights.streamed.rounded_files import is_rounded, rounded_files, stored_rounded
+from selfspec.weights.streamed.rounded_file import (
+    Stored,
+    is_rounded,
+    plan_rounded,
+    rounded_file,
+)
 from selfspec.weights.streamed.stream import Place, Stream, attach_stream, blank
 
 __all__ = ["load_within"]
 
 _log = logging.getLogger("selfspec")
-
-_Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
 
 
 def load_within(
@@ -57,19 +60,22 @@ def load_within(
     with ExitStack() as opened:
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
-        stored = _stored(model, shards)
+        stored = original = _stored(model, shards)
         terms = terms_of_inputs(model) if in_eight_bits else 0
         if in_eight_bits:
-            files = rounded_files(model, stored, shards)
-            opened.close()
-            shards = [opened.enter_context(closing(Shard(path))) for path in files]
-            stored = stored_rounded(shards)
+            stored = plan_rounded(model, original)
         layers = _Layers.of(model, stored)
         sizes = layers.sizes(model, stored, max_length, max_texts)
         budget = amount_in_bytes(max_memory, sizes.whole)
         if draft_model is not None:
             sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
         streamed = choose_streamed(sizes, layers.may_stream, budget)
+        if in_eight_bits:
+            path = rounded_file(stored, original, shards)
+            opened.close()
+            shards = [opened.enter_context(closing(Shard(path)))]
+            stored = {n: [t._replace(shard=shards[0]) for t in each] for n, each in stored.items()}
+            layers = _Layers.of(model, stored)
         _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device, terms)
         if streamed:
             _stream(model, layers, stored, streamed, shards, device, terms)
@@ -93,7 +99,7 @@ class _Layers(NamedTuple):
     may_stream: list[int]  # the layers that share no weight with others
 
     @classmethod
-    def of(cls, model: Any, stored: _Stored) -> _Layers:
+    def of(cls, model: Any, stored: Stored) -> _Layers:
         """The decoder's layers are the list of modules that holds the most weights."""
         lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
         if not lists:
@@ -124,7 +130,7 @@ class _Layers(NamedTuple):
         decoder = model.get_submodule(prefix.rpartition(".")[0])
         return cls(decoder, names, list(found), weights, read, alone)
 
-    def sizes(self, model: Any, stored: _Stored, max_length: int, max_texts: int) -> Sizes:
+    def sizes(self, model: Any, stored: Stored, max_length: int, max_texts: int) -> Sizes:
         """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
         owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
         layers = [_held_bytes(each, stored, owners) for each in self.weights]
@@ -158,7 +164,7 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
     return model.eval().requires_grad_(False)
 
 
-def _stored(model: Any, shards: Sequence[Shard]) -> _Stored:
+def _stored(model: Any, shards: Sequence[Shard]) -> Stored:
     """The tensors in the files that each weight of the model is made of."""
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     stored = {
@@ -198,7 +204,7 @@ def _keep_in_float32(model: Any) -> None:
 def _stream(
     model: Any,
     layers: _Layers,
-    stored: _Stored,
+    stored: Stored,
     streamed: Sequence[int],
     shards: Sequence[Shard],
     device: torch.device,
@@ -245,7 +251,7 @@ def _places(
     ]
 
 
-def _load(model: Any, stored: _Stored, later: set[str], device: torch.device, terms: int) -> None:
+def _load(model: Any, stored: Stored, later: set[str], device: torch.device, terms: int) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
     scratch, loaded, rounded = new_scratch(), set(later), dict[str, Numbers]()
     for name, empty in model.state_dict(keep_vars=True).items():
@@ -296,7 +302,7 @@ def _num_bytes(module: nn.Module) -> int:
 
 
 def _held_bytes(
-    weights: Mapping[str, nn.Parameter], stored: _Stored, owners: Mapping[int, int]
+    weights: Mapping[str, nn.Parameter], stored: Stored, owners: Mapping[int, int]
 ) -> int:
     """What weights take in memory. In 8 bits, each of the modules that share one has its own."""
     return sum(

@@ -1,0 +1,107 @@
+"""How likely the model finds the tokens of a text: the log probabilities that clients ask for.
+
+They are the model's own: of its logits before any processor, as vLLM's are by default. They are
+read along the verified path alone, so that no draft is in them, and nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from selfspec.errors import UnsupportedError
+from selfspec.verify.logits import largest
+
+__all__ = ["TokenScore", "TokenScores"]
+
+_LEAST = -9999.0  # OpenAI's number for what is impossible, which JSON can't say otherwise.
+
+
+class TokenScore(NamedTuple):
+    """A token, its log probability, and the likeliest tokens in its place, likeliest first.
+
+    In front of the first token of a prompt is nothing, so it has no log probability.
+    """
+
+    token: int
+    text: str  # of the token by itself
+    logprob: float | None
+    top: Sequence[TokenScore] = ()
+
+
+class TokenScores:
+    """Writes down the scores of one text; `num_top` and `num_of_prompt` say how many, if any.
+
+    It is the first of the processors of a call, and changes nothing. So it sees the logits of each
+    new token, however the call is decoded. Of a prompt, its reader tells.
+    """
+
+    looks_at_rows = True
+
+    def __init__(
+        self, tokenizer: Any, num_top: int | None = None, num_of_prompt: int | None = None
+    ) -> None:
+        for name, value in (("logprobs", num_top), ("prompt_logprobs", num_of_prompt)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UnsupportedError(f"{name} must be a whole number (got {value!r:.40})")
+            if value is not None and value < 0:
+                raise UnsupportedError(f"{name} must be >= 0 (got {value!r:.40})")
+        # None where they are not asked for.
+        self.tokens: list[TokenScore] | None = None if num_top is None else []
+        self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
+        self.prompt_ids: list[int] = []  # To be set before the prompt is read.
+        self._tokenizer = tokenizer
+        self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
+        self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
+
+    @property
+    def lists(self) -> tuple[list[TokenScore] | None, list[TokenScore] | None]:
+        """Those of the new tokens, and those of the prompt."""
+        return self.tokens, self.prompt
+
+    @property
+    def is_asked(self) -> bool:
+        """Does anybody ask for scores?"""
+        return self.lists != (None, None)
+
+    def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self.tokens is not None:
+            self._logprobs = scores.log_softmax(-1)
+        return scores
+
+    def take(self, ids: Sequence[int]) -> None:
+        """Hears which token was chosen."""
+        if self.tokens is not None:
+            self.tokens += self._scored(self._logprobs, ids, self._num_top)
+
+    def read(self, start: int, logits: torch.Tensor) -> None:
+        """Hears the logits (1, L, V) of a part of the prompt, by the number of its first token."""
+        before = [self._score(self.prompt_ids[0], None)] if not start else self.prompt or []
+        ids = self.prompt_ids[start + 1 : start + 1 + logits.shape[1]]
+        logprobs = logits[0, : len(ids)].log_softmax(-1, dtype=torch.float32)
+        self.prompt = before + self._scored(logprobs, ids, self._num_of_prompt)
+
+    def _scored(self, logprobs: torch.Tensor, ids: Sequence[int], num_top: int) -> list[TokenScore]:
+        """The scores of tokens, each by its row of (L, V)."""
+        if not ids:
+            return []
+        own = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0]
+        values, tops = largest(logprobs, min(num_top, logprobs.shape[1]))
+        rows = zip(ids, own.tolist(), tops.tolist(), values.tolist(), strict=True)
+        return [
+            self._score(token, logprob, list(map(self._score, top, of_top)))
+            for token, logprob, top, of_top in rows
+        ]
+
+    def _score(
+        self, token: int, logprob: float | None, top: Sequence[TokenScore] = ()
+    ) -> TokenScore:
+        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        word = str(self._tokenizer.convert_ids_to_tokens(token))
+        if word.startswith("\u2581") and not text.startswith(" "):
+            text = f" {text}"  # Some decoders leave out the space that a word begins with.
+        if logprob is not None and not logprob > _LEAST:  # It may be NaN.
+            logprob = _LEAST
+        return TokenScore(token, text, logprob, top)

@@ -1,0 +1,129 @@
+"""A model's weights in 8 bits on disk: written once, into a file that a streamed model reads.
+
+It is in the user's cache folder, under a name that changes with the original files. A rounded
+weight is whole numbers and their scales. All other weights are there too, as they are computed
+with, so that the original files are not needed any more. The last four bytes are a checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from selfspec.compat.versions import version_of
+from selfspec.errors import WeightsError, one_line
+from selfspec.machine.user_files import remove_scratch, replacing, user_folder
+from selfspec.weights.eight_bits import progress, users_in_eight_bits
+from selfspec.weights.rounding import Numbers
+from selfspec.weights.streamed.files import Shard, StoredTensor
+from selfspec.weights.streamed.layer_weights import new_scratch, read_into
+
+__all__ = ["is_rounded", "plan_rounded", "rounded_file"]
+
+_log = logging.getLogger("selfspec")
+
+_VERSION = 2  # Another way of rounding, or of writing, needs another number.
+_ALIGNMENT = 64  # Each tensor begins at a multiple of this many bytes, so that torch can view it.
+_CHECKSUM_BYTES = 4
+
+Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
+
+
+def is_rounded(tensors: Sequence[StoredTensor]) -> bool:
+    """Are these a weight in 8 bits and its scales?"""
+    return len(tensors) == 2 and tensors[0].dtype is torch.int8
+
+
+def plan_rounded(model: Any, stored: Stored) -> Stored:
+    """Where the file has each weight, before there is one: the tensors name another file."""
+    rounded = {id(weight) for weight, _ in users_in_eight_bits(model)}
+    plan, end = dict[str, list[StoredTensor]](), 0
+    for name, weight in model.state_dict(keep_vars=True).items():
+        forms = [(weight.dtype, tuple(weight.shape))]
+        if id(weight) in rounded:
+            forms = [(torch.int8, tuple(weight.shape)), (torch.float32, (len(weight),))]
+        for dtype, shape in forms if name in stored else ():
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            tensor = StoredTensor(next(iter(stored.values()))[0].shard, start, dtype, shape)
+            plan.setdefault(name, []).append(tensor)
+            end = start + tensor.num_bytes
+    return plan
+
+
+def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
+    """The file of a plan, which is written if it is not there or has been damaged."""
+    from filelock import FileLock, Timeout
+
+    parent = user_folder()
+    if parent is None:
+        raise WeightsError(
+            "weights='int8' with max_memory needs a home folder, for a file with rounded weights "
+            "(there is none); set HOME, or leave weights out"
+        )
+    layout = [[n, *(tuple(map(str, each[1:])) for each in tensors)] for n, tensors in plan.items()]
+    made_of = [_VERSION, version_of("transformers"), layout, [each.state for each in shards]]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
+    path = parent / "eight-bits" / f"{key}.weights"
+    if _is_whole(path, plan):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.parent / ".lock")
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            _log.warning("another process writes rounded weights; waiting for it")
+            held = lock.acquire()
+        with held:
+            if not _is_whole(path, plan):
+                remove_scratch(path.parent)
+                _write(path, plan, stored)
+    except OSError as error:
+        raise WeightsError(
+            f"rounded weights must be written to {path} (got {one_line(error)}); make room there, "
+            "or point XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return path
+
+
+def _num_bytes(plan: Stored) -> int:
+    """The size of the file."""
+    last = list(plan.values())[-1][-1]
+    return last.offset + last.num_bytes + _CHECKSUM_BYTES
+
+
+def _is_whole(path: Path, plan: Stored) -> bool:
+    """To ask takes as long as reading the file once, as a step of a streamed model does."""
+    with suppress(WeightsError), closing(Shard(path)) as shard:
+        return shard.is_whole(_num_bytes(plan))
+    return False
+
+
+def _write(path: Path, plan: Stored, stored: Stored) -> None:
+    needed, free = _num_bytes(plan), shutil.disk_usage(path.parent).free
+    if free < 1.02 * needed:
+        raise OSError(f"{needed / 1e9:.1f} GB are needed, and {free / 1e9:.1f} GB are left")
+    scratch, checksum, total = new_scratch(), 0, sum(each[0].numel for each in plan.values())
+    with replacing(path) as file, progress("Rounding weights, this once", total) as bar:
+        for name, tensors in plan.items():
+            rounds, like = is_rounded(tensors), tensors[0]
+            dtype = stored[name][0].dtype if rounds else like.dtype
+            full = torch.empty(like.shape, dtype=dtype, device="cpu")
+            read_into(full, stored[name], scratch)
+            parts = Numbers.of(full) if rounds else (full,)
+            for tensor, part in zip(tensors, parts, strict=True):
+                values: Any = part.view(-1).view(torch.uint8).numpy()
+                for data in (bytes(tensor.offset - file.tell()), values):
+                    checksum = crc32(data, checksum)
+                    file.write(data)
+            bar.update(full.numel())
+        file.write(checksum.to_bytes(_CHECKSUM_BYTES, "little"))

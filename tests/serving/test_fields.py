@@ -1,0 +1,134 @@
+"""What a request may ask for beside the common fields: the text is that of a plain loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from openai import OpenAI
+from transformers import LogitsProcessorList
+
+from selfspec import SelfSpec, attach
+from selfspec.errors import ConfigError
+from tests.fakes import WildSource, tiny_model
+from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
+
+PROMPT = "the quick brown fox"
+ASKED: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0}
+
+
+@pytest.fixture
+def client(served: Served) -> OpenAI:
+    return OpenAI(base_url="http://localhost/v1", api_key="none", http_client=served.client)
+
+
+def text_of(served: Served, **body: Any) -> str:
+    return served.ask(COMPLETION, **{**ASKED, **body})["choices"][0]["text"]
+
+
+def penalized(
+    ids: torch.Tensor, scores: torch.Tensor, num_prompt: int, presence: float, frequency: float
+) -> torch.Tensor:
+    """Token after token, as OpenAI's page has it."""
+    scores, answer = scores.clone(), ids[0, num_prompt:].tolist()
+    for token in set(answer):
+        scores[0, token] -= answer.count(token) * frequency + presence
+    return scores
+
+
+PENALTIES = [(2.0, 0.0), (0.0, 1.5), (-1.0, 0.7), (1.0, -2.0)]
+
+
+@pytest.mark.parametrize(("presence", "frequency"), PENALTIES)
+def test_penalties_are_those_of_a_plain_loop(
+    client: OpenAI, served: Served, presence: float, frequency: float
+) -> None:
+    """Greedy and sampled, with drafts of the same text before."""
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    processors = LogitsProcessorList(
+        [lambda given, scores: penalized(given, scores, len(ids), presence, frequency)]
+    )
+    fields: dict[str, Any] = {"presence_penalty": presence, "frequency_penalty": frequency}
+    for seed, options in ((0, {}), (5, {"do_sample": True, "temperature": 0.8})):
+        expected = served.text_alone(
+            ids, seed, max_new_tokens=30, logits_processor=processors, **options
+        )
+        asked = {"temperature": options.get("temperature", 0), "seed": seed, **fields}
+        for _ in range(2):
+            assert text_of(served, **asked) == expected
+        given = {"model": NAME, **ASKED, **asked}
+        assert client.completions.create(**given).choices[0].text == expected
+    assert text_of(served, **fields) != text_of(served)
+
+
+def test_a_limit_of_drafts_for_one_request(client: OpenAI, served: Served) -> None:
+    stats = served.spec.total_stats
+    expected = text_of(served)
+    for limit, most in ((False, 1), ({"max_nodes": 2}, 2), (True, 6)):
+        before = served.spec.total_stats
+        given = {"model": NAME, **ASKED, "extra_body": {"speculative": limit}}
+        assert client.completions.create(**given).choices[0].text == expected
+        stats = served.spec.total_stats
+        nodes, steps = stats.num_nodes - before.num_nodes, stats.num_steps - before.num_steps
+        assert steps <= nodes <= most * steps
+        assert (nodes > steps) == (most > 1)
+
+
+def test_a_limit_of_drafts_for_one_call() -> None:
+    model = attach(tiny_model(), SelfSpec(extra_sources=[WildSource()], budget="fixed"))
+    spec = SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8)
+    asked: dict[str, Any] = {"inputs": torch.tensor([[5, 6, 7]]), "max_new_tokens": 12}
+    expected = model.generate(assistant=None, **asked)
+    for most in (1, 3, 8):
+        assert torch.equal(model.generate(assistant=spec, max_nodes=most, **asked), expected)
+        num_nodes, num_steps = spec.stats.num_nodes, spec.stats.num_steps
+        assert num_steps <= num_nodes <= most * num_steps
+        assert (num_nodes > num_steps) == (most > 1)
+    for wrong in (0, 10**9, True, "4"):
+        with pytest.raises(ConfigError, match="max_nodes must be"):
+            model.generate(assistant=spec, max_nodes=wrong, **asked)
+
+
+def test_names_of_vllm(served: Served) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    ends = {"logit_bias": {"1": 100}}  # The end token.
+    (ended,) = served.ask(COMPLETION, **ASKED, **ends)["choices"]
+    assert (ended["text"], ended["finish_reason"]) == ("", "stop")
+    assert text_of(served, skip_special_tokens=False, **ends) == "<|eos|>"
+    (gone_on,) = served.ask(COMPLETION, **ASKED, **ends, ignore_eos=True)["choices"]
+    assert gone_on["finish_reason"] == "length"
+    biased: dict[str, Any] = {"max_new_tokens": 30, "sequence_bias": {(1,): 100.0}}
+    expected = served.text_alone(ids, min_new_tokens=7, **biased)
+    assert expected
+    assert text_of(served, min_tokens=7, **ends) == expected
+    output = type(served.model).generate(
+        served.model, torch.tensor([ids]), max_new_tokens=30, do_sample=False
+    )
+    new_ids = output[0, len(ids) :].tolist()
+    stop = new_ids[9]
+    for more in ({}, {"ignore_eos": True}):
+        told = served.ask(COMPLETION, **ASKED, stop_token_ids=[stop], **more)
+        assert told["choices"][0]["finish_reason"] == "stop"
+        assert told["usage"]["completion_tokens"] == new_ids.index(stop) + 1
+    whole = text_of(served)
+    part = next(whole[n : n + 2] for n in range(4, 40) if whole[n : n + 2].isalnum())
+    assert text_of(served, stop=part) == whole[: whole.index(part)]
+    shown = text_of(served, stop=part, include_stop_str_in_output=True)
+    assert shown == whole[: whole.index(part) + len(part)]
+
+
+@pytest.mark.parametrize(
+    "field", [{"guided_json": {"enum": [7]}}, {"structured_outputs": {"json": '{"enum": [7]}'}}]
+)
+def test_schemas_by_vllms_names(served: Served, field: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    asked: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 9, **field}
+    assert served.ask(CHAT, **asked)["choices"][0]["message"]["content"] == "7"
+    both = {**asked, "response_format": {"type": "json_object"}}
+    error = served.post(CHAT, both).json()["error"]
+    assert "exclude each other" in error["message"]
+    (name,) = field
+    broken = {"type": "objekt"}
+    body = {**asked, name: {"json": broken} if name == "structured_outputs" else broken}
+    assert served.post(CHAT, body).json()["error"]["param"] == name
