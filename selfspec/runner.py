@@ -23,17 +23,17 @@ from selfspec.compat.heads import num_heads
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner
-from selfspec.cuda.runner import StaticRunner
+from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend
+from selfspec.forward.backends import Backend, TreeBackend, tokens_in
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
-from selfspec.forward.eager import EagerForwards, Forwards
+from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
-from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.forward.room import Limits, Shared
+from selfspec.forward.model import device_of
+from selfspec.forward.room import Fixed, Growing, Limits, Shared
 from selfspec.machine.device import device_for
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.neural.hidden_map import HiddenStateSource
@@ -161,10 +161,10 @@ class ModelRunner:
 
     @property
     def _captures(self) -> bool:
-        """Are the forwards of a call captured, if nothing prevents it?"""
-        device = device_for(device_of(self.model))
-        forward = self.config.forward
-        return forward == "graph" or (forward == "auto" and device.can_capture)
+        """Are forwards captured, if nothing prevents it?"""
+        device, forward = device_for(device_of(self.model)), self.config.forward
+        asked = forward == "graph" or (forward == "auto" and device.can_capture)
+        return asked and not is_streamed(self.model)
 
     @property
     def may_pack(self) -> bool:
@@ -241,42 +241,42 @@ class ModelRunner:
         """What steps of so many rows cost by their width, as far as it is known or expected."""
         return self.costs.curve(self.model, backend, num_rows)
 
-    @contextmanager
-    def backend(self, ability: DraftSupport, *, shows_states: bool = False) -> Iterator[Backend]:
-        """What runs the forwards of one call; it has no rows yet.
+    def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
+        """How many rows may come and go together, and what they may take."""
+        most = self.config.max_nodes
+        spare = stepped(most) - most if self._captures else 0
+        max_tokens = None if max_bytes is None else tokens_in(self.model, max_rows, max_bytes)
+        return Limits(max_rows, max_tokens, spare)
 
-        `shows_states` says whether the call asks for what no captured forward can do.
+    @contextmanager
+    def backend(
+        self, ability: DraftSupport, limits: Limits | None = None, *, shows_states: bool = False
+    ) -> Iterator[Backend]:
+        """What runs the forwards of one call, or of rows that come and go within limits.
+
+        It has no rows yet. Captured forwards belong to one call or session at a time, and none of
+        them `shows_states`.
         """
-        model, attention, is_streaming = self.model, ability.attention, is_streamed(self.model)
-        captures = self._captures and not is_streaming
+        model, attention, captures = self.model, ability.attention, self._captures
         if attention is None:
             why = "a chain grows the stock KV cache, which has no fixed slots"
             reason = self._checked(why if captures else None)
             yield ChainBackend(model, kind=self.forward_kind, reason=reason)
-        elif not captures or shows_states:
-            why = "use_mtp=True asks for heads, and captured forwards show them no hidden states"
-            reason = self._checked(why if captures else None)
-            forwards = EagerForwards(attention, kind=self.forward_kind, reason=reason)
-            yield TreeBackend(model, attention, forwards)
-        else:
-            with self._captured.borrow(model, attention) as found:
+            return
+        lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
+        if captures and shows_states:
+            lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
+        elif captures:
+            lent = self._captured.borrow(model, attention)
+        with lent as found:
+            if isinstance(found, StaticRunner):
+                found.kv.policy = Fixed(limits)
                 strict = self.config.strict and self.config.forward == "graph"
-                yield TreeBackend(model, attention, self._forwards(attention, found), strict=strict)
-
-    def _forwards(self, attention: AttentionTypes, found: StaticRunner | str) -> Forwards:
-        """Captured forwards, or eager ones with the reason why there are none."""
-        if not isinstance(found, str):
-            return found
-        return EagerForwards(attention, kind=self.forward_kind, reason=self._checked(found))
-
-    def shared_backend(self, ability: DraftSupport, limits: Limits) -> TreeBackend:
-        """What runs the forwards of rows that come and go, which are never captured."""
-        why = "captured forwards have a fixed number of rows, and here rows come and go"
-        reason = self._checked(why if self._captures else None)
-        assert ability.attention is not None
-        asked: Any = {"policy": Shared(limits), "kind": self.forward_kind, "reason": reason}
-        forwards = EagerForwards(ability.attention, **asked)
-        return TreeBackend(self.model, ability.attention, forwards)
+                yield TreeBackend(model, attention, found, strict=strict)
+            else:
+                policy = Growing() if limits is None else Shared(limits)
+                asked: Any = {"kind": self.forward_kind, "reason": self._checked(found)}
+                yield TreeBackend(model, attention, EagerForwards(attention, policy, **asked))
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

@@ -90,6 +90,19 @@ def test_architectures_by_graphs(name: str, num_rows: int) -> None:
         assert (spec.stats.forward == "graph") == (spec.stats.eager_reason is None)
 
 
+def test_rows_that_come_and_go_by_graphs() -> None:
+    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
+    given = [list(range(3, 3 + length)) for length in (9, 31, 1, 14, 5)]
+    for _ in range(2):
+        for answer in selfspec.generate_many(
+            model, tiny_tokenizer(), given, assistant=spec, max_rows=3, max_new_tokens=24
+        ):
+            ids = torch.tensor([given[answer.index]], device="cuda")
+            stock = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24)
+            assert answer.ids == stock[0, ids.shape[1] :].tolist()
+            assert (answer.stats.forward, answer.stats.eager_reason) == ("graph", None)
+
+
 def test_long_contexts() -> None:
     model = on_gpu(max_position_embeddings=8192)
     spec = selfspec.SelfSpec(forward="graph", **FIXED)

@@ -20,10 +20,9 @@ from selfspec.compat.generation import KV
 from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.forward.backends import Backend
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.inputs import plain_inputs
+from selfspec.forward.inputs import can_hold_trees, plain_inputs
 from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.forward.prompt import Prefilled, next_positions
-from selfspec.forward.tree_kv import can_hold_trees
 from selfspec.records import DraftTree
 
 __all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]

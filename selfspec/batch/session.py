@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
 
@@ -30,9 +31,9 @@ from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
-from selfspec.forward.backends import tokens_in
+from selfspec.forward.inputs import foreign_layer
 from selfspec.forward.room import Limits
-from selfspec.forward.tree_kv import TreeKV, foreign_layer
+from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plugin.spec import SelfSpec
 from selfspec.row import Row
@@ -81,7 +82,8 @@ class Session:
         self._engine: Engine | None = None
         self._kv: TreeKV | None = None  # That of the engine.
         self._running: dict[int, PromptCall] = {}  # By the index of its row.
-        self._limits = Limits(max_rows)  # Of tokens, too, once there is an engine.
+        self._limits: Limits | None = None  # Known once there was an engine.
+        self._lent = ExitStack()  # What the engine runs its forwards on.
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
         self._answers: list[Answer] = []  # `step` returns them at its end.
 
@@ -128,6 +130,7 @@ class Session:
         """
         if self._spec.ability(self._model).mode == "tree":
             self._ready()
+            self._close()
         self.call(0, [0], 0, {"max_new_tokens": 1})
 
     def submit(
@@ -210,18 +213,26 @@ class Session:
             if not self._running:  # It is the scheduler's.
                 raise
             self._break_off(error)
+        finally:
+            if not self._is_busy:
+                self._close()
 
     def _ready(self) -> Engine:
-        """The engine. If nothing runs, the model's weights may have changed: looks at them anew."""
-        if self._engine is None or not self._is_busy:
-            self._runner.renew()
+        """The engine, which is made for the first row after a time in which none was there."""
         if self._engine is None:
-            if self._max_bytes is not None:
-                max_tokens = tokens_in(self._model, self._max_rows, self._max_bytes)
-                self._limits = Limits(self._max_rows, max_tokens)
-            backend = self._runner.shared_backend(self._runner.ability(), self._limits)
-            self._engine, self._kv = self._spec.engine(self._runner, backend), backend.kv
+            runner = self._runner
+            runner.renew()
+            if self._limits is None:
+                self._limits = runner.limits(self._max_rows, self._max_bytes)
+            lent = runner.backend(runner.ability(), self._limits)
+            backend = self._lent.enter_context(lent)
+            self._engine, self._kv = self._spec.engine(runner, backend), backend.kv
         return self._engine
+
+    def _close(self) -> None:
+        """Gives up the KV: others may use the model until the next row, and change its weights."""
+        self._engine = self._kv = None
+        self._lent.close()
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
@@ -239,7 +250,7 @@ class Session:
 
     def _next_to_read(self) -> PromptCall | None:
         """The next prompt that may start, if there is a place for it."""
-        if self._kv is None or len(self._running) == self._max_rows:
+        if self._limits is None or len(self._running) == self._max_rows:
             return None
         return self._waiting.start_next([row.kv.max_columns for row in self._rows], self._limits)
 
@@ -294,10 +305,10 @@ class Session:
         for index, asked in self._running.items():
             self._end(asked, written.get(index, []), error)
         self._running.clear()
-        self._engine = self._kv = None
+        self._close()
 
     def _answer_alone(self, asked: PromptCall) -> None:
-        self._engine = self._kv = None  # Its own KV takes the memory of the batch's.
+        self._close()  # Its own KV takes the memory of the batch's.
         self._waiting.start(asked)
         self.alone_reasons[str(asked.alone_reason)] += 1
         self._running[asked.index] = asked
@@ -314,9 +325,9 @@ class Session:
                 return  # A recurrent or windowed state takes little room.
             most = most_read = max_bytes // kv_bytes(self._model, 1)
         else:
-            if self._limits.max_tokens is None:
-                self._ready()
-            most = self._limits.max_tokens or 0
+            limits = self._limits or self._runner.limits(self._max_rows, max_bytes)
+            self._limits = limits
+            most = (limits.max_tokens or 0) - limits.spare
             most_read = most // self._max_rows  # All places are set aside while one is read.
         if asked.max_columns > most or asked.call.num_tokens > most_read:
             raise UnsupportedError(

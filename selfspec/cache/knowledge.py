@@ -16,8 +16,6 @@ from selfspec.draft.sources import REGISTRY, Source
 from selfspec.draft.sources.corpus import CorpusSource
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
-__all__ = ["Knowledge"]
-
 
 class Knowledge:
     """Makes what is learned at the first call, and again after `forget`. Safe for several threads.

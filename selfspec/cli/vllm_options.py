@@ -15,8 +15,6 @@ from selfspec.config import MOST
 from selfspec.errors import CliError
 from selfspec.serving.schema import RequestError, checked, json_object
 
-__all__ = ["in_our_options"]
-
 _OPTION = "--speculative-config"
 _OURS = (
     "; leave the option out, and selfspec drafts from this text, from earlier ones, from --cache "

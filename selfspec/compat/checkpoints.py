@@ -27,8 +27,6 @@ from transformers.core_model_loading import (
 
 from selfspec.errors import WeightsError
 
-__all__ = ["Part", "find_file", "names_in_float32", "parts_of"]
-
 
 class Part(NamedTuple):
     """A tensor of a checkpoint, or one of `number` equal parts of its rows."""

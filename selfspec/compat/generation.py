@@ -36,32 +36,7 @@ try:
 except ImportError:  # Then no hook is known to be harmless, and captured graphs are refused.
     output_capturing = None
 
-__all__ = [
-    "KV",
-    "KV_NAMES",
-    "attention_functions",
-    "attention_implementation",
-    "belongs_to_caller",
-    "decode_plainly",
-    "decoding_switches",
-    "implementations_of",
-    "is_of_output_capturing",
-    "keeps_a_state",
-    "kv_of",
-    "kv_of_decoder",
-    "length_of_dropped_mask",
-    "mask_of_text",
-    "read_prompt",
-    "register_attention",
-    "runs_in_step",
-    "sdpa_attention_forward",
-    "set_columns_seen",
-    "settings_of",
-    "update_arguments",
-    "using_candidates",
-    "with_kv",
-    "with_kv_of_encoder",
-]
+__all__ = ["sdpa_attention_forward"]  # It belongs to transformers.
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["grammars_of"]
-
 NewTokenBytes = Callable[[Iterable[bytes]], Any]  # Makes a vocabulary of the bytes of each token.
 _MAX_KEPT = 4
 _vocabularies: list[tuple[Any, Any]] = []  # Listing one takes a third of a second.

@@ -11,8 +11,6 @@ import torch
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-__all__ = ["load_heads", "new_kv_of_heads", "num_heads", "read_by_heads"]
-
 
 def num_heads(model: Any) -> int:
     """How many heads the config promises in a form that transformers can run."""

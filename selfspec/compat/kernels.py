@@ -6,19 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "calculates_in_half",
-    "float16_packed",
-    "float16_product",
-    "float16_unpacked",
-    "int8_packed",
-    "int8_product",
-    "int8_row_product",
-    "is_out_of_memory",
-    "reordered",
-    "reordered_product",
-]
-
 _TYPICAL = 8  # oneDNN packs weights for inputs of about this many tokens.
 
 

@@ -13,27 +13,6 @@ from torch.nn.modules import module as torch_module
 # What `to()`, `float()`, `cuda()` and the like call on each module; there is no public hook.
 MOVES = "_apply"
 
-__all__ = [
-    "MOVES",
-    "accelerate_hooks",
-    "embeddings_of",
-    "encoder_of",
-    "execution_device",
-    "has_moving_hook",
-    "hooked_modules",
-    "hooks_of_all",
-    "hooks_on",
-    "inside_compiled",
-    "inside_wrappers",
-    "is_compiled",
-    "is_for_a_parameter",
-    "is_of_one_call",
-    "is_parallel",
-    "num_writes",
-    "prompt_learning",
-    "state_of_modules",
-]
-
 # Switches of known classes are of these types. Some of their modules count calls in whole numbers.
 _SWITCHES = frozenset((bool, float, str))
 # These have no forward, and no weights of their own; a large part of an adapter's modules.

@@ -11,17 +11,6 @@ from torch import nn
 
 from selfspec.compat.generation import is_of_output_capturing
 
-__all__ = [
-    "OF_MODELS",
-    "functions_of",
-    "is_harmless",
-    "is_of_library",
-    "layer_that_mixes_tokens",
-    "name_of",
-    "packages_of",
-    "written_by_models",
-]
-
 # The modules of these packages are parts of models: layers, quantised ones among them, adapters,
 # and faster kernels. Anybody else's in a model of transformers was put there by its user.
 _LIBRARIES = frozenset(

@@ -18,18 +18,6 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-__all__ = [
-    "bounds_time_steps",
-    "columns_of",
-    "crop_to",
-    "keeps_only_states",
-    "no_way_back",
-    "record_past",
-    "states_of",
-    "stop_recording_past",
-    "windows_of",
-]
-
 StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`

@@ -9,8 +9,6 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-__all__ = ["OLDEST", "UNTRIED", "untried_reason", "version_of", "versions"]
-
 # pyproject.toml allows the same range; a test compares the two.
 OLDEST = (5, 17)
 UNTRIED = (5, 25)  # The first minor version that nobody has tried.

@@ -25,8 +25,6 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.machine.device import device_for
 
-__all__ = ["KeptRunner"]
-
 
 class KeptRunner:
     """A runner for a model as it is now, or why there is none."""

@@ -19,8 +19,6 @@ from selfspec.forward.room import Fixed
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
 
-__all__ = ["ForwardKey", "StaticRunner", "stepped"]
-
 _MULTIPLE = 256  # The width of the tensor that says which columns of a prompt count.
 # Powers of two up to this width are captured, and multiples of it above.
 _WIDE = 64
@@ -90,7 +88,7 @@ class StaticRunner:
         if shape not in self._inputs:
             self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
         self._device.send(inputs, into=self._inputs[shape])
-        key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.dtype)
+        key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.kind.dtype)
         self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         if replay is None:

@@ -15,8 +15,6 @@ from typing import Any
 
 from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
 
-__all__ = ["PRIOR_WEIGHT", "Calibration", "FixedPrior", "Kinds", "combine", "match_prior", "prior"]
-
 # A prior counts as much as this many trials.
 PRIOR_WEIGHT = 4.0
 # A cache keeps at most this many rates.

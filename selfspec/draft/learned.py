@@ -14,8 +14,6 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.records import TopK
 
-__all__ = ["Learned"]
-
 
 @dataclass
 class Learned:

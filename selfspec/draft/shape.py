@@ -13,8 +13,6 @@ from selfspec.records import StepRecord
 if TYPE_CHECKING:
     from selfspec.draft.tree import TreeGrower
 
-__all__ = ["Shape", "TreePlace"]
-
 # A node below the root: the number of its parent, and its rank among the parent's candidates from
 # 0. Nodes are numbered as in a tree: 0 is the root, and place i is node i + 1.
 TreePlace = tuple[int, int]

@@ -23,8 +23,6 @@ from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor
 from selfspec.records import DraftTree, Evidence, Pays, Siblings
 
-__all__ = ["TreeGrower"]
-
 Probability = Callable[[tuple[Evidence, ...]], float]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]

@@ -17,7 +17,8 @@ from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.room import ENDLESS, Fixed, KVRow
-from selfspec.forward.tree_kv import TreeKV, bytes_per_token
+from selfspec.forward.slots import LARGE, kinds_in, split
+from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
 __all__ = ["Backend", "TreeBackend", "tokens_in"]
@@ -265,5 +266,6 @@ def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{KV: cache})
-    whole, part = bytes_per_token(cache)
-    return max_rows * (max_bytes // (whole * (max_rows + 1) + part * max_rows))
+    kinds = kinds_in(cache, ["any"] * len(cache.layers))
+    sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
+    return max_rows * (max_bytes // (sum(sizes) * (max_rows + 1) + max(sizes) * max_rows))

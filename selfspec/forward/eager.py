@@ -56,8 +56,8 @@ class EagerForwards:
     def __init__(
         self,
         attention: AttentionTypes,
-        *,
         policy: Policy | None = None,  # None: that of one call.
+        *,
         kv: TreeKV | None = None,  # Slots that are there already.
         kind: Callable[[], str] = eager,
         reason: str | None = None,
@@ -81,11 +81,11 @@ class EagerForwards:
         kv, visible = self.kv, self.kv.visible
         end, firsts = kv.front + shape.width, kv.first_columns
         layout = read(
-            upload(inputs, kv.device),
+            upload(inputs, kv.kind.device),
             shape,
             windows=hiding(self._windows, state, shape.width, has_padding=visible is not None),
             num_keys={name: end - first for name, first in firsts.items()},
             visible=visible,
-            dtype=kv.dtype,
+            dtype=kv.kind.dtype,
         )
         return partial(logits_of, model, layout, kv.cache)

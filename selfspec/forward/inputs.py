@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.compat.generation import KV_NAMES
 
 __all__ = [
     "NO_TOKENS",
+    "can_hold_trees",
     "columns_reason",
+    "foreign_layer",
     "numbers_of_columns",
     "only_followed",
     "other_inputs",
@@ -69,3 +72,20 @@ def columns_reason(kv: Any) -> str | None:
 def numbers_of_columns(kv: Any) -> set[int]:
     """The different numbers; a layer of running states has none, and one without keys has 0."""
     return {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
+
+
+def foreign_layer(cache: Cache) -> str | None:
+    """Names a layer to which no tree can be appended; None if there is none."""
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return f"a KV layer is a {type(layer).__name__}, which can't branch"
+    return columns_reason(cache)
+
+
+def can_hold_trees(cache: Cache, num_layers: int) -> str | None:
+    """Why drafting can't take over a cache that some layers have filled; None if it can."""
+    if len(cache.layers) != num_layers:
+        return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
+    if not all(layer.is_initialized for layer in cache.layers):
+        return "a KV layer holds nothing, as where layers share their keys"
+    return foreign_layer(cache)

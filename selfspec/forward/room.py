@@ -71,13 +71,13 @@ class Growing:
 
     def room(self, slots: Slots, rows: Sequence[KVRow], end: int, *, spare: bool = True) -> Room:
         """As it is, or with old columns dropped, or larger."""
-        first, window = slots.first, slots.window
-        if len(rows) <= slots.num_rows and end - first <= slots.capacity:
+        (num_rows, capacity, first), window = slots.room, slots.window
+        if len(rows) <= num_rows and end - first <= capacity:
             return slots.room
         if window:
             first = max(first, min(row.length for row in rows) - window + 1)
-            if len(rows) <= slots.num_rows and end - first + window // 2 <= slots.capacity:
-                return slots.room._replace(first=first)  # The next time is not near.
+            if len(rows) <= num_rows and end - first + window // 2 <= capacity:
+                return Room(num_rows, capacity, first)  # The next time is not near.
         most, needed = max(row.max_columns for row in rows) - first, end - first
         more = (window or max(needed, self._least)) if spare else 0
         return Room(len(rows), max(min(needed + more, most), needed), first)
@@ -95,10 +95,11 @@ class Shared:
     def room(self, slots: Slots, rows: Sequence[KVRow], end: int, *, spare: bool = True) -> Room:
         """As it is, or larger. With a limit, each row has at once all that it may need."""
         max_rows, max_tokens, extra = self._limits
-        longest, num_rows = max(row.max_columns for row in rows), slots.num_rows
+        longest, (num_rows, capacity, _) = max(row.max_columns for row in rows), slots.room
         if max_tokens is not None:
             end = max(end, longest + extra)
-        if len(rows) <= num_rows and end <= slots.capacity:
+        is_small = max_tokens is None or num_rows * capacity <= max_tokens
+        if len(rows) <= num_rows and end <= capacity and is_small:
             return slots.room
         if max_tokens is not None:
             rounded = _rounded(end)
@@ -107,7 +108,7 @@ class Shared:
         columns = max(min(end + max(end, self._least), longest), end) if spare else end
         if len(rows) > num_rows:
             num_rows = max(len(rows), min(2 * num_rows, max_rows))
-        return Room(num_rows, max(_rounded(columns), slots.capacity), 0)
+        return Room(num_rows, max(_rounded(columns), capacity), 0)
 
 
 class Fixed:

@@ -16,8 +16,19 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 from selfspec.compat.generation import set_columns_seen
 from selfspec.machine.device import upload
 
-__all__ = ["KVLayer", "Kind", "Member", "Room", "Slots", "kinds_in", "move_columns", "split"]
+__all__ = [
+    "LARGE",
+    "KVLayer",
+    "Kind",
+    "Member",
+    "Room",
+    "Slots",
+    "kinds_in",
+    "move_columns",
+    "split",
+]
 
+LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
 _SMALL = 16 << 20  # Larger slots are split into parts of this many bytes, filled one by one.
 _MAX_PARTS = 12  # Each part needs a few more copies in each step.
 _FEW_MOVES = 3  # Up to this many single copies cost less than one copy by index.
@@ -118,19 +129,9 @@ class Slots:
         self.tensor = new_slots(kind, len(members), 0, 0)  # (members, rows, H, capacity, D)
 
     @property
-    def num_rows(self) -> int:
-        """How many rows have slots."""
-        return self.tensor.shape[1]
-
-    @property
-    def capacity(self) -> int:
-        """How many columns of each row have slots."""
-        return self.tensor.shape[3]
-
-    @property
     def room(self) -> Room:
         """How large the slots are."""
-        return Room(self.num_rows, self.capacity, self.first)
+        return Room(self.tensor.shape[1], self.tensor.shape[3], self.first)
 
     def begin(self, held: CacheLayerMixin, length: int, window: int) -> None:
         """Is to hold what a stock layer does of a text of some length."""

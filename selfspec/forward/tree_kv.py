@@ -12,24 +12,25 @@ from collections.abc import Sequence
 from itertools import product
 
 import torch
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from selfspec.forward.inputs import columns_reason
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import KVRow, Policy
-from selfspec.forward.slots import Kind, KVLayer, Member, Slots, kinds_in, move_columns, split
+from selfspec.forward.slots import (
+    LARGE,
+    Kind,
+    KVLayer,
+    Member,
+    Slots,
+    kinds_in,
+    move_columns,
+    split,
+)
 
-__all__ = ["TreeKV", "bytes_per_token", "can_hold_trees", "foreign_layer", "length_bucket"]
+__all__ = ["TreeKV", "length_bucket"]
 
 _LEAST_LENGTH = 256
-_LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
 
 
 def length_bucket(length: int) -> int:
@@ -39,30 +40,6 @@ def length_bucket(length: int) -> int:
     [256, 256, 512, 4096]
     """
     return max(_LEAST_LENGTH, 1 << (length - 1).bit_length())
-
-
-def foreign_layer(cache: Cache) -> str | None:
-    """Names a layer to which no tree can be appended; None if there is none."""
-    for layer in cache.layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            return f"a KV layer is a {type(layer).__name__}, which can't branch"
-    return columns_reason(cache)
-
-
-def can_hold_trees(cache: Cache, num_layers: int) -> str | None:
-    """Why drafting can't take over a cache that some layers have filled; None if it can."""
-    if len(cache.layers) != num_layers:
-        return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
-    if not all(layer.is_initialized for layer in cache.layers):
-        return "a KV layer holds nothing, as where layers share their keys"
-    return foreign_layer(cache)
-
-
-def bytes_per_token(cache: Cache) -> tuple[int, int]:
-    """What one token takes: in all layers, and in the largest part that is ever held twice."""
-    parts = split(kinds_in(cache, ["any"] * len(cache.layers)), _LARGE)
-    sizes = [len(part.members) * part.kind.num_bytes for part in parts]
-    return sum(sizes), max(sizes)
 
 
 class TreeKV:
@@ -97,19 +74,14 @@ class TreeKV:
         self._end = 0  # No slot from this column on was written since rows came.
 
     @property
-    def device(self) -> torch.device:
-        """Where the slots are."""
-        return self._parts[0].kind.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The keys' dtype, which the masks must have too."""
-        return self._parts[0].kind.dtype
+    def kind(self) -> Kind:
+        """Where the slots are, and of what dtype, which the masks must have too."""
+        return self._parts[0].kind
 
     @property
     def num_rows(self) -> int:
         """How many rows have slots; fewer may be in use."""
-        return min((part.num_rows for part in self._parts), default=0)
+        return min((part.room.rows for part in self._parts), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +99,7 @@ class TreeKV:
         found = dict.fromkeys(self.first_columns, bucket)
         for part in self._parts:
             name = part.kind.attention_type
-            found[name] = min(found[name], part.capacity)
+            found[name] = min(found[name], part.room.columns)
         return found
 
     def add(self, cache: Cache, rows: Sequence[KVRow], others: Sequence[KVRow] = ()) -> None:
@@ -163,7 +135,7 @@ class TreeKV:
         self._rows, self.front = rows, max(row.length for row in rows)
         end = self.front + width
         for part in self._parts:
-            if end - part.first > part.capacity:
+            if end - part.first > part.tensor.shape[3]:
                 try:
                     self._make_room(part, rows, end)
                 except RuntimeError:  # There may be memory for this tree, if not for later ones.
@@ -246,7 +218,7 @@ class TreeKV:
         kinds = kinds_in(cache, self._attention.by_layer)
         if kinds != self._kinds:
             self._kinds = kinds
-            self._parts = split(kinds, num_tokens if self.policy.drops else _LARGE)
+            self._parts = split(kinds, num_tokens if self.policy.drops else LARGE)
             self.generation += 1
         for part in self._parts:
             size = self._attention.windows[part.kind.attention_type].size

@@ -8,8 +8,6 @@ from time import perf_counter, process_time
 
 from selfspec.machine.control_groups import limits_of_groups
 
-__all__ = ["LEAST_SHARE", "num_processors", "processor_share"]
-
 LEAST_SHARE = 0.8  # Below this share of the processor, times say little.
 _LOOK = 0.05  # Seconds that one look takes.
 _LOOK_AT_QUOTA = 0.3  # The same under a quota, which Linux counts in periods of 0.1 seconds.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["limits_of_groups"]
-
 
 def limits_of_groups(
     controller: str, second: Sequence[str], first: Sequence[str], root: Path = Path("/")

@@ -14,17 +14,6 @@ from weakref import ref
 
 import torch
 
-__all__ = [
-    "CudaDevice",
-    "Device",
-    "Fetched",
-    "Replay",
-    "default_generator",
-    "device_for",
-    "own_seed",
-    "upload",
-]
-
 Replay = Callable[[], None]
 
 # Before torch 2.12, a capture that fails leaves torch's generator and memory pool capturing.

@@ -10,8 +10,6 @@ import torch
 
 from selfspec.compat.kernels import calculates_in_half
 
-__all__ = ["calculates_in", "device_name", "processor", "processor_of"]
-
 # Fields of x86 and of ARM. A virtual processor often has only its maker as its model name.
 _NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
 

@@ -16,8 +16,6 @@ from selfspec.machine.control_groups import limits_of_groups
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["amount_in_bytes", "free_memory", "return_freed_memory"]
-
 _BYTES = TypeAdapter(ByteSize)
 
 

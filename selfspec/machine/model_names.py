@@ -7,8 +7,6 @@ from pathlib import Path
 
 from selfspec.errors import ConfigError, one_line
 
-__all__ = ["check_model_name", "file_here", "find_model"]
-
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _FILES = ("config.json", "adapter_config.json")  # Every model or adapter has one of them.
 _PATIENCE = 10.0  # Seconds in which the Hub has to answer.

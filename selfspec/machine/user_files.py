@@ -11,8 +11,6 @@ from typing import BinaryIO
 
 from platformdirs import user_cache_path
 
-__all__ = ["remove_scratch", "replace_bytes", "replace_text", "replacing", "user_folder"]
-
 
 def user_folder() -> Path | None:
     """Our folder in the platform's cache folder; None if the user has no home folder."""

@@ -22,8 +22,6 @@ from selfspec.neural.small_model import likeliest
 from selfspec.records import HEADS, Likely
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["HeadSource", "HeadText", "find_heads"]
-
 _NUM_STATES = 1024  # Heads read this many of a prompt's last tokens.
 _MOST_ROWS = 16  # With 4,096 dimensions, a prompt's states take up to 16 MB a row.
 _SHARE_OF_FREE = 0.25  # Nobody has asked for the memory that heads take.

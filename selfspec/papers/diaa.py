@@ -42,8 +42,6 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["FINE", "DynamicTree", "Tables", "method", "recorded"]
-
 FINE = 4096  # A probability is evidence as a whole number of these parts.
 
 

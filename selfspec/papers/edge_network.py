@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["WholeBatches", "split"]
-
 
 def split(boundary: Sequence[int]) -> list[tuple[int, int]]:
     """The batches that lead to the last prompt."""

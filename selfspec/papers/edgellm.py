@@ -41,8 +41,6 @@ from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
 
-__all__ = ["DraftLLM", "Fallback", "Pacer", "confidence", "method"]
-
 _LEAST, _MOST = 1e-6, 0.99
 
 

@@ -31,8 +31,6 @@ from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 
-__all__ = ["FittedTree", "Ranks", "Rates", "best_tree", "method"]
-
 Ranks = tuple[int, ...]  # Those that lead to a node: (0, 2) is the third candidate of the first.
 # The rates of the candidates after a node, by rank; none where a tree may not be deeper.
 Rates = Callable[[Ranks], Sequence[float]]

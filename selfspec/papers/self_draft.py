@@ -44,8 +44,6 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["Branches", "ContextCache", "freshest_first", "method"]
-
 # An n-gram of two tokens or more; the first is its key.
 Gram = tuple[int, ...]
 

@@ -20,8 +20,6 @@ from selfspec.row import Streamer
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
 
-__all__ = ["Call", "Route"]
-
 
 class Route(NamedTuple):
     """How a call is decoded, found out once, before its prompt is read."""

@@ -21,8 +21,6 @@ from selfspec.weights import (
 from selfspec.weights.held_weight import STREAMED
 from selfspec.weights.streamed import check_complete, is_streamed, load_within
 
-__all__ = ["load", "load_whole"]
-
 
 def load(
     name: str | Path,

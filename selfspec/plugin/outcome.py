@@ -18,8 +18,6 @@ from selfspec.plugin.request import request_of
 from selfspec.row import Row, Streamer, output_of
 from selfspec.stats import GenerationStats
 
-__all__ = ["SelfSpecOutput", "decoded_plainly", "decoded_with_drafts"]
-
 
 class _Unended:
     """A streamer that stock's loop can't end."""

@@ -18,10 +18,8 @@ from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import is_parallel, prompt_learning
-from selfspec.forward.tree_kv import foreign_layer
+from selfspec.forward.inputs import foreign_layer
 from selfspec.plugin.row_rules import looks_at_rows, row_stops
-
-__all__ = ["RULES", "Arguments", "Outcome", "Rule", "has_own_generate", "reason_for"]
 
 
 class Outcome(Enum):

@@ -17,8 +17,6 @@ from selfspec.plugin.row_rules import choosers_of, end_ids
 from selfspec.request import Request
 from selfspec.row import Row, stream_to
 
-__all__ = ["request_of"]
-
 
 def request_of(
     call: Call,

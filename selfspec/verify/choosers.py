@@ -17,17 +17,6 @@ from selfspec.verify.logits import in_float32, likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
 
-__all__ = [
-    "BatchChooser",
-    "Chooser",
-    "GreedyChooser",
-    "ProcessedChooser",
-    "Processing",
-    "Processors",
-    "StepLogits",
-    "Text",
-]
-
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 

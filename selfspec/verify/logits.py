@@ -10,8 +10,6 @@ import threading
 
 import torch
 
-__all__ = ["fits_at_once", "in_float32", "largest", "likeliest", "top_k"]
-
 # In a smaller vocabulary one look at everything costs less than looking at blocks first.
 _LEAST_VOCABULARY = 1 << 14
 _BLOCK = 64

@@ -20,8 +20,6 @@ import torch
 
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
-__all__ = ["Noise", "next_noise", "pick_from"]
-
 NoiseOf = Callable[[int], float]  # The noise of each token.
 
 _AS_THEY_ARE = Warpers()

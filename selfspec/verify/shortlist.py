@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from selfspec.verify.logits import largest
 
-__all__ = ["Shortlist", "Tokens", "Warpers", "Weights", "shortlist"]
-
 # Tokens that are looked at beyond the K likeliest, since top-k keeps all that equal the K-th.
 _SPARE = 14
 # Tokens that are looked at if top-p or min-p decides what stays. For more, arrays are faster.

@@ -7,8 +7,6 @@ import torch
 from selfspec.verify.noise import Noise, next_noise, pick_from
 from selfspec.verify.shortlist import Shortlist
 
-__all__ = ["NoiseTape"]
-
 
 class NoiseTape:
     """The noise of each step of a batch, drawn as stock draws it.

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 from selfspec.records import DraftTree
 
-__all__ = ["walk"]
-
 Commit = Callable[[Sequence[int]], tuple[Sequence[int], bool] | None]
 
 

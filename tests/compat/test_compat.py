@@ -52,9 +52,8 @@ HERE = Path(__file__)
 def test_every_function_has_a_test_here(module):
     ours = [
         name
-        for name in module.__all__
-        if inspect.isfunction(getattr(module, name))
-        and getattr(module, name).__module__ == module.__name__
+        for name, each in inspect.getmembers(module, inspect.isfunction)
+        if each.__module__ == module.__name__ and not name.startswith("_")
     ]
     called = HERE.read_text(encoding="utf-8")
     assert not [name for name in ours if f".{name}(" not in called]

@@ -13,10 +13,10 @@ from selfspec.forward import slots as module
 from selfspec.forward.layout import Window
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import Limits, Shared
-from selfspec.forward.tree_kv import bytes_per_token
 from tests.forward.test_tree_kv import HeldKV
 
 HEADS = (2, 1)  # of the two layers
+EACH = 8 * 3 * 5  # What a token takes.
 
 
 def written(cache: DynamicCache, stamps: list[list[int]]) -> list[torch.Tensor]:
@@ -64,7 +64,6 @@ def assert_holds(kv: HeldKV, texts: list[list[int]]) -> None:
 @pytest.mark.parametrize("max_tokens", [None, 300])
 def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
     dice = random.Random(seed)
-    assert bytes_per_token(prompt_of([1]))[0] == 8 * 3 * 5
     kv, limits = rows_kv(4, max_tokens), Limits(4, max_tokens)
     texts: list[list[int]] = []
     stamps = iter(range(1, 10**6))
@@ -91,7 +90,7 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
             for text, tree, path in zip(texts, trees, paths, strict=True):
                 text += [tree[node] for node in path]
         assert kv.lengths == [len(text) for text in texts]
-        assert max_tokens is None or kv.nbytes <= max_tokens * bytes_per_token(prompt_of([1]))[0]
+        assert max_tokens is None or kv.nbytes <= max_tokens * EACH
         assert_holds(kv, texts)
 
 
@@ -110,20 +109,19 @@ def test_what_an_earlier_row_left_is_wiped_out() -> None:
 
 def test_without_a_limit_it_takes_what_the_texts_need() -> None:
     """And not what they may come to need, times the rows that may come."""
-    each = bytes_per_token(prompt_of([1]))[0]
     kv = rows_kv(64, None)
     max_columns, texts = 100_000, [[1, 2, 3]]
     add_row(kv, texts[0], max_columns)
-    assert kv.nbytes <= 64 * each
+    assert kv.nbytes <= 64 * EACH
     for stamp in range(4, 1000):
         kv.reserve(kv.rows, 1)
         written(kv.cache, [[stamp]])
         kv.commit([[0]])
         texts[0].append(stamp)
-        assert kv.nbytes <= 2 * (stamp + 64) * each
+        assert kv.nbytes <= 2 * (stamp + 64) * EACH
     texts.append([5])
     add_row(kv, texts[1], max_columns)
-    assert kv.nbytes <= 2 * 2 * (1000 + 64) * each
+    assert kv.nbytes <= 2 * 2 * (1000 + 64) * EACH
     assert_holds(kv, texts)
 
 

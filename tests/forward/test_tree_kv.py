@@ -20,10 +20,11 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec.forward import slots as module
+from selfspec.forward.inputs import can_hold_trees, foreign_layer
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import ENDLESS, Fixed, Growing, KVRow, Policy
-from selfspec.forward.tree_kv import TreeKV, can_hold_trees, foreign_layer, length_bucket
+from selfspec.forward.tree_kv import TreeKV, length_bucket
 from tests.strategies import paths_down, trees
 
 # (attention type, heads, dim of K, dim of V): the first and third differ only in what V holds
@@ -408,7 +409,7 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
     kv, sizes, generations = new_kv(4, Fixed()), [], []
     for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
         kv.admit(prompted(*range(length), num_rows=num_rows), num_rows, most=length)
-        sizes.append((kv._parts[0].num_rows, kv._parts[0].capacity))
+        sizes.append(kv._parts[0].room[:2])
         generations.append(kv.generation)
         kv.release()
     assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]

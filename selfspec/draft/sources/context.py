@@ -14,8 +14,6 @@ from selfspec.draft.sources.matches import Match, Places
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["ContextCursor", "ContextSource"]
-
 # Of the places that match the end of the text, the 32 longest matches are remembered.
 _MAX_MATCHES = 32
 # Matches of 4 tokens or more are the same evidence.

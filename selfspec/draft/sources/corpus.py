@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import MAX_BIN, Candidate, Evidence, StepRecord
 
-__all__ = ["CorpusCursor", "CorpusSource", "CorpusTables"]
-
 _MAX_PREFIX = 8
 # The counts that start the second and the third bucket.
 _SOME, _MANY = 4, 16

@@ -16,8 +16,6 @@ from selfspec.draft.sources.source import Cursor, TimeBudget
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import DRAFT_MODEL, MAX_BIN, Candidate, Evidence, Likely, StepRecord, halvings
 
-__all__ = ["DraftModelCursor", "ModelText", "bins"]
-
 # The bins of chances begin at 0.97, 0.9, 0.75, 0.5, and then at each half of the one before.
 _SURE = (0.75, 0.9, 0.97)
 _LEAST = 1 / 128

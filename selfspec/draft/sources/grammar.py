@@ -18,8 +18,6 @@ from selfspec.draft.sources.json_text import JsonText, Spacing
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["Grammar", "GrammarCursor", "GrammarSource", "TokenBytes"]
-
 _AHEAD = 24  # A text's first 24 characters are looked for, which tell its first token.
 _FEW = 8  # A text is free where more than 8 characters are allowed next.
 _LONG = 5  # Values of 5 tokens or more end equally often.

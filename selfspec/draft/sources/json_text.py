@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["JsonText", "Spacing"]
-
 _QUOTE = ord('"')
 _ESCAPE = ord("\\")
 _SPACE, _OPEN, _CLOSE = b" \n\r\t", b"{[", b"}]"

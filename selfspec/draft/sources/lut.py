@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import MAX_BIN, Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["MANTISSA_BITS", "LutCursor", "LutSource", "evidence_table"]
-
 Indices = NDArray[np.int64]
 
 # An fp16 has 10 bits of mantissa, then the exponent.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Match", "Places"]
-
 # The position of the next token in the text, and how many tokens before it agree.
 Match = tuple[int, int]
 

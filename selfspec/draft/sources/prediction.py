@@ -17,8 +17,6 @@ from selfspec.draft.sources.matches import Match, Places
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-__all__ = ["Prediction", "PredictionCursor", "Whereabouts"]
-
 # When 4 tokens in a row agree, the text goes on from there.
 _SURE = 4
 # A token that is met again near where the prediction was left counts as 3 tokens, not as 1.

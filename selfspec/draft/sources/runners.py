@@ -12,8 +12,6 @@ from selfspec.draft.sources.lut import MANTISSA_BITS, evidence_table
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, StepRecord
 
-__all__ = ["RunnersCursor", "RunnersSource"]
-
 _MAX_RUNNERS = 4
 
 Runners = tuple[Candidate, ...]

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from selfspec.records import Candidate, Evidence, StepRecord, TopK
 
-__all__ = ["Cursor", "RowStart", "Source", "TimeBudget"]
-
 
 class TimeBudget(Protocol):
     """What a cursor may spend that takes time of its own."""

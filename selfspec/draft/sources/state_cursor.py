@@ -17,8 +17,6 @@ from selfspec.draft.sources.source import Cursor, Source, TimeBudget
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import HEADS, MAP, Candidate, Evidence, Likely, StepRecord, sources_of
 
-__all__ = ["StateCursor", "StateReader", "StateSource"]
-
 
 class StateReader(Protocol):
     """What reads a text's hidden states."""

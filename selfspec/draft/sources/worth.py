@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from statistics import median
 
-__all__ = ["SourceWorth"]
-
 _NUM_TIMED, _NUM_FIRST = 5, 3  # Asking takes the median of the last five times, of three at least.
 _GAIN = 0.2  # A source is believed to bring this many tokens a step at first.
 _MEMORY = 64  # What it brings comes in few steps, so that the mean follows this many.

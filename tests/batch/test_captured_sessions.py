@@ -1,0 +1,174 @@
+"""Sessions by captured forwards, on a device whose replays run operations and no Python."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+import torch
+
+from selfspec.batch.session import Session
+from selfspec.cuda.runner import StaticRunner
+from selfspec.forward import slots
+from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of, wild
+from tests.fakes import prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import GREEDY, run_both
+from tests.recorder import use_recorders
+
+NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2")
+LENGTHS = (1, 2, 3, 17, 40, 90, 300)
+
+
+@pytest.fixture(autouse=True)
+def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Whenever a forward is replayed, each tensor that it uses is where it was at the capture."""
+    ready, known, seen = StaticRunner.ready, WeakKeyDictionary[Any, Any](), list[Any]()
+
+    def watched(self: StaticRunner, model: Any, shape: Any, *rest: Any) -> Any:
+        found = ready(self, model, shape, *rest)
+        if found is None:
+            return None
+        keys = tuple(self.kv.num_keys(shape.width).items())
+        replay = next(r for k, r in self._replays.items() if k[:2] == (shape, keys))
+        used = [self._visible, self._inputs[shape], self._outputs[shape]]
+        held = [part.tensor for part in self.kv._parts]
+        places = [(x.data_ptr(), x.shape) for x in [*used, *held, *model.parameters()]]
+        assert known.setdefault(replay, places) == places
+        seen.append(shape)
+        return found
+
+    monkeypatch.setattr(StaticRunner, "ready", watched)
+    return seen
+
+
+def drawn(dice: random.Random, longest: int) -> list[Ask]:
+    asks = []
+    for _ in range(dice.randrange(1, 10)):
+        arrives = dice.randrange(12)
+        leaves = arrives + dice.randrange(10) if dice.random() < 0.15 else None
+        asks.append(
+            Ask(
+                length=dice.choice([x for x in LENGTHS if x <= longest]),
+                kind=dice.randrange(len(SETTINGS)),
+                max_new_tokens=dice.choice([1, 2, 5, 9, 14]),
+                arrives=arrives,
+                leaves=leaves,
+                stops_reading=dice.randrange(1, 6) if dice.random() < 0.1 else None,
+            )
+        )
+    return asks
+
+
+def scarce(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """There is no memory when slots are asked for the time `at`, and there is again after it."""
+    new_slots, asked = slots.new_slots, iter(range(10**9))
+
+    def new(kind: Any, num_members: int, num_rows: int, capacity: int) -> torch.Tensor:
+        if num_rows and capacity and next(asked) == at:
+            raise torch.OutOfMemoryError("on purpose")
+        return new_slots(kind, num_members, num_rows, capacity)
+
+    monkeypatch.setattr(slots, "new_slots", new)
+
+
+def play(seed: int, monkeypatch: pytest.MonkeyPatch, longest: int = 90) -> None:
+    dice = random.Random(seed)
+    fault = dice.choice(["none", "none", "none", "capture", "memory"])
+    use_recorders(monkeypatch, fails_at=dice.randrange(2, 30) if fault == "capture" else None)
+    options: dict[str, Any] = {"spec": wild(), "max_rows": dice.randrange(1, 9)}
+    if dice.random() < 0.4:
+        options["pace"] = FixedPace(dice.choice([2, 9, 50]))
+    played = Played(drawn(dice, longest), name=dice.choice(NAMES), **options)
+    played.session.open()
+    if fault == "memory":
+        scarce(monkeypatch, dice.randrange(12))
+    played.run()
+    played.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_sessions(seed: int, monkeypatch: pytest.MonkeyPatch, nothing_moves: Any) -> None:
+    play(seed, monkeypatch)
+    assert nothing_moves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(20))
+def test_two_thousand_random_sessions(hundred: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(100):
+        with monkeypatch.context() as patch:
+            play(1000 + 100 * hundred + seed, patch, longest=300)
+
+
+def texts(session: Session, given: dict[int, Ask]) -> dict[int, Any]:
+    for index, ask in given.items():
+        options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
+        session.submit(index, ids_of(ask), index, options)
+    found: dict[int, Any] = {}
+    while not session.is_empty:
+        found |= {answer.index: answer for answer in session.work()}
+    for index, ask in given.items():
+        assert found[index].ids == alone("llama", ask, index)
+    return found
+
+
+def test_rows_share_graphs_that_stay_when_they_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second time nothing is captured, and a long prompt is copied into its place."""
+    log, spec, counts = use_recorders(monkeypatch), wild(learning="frozen"), []
+    given = {index: Ask(length, 0, 5, 0, None) for index, length in enumerate([3, 40, 700, 1, 17])}
+    for _ in range(2):
+        session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+        answers = texts(session, given)
+        assert {answer.stats.forward for answer in answers.values()} == {"graph"}
+        assert session.kv_bytes == 0  # The next one may have the slots.
+        counts.append(log.count("capture"))
+    assert counts[0] == counts[1]
+
+
+def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch)
+    spec, model = wild(), tiny_model()
+    session = Session(model, tiny_tokenizer(), spec, max_rows=2)
+    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 20})
+    session.step()
+    both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
+    other = Session(model, tiny_tokenizer(), spec, max_rows=2)
+    (answer,) = texts(other, {0: Ask(3, 0, 5, 0, None)}).values()
+    assert answer.stats.eager_reason == both.stats.eager_reason
+    assert [answer.stats.forward for answer in session.work()] == ["graph"]
+    session.submit(1, [5, 6, 7], 0, {"max_new_tokens": 20})
+    session.step()
+    del session  # Nobody goes on with it.
+    assert run_both(model, prompt(), spec, drafts=False, **GREEDY).stats.forward == "graph"
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.room.Fixed.least", 0)
+    spec = wild()
+    spec.models.run(tiny_model()).ability()
+    given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}
+    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
+    session.open()
+    scarce(monkeypatch, at)
+    answers = texts(session, given)
+    assert any("no memory" in str(answer.stats.eager_reason) for answer in answers.values())
+
+
+def test_rows_within_a_memory_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch)
+    given = {index: Ask(length, 0, 9, 0, None) for index, length in enumerate([3, 40, 90, 1, 17])}
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=4, max_memory="400kB")
+    for index, ask in given.items():
+        session.submit(index, ids_of(ask), index, {"max_new_tokens": ask.max_new_tokens})
+    while not session.is_empty:
+        for answer in session.step():
+            assert answer.ids == alone("llama", given[answer.index], answer.index)
+            assert answer.stats.forward == "graph"
+        assert session.kv_bytes <= 400e3
