@@ -171,6 +171,8 @@ MODULES = {  # Each has `add_options` and `run`.
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
     "hybrid": "what right and wrong predictions bring to models with a running state",
+    "gpu": "the tables of docs/gpu.md, in one run on a card",
+    "launches": "how many operations a captured forward starts",
     "kv_memory": "what the KV costs in memory",
     "census": "which families of models are drafted for",
     "budgets": "the measured width beside fixed ones, on a simulated clock",

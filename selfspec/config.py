@@ -47,6 +47,10 @@ class SpecConfig:
             captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
             quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
             from the start, and go on eagerly if that can't be.
+        compile: Compile the layers of captured forwards with torch, each kind once for all. True:
+            before the first text. "auto": once such forwards have decoded for 200 seconds.
+            Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on a card.
+            Why layers are not compiled is in `spec.stats.eager_reason`.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
@@ -66,6 +70,7 @@ class SpecConfig:
     sources: tuple[str, ...] = SOURCE_NAMES
     learning: str = "session"
     forward: str = "auto"
+    compile: bool | str = False
     strict: bool = False
     trust_hooks: bool = False
 
@@ -79,6 +84,8 @@ class SpecConfig:
             raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
         if self.forward not in FORWARDS:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
+        if self.compile != "auto" and not isinstance(self.compile, bool):
+            raise ConfigError(f"compile must be True, False or 'auto' (got {self.compile!r})")
         for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")

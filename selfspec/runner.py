@@ -53,6 +53,8 @@ _CHANGES = (
     f"its own code or its hooks have changed after each of {_MOST_TRIALS} trials, and what a trial "
     "finds holds for one state of them"
 )
+# With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
+_COMPILING_PAYS = 200.0
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
@@ -84,6 +86,7 @@ class ModelRunner:
         self._trying = threading.Lock()
         self._captured = KeptRunner()
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
+        self._captured_seconds = 0.0  # Of all calls with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
@@ -157,6 +160,8 @@ class ModelRunner:
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
+        if self.config.compile is True and not self._captures:
+            reason = reason or "compiled layers are for captured forwards alone, and it has none"
         self.packing, self.reason = packing, self._checked(reason)
 
     @property
@@ -263,20 +268,30 @@ class ModelRunner:
             reason = self._checked(why if captures else None)
             yield ChainBackend(model, kind=self.forward_kind, reason=reason)
             return
+        compiles, start = captures and self._compiles, perf_counter()
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if captures and shows_states:
             lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
         elif captures:
-            lent = self._captured.borrow(model, attention)
+            lent = self._captured.borrow(model, attention, compiles=compiles)
         with lent as found:
             if isinstance(found, StaticRunner):
+                if compiles and self._captured.layers_reason:
+                    self.reason = f"its layers are not compiled: {self._captured.layers_reason}"
                 found.kv.policy = Fixed(limits)
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, found, strict=strict)
+                self._captured_seconds += perf_counter() - start
             else:
                 policy = Growing() if limits is None else Shared(limits)
                 asked: Any = {"kind": self.forward_kind, "reason": self._checked(found)}
                 yield TreeBackend(model, attention, EagerForwards(attention, policy, **asked))
+
+    @property
+    def _compiles(self) -> bool:
+        """Are layers to be compiled by now?"""
+        asked = self.config.compile
+        return asked is True or (asked == "auto" and self._captured_seconds >= _COMPILING_PAYS)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

@@ -20,8 +20,6 @@ from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["TrialLayers"]
-
 
 class _Reached(Exception):
     """Ends a forward after a layer; carries what that layer returned."""
@@ -53,16 +51,14 @@ class TrialLayers:
         """
         if model.config.is_encoder_decoder:  # Its layers are in two parts.
             return cls.whole()
-        config = model.config.get_text_config(decoder=True)
-        total = int(getattr(config, "num_hidden_layers", 0))
-        layers = _layers(model, total)
+        config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
         if layers is None or shares_kv or _wants_whole_forwards(model):
             return cls.whole()
-        kinds = _kinds(config, layers)
+        kinds = kinds_of(model, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
         # A whole forward of a streamed model reads all of it from disk.
-        if needed == total or not (is_streamed(model) or _run_once(model, layers)):
+        if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
             return cls.whole()
         return cls(layers[needed - 1], needed)
 
@@ -86,8 +82,10 @@ class TrialLayers:
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 
-def _layers(model: nn.Module, number: int) -> nn.ModuleList | None:
-    """The model's list of `number` modules; None if there are several such lists, or none."""
+def layers_of(model: Any) -> nn.ModuleList | None:
+    """The model's list of decoder layers; None if there are several such lists, or none."""
+    config = model.config.get_text_config(decoder=True)
+    number = int(getattr(config, "num_hidden_layers", 0))
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == number]
     return lists[0] if len(lists) == 1 else None
 
@@ -115,8 +113,9 @@ def _wants_whole_forwards(model: nn.Module) -> bool:
     )
 
 
-def _kinds(config: Any, layers: nn.ModuleList) -> list[Hashable]:
+def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
     """The kind of each layer: the classes in it, and what the config's lists say about it."""
+    config = model.config.get_text_config(decoder=True)
     listed = [
         value
         for value in vars(config).values()

@@ -25,7 +25,7 @@ from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.records import DraftTree
 
-__all__ = ["check_chain", "check_logits", "check_steps", "check_tree"]
+__all__ = ["check_chain", "check_logits", "check_steps", "check_tree", "prefilled"]
 
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
 # each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
@@ -99,7 +99,7 @@ def check_tree(
     """
     prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
     end = len(prompt)
-    cache = _prefilled(model, prompt, layers)
+    cache = prefilled(model, prompt, layers)
     types = layers.types(types)
     if reason := can_hold_trees(cache, len(types.by_layer)):
         return reason
@@ -174,7 +174,7 @@ def check_chain(
     if bounds_time_steps(model):
         return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
-    cache = _prefilled(model, prompt, layers)
+    cache = prefilled(model, prompt, layers)
     if reason := no_way_back(cache):
         return reason
     if _depends_on_later(model, [*prompt, root, a], layers, crowds):
@@ -226,7 +226,7 @@ def _depends_on_later(
     start = len(ids) - 2
 
     def before(crowd: Sequence[int]) -> torch.Tensor:
-        cache = _prefilled(model, ids[:start], layers)
+        cache = prefilled(model, ids[:start], layers)
         return _run(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
 
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
@@ -274,7 +274,7 @@ def _depends_on_width(model: Any, text: _Text, width: int, limit: float) -> bool
     wide = _Text(ids, range(end), [*first, *last], start)
     together = _read_on(model, wide, whole)
     (steps,) = _stepped(model, wide._replace(compared=first), 1, whole)
-    cache = _prefilled(model, ids[:start], whole)
+    cache = prefilled(model, ids[:start], whole)
     _run(model, ids[start : last[0]], start, cache, whole)
     late = [_run(model, [ids[i]], i, cache, whole)[0].float() for i in last]
     return _distance(together, torch.cat([steps, *late])) > limit
@@ -367,7 +367,7 @@ def _read(model: Any, texts: Sequence[_Text], layers: TrialLayers) -> list[torch
 def _read_on(model: Any, text: _Text, layers: TrialLayers) -> torch.Tensor:
     """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
     start = text.num_prompt
-    cache = _prefilled(model, text.ids[:start], layers)
+    cache = prefilled(model, text.ids[:start], layers)
     outcome = _run(model, text.ids[start:], start, cache, layers)[0]
     return outcome[[index - start for index in text.compared]].float()
 
@@ -377,7 +377,7 @@ def _read_without(
 ) -> torch.Tensor:
     """The outcome of a text's last tokens (N, D), in a forward that begins with empty states."""
     start = len(text.ids) - num_last
-    cache = _prefilled(model, text.ids[:start], layers)
+    cache = prefilled(model, text.ids[:start], layers)
     for held, index in states_of(cache, kinds):
         held[index].zero_()
     return _run(model, text.ids[start:], start, cache, layers)[0].float()
@@ -385,12 +385,12 @@ def _read_without(
 
 def _stepped(model: Any, text: _Text, num_rows: int, layers: TrialLayers) -> list[torch.Tensor]:
     """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
-    cache = _prefilled(model, text.ids[: text.num_prompt], layers, num_rows)
+    cache = prefilled(model, text.ids[: text.num_prompt], layers, num_rows)
     steps = [_run(model, [text.ids[i]], i, cache, layers, num_rows) for i in text.compared]
     return list(torch.cat(steps, dim=1).float())
 
 
-def _prefilled(
+def prefilled(
     model: Any, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
 ) -> DynamicCache:
     """A KV cache that holds the prompt, for the layers that are run."""

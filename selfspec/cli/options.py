@@ -139,6 +139,7 @@ class Knobs:
     ] = SpecConfig.sources
     learning: Annotated[str, _knob("learning", LEARNING_SCOPES)] = SpecConfig.learning
     forward: Annotated[str, _knob("forward", FORWARDS)] = SpecConfig.forward
+    compile: Annotated[bool, _knob("compile")] = False
     strict: Annotated[bool, _knob("strict")] = SpecConfig.strict
 
     def config(self) -> SpecConfig:

@@ -20,10 +20,11 @@ from selfspec.ability.state import addresses_of, state_of
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
+from selfspec.cuda.compiled import CompiledLayers, trial
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.machine.device import device_for
+from selfspec.machine.device import Repeating, device_for
 
 
 class KeptRunner:
@@ -33,15 +34,24 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
+        self.layers_reason: str | None = None  # Why the layers are not compiled, once asked for.
 
     @contextmanager
-    def borrow(self, model: Any, attention: AttentionTypes) -> Iterator[StaticRunner | str]:
-        """Yields the runner for one call, or why that call can't have it."""
+    def borrow(
+        self, model: Any, attention: AttentionTypes, *, compiles: bool = False
+    ) -> Iterator[StaticRunner | str]:
+        """Yields the runner for one call, or why that call can't have it.
+
+        With `compiles`, its layers are compiled first, if they can be and were not yet.
+        """
         if not self._lock.acquire(blocking=False):
             yield "another call is using this model's fixed KV slots"
             return
         try:
-            yield _capture_reason(model, attention) or self._fresh(model, attention)
+            found = _capture_reason(model, attention) or self._fresh(model, attention)
+            if compiles and not isinstance(found, str):
+                self._compile(model, attention, found)
+            yield found
         finally:
             self._lock.release()
 
@@ -50,7 +60,7 @@ class KeptRunner:
         state = state_of(model), addresses_of(model)
         if state != self._state:
             # This frees the old runner before there is a new one.
-            self._state, self._found = None, ""
+            self._state, self._found, self.layers_reason = None, "", None
             try:
                 self._found = _tried(model, attention)
             except BrokenTrial as broken:
@@ -60,6 +70,24 @@ class KeptRunner:
             # Without graphs, eager forwards are faster than those over fixed slots.
             self._found = self._found.reason
         return self._found
+
+    def _compile(self, model: Any, attention: AttentionTypes, runner: StaticRunner) -> None:
+        """Lets the runner run compiled layers if a trial finds nothing against them."""
+        if runner.layers is not None or self.layers_reason is not None:
+            return
+        layers = CompiledLayers.of(model)
+        if isinstance(layers, str):
+            self.layers_reason = layers
+            return
+        tried = StaticRunner(attention, Repeating(), model.device)
+        try:
+            with decoding_switches(model):
+                self.layers_reason = trial(model, attention, tried, layers)
+        except Exception as error:  # The captured forwards of before go on.
+            self.layers_reason = f"trying them fails ({type(error).__name__})"
+        if self.layers_reason is None:
+            runner.use(layers)
+            self.layers_reason = layers.reason  # Of the kinds that stay as they are.
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:

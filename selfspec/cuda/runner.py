@@ -7,11 +7,13 @@ inputs and one of logits. The model itself is not held here, so dropping it free
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.cuda.compiled import CompiledLayers
 from selfspec.forward.eager import Logits
 from selfspec.forward.layout import InputShape, RowState, read
 from selfspec.forward.model import AttentionTypes, logits_of
@@ -58,6 +60,7 @@ class StaticRunner:
         self.kv = TreeKV(attention, Fixed())
         self.reason: str | None = None
         self.setting_up = 0.0
+        self.layers: CompiledLayers | None = None
         self._windows = attention.windows
         self._device = device
         self._torch_device = torch_device
@@ -67,6 +70,11 @@ class StaticRunner:
         self._outputs: dict[InputShape, torch.Tensor] = {}  # (R, W, V): the logits
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the slots that the replays use
+
+    def use(self, layers: CompiledLayers) -> None:
+        """Runs compiled layers in all forwards that are captured from now on."""
+        self.layers = layers
+        self._replays.clear()
 
     def fitting(self, shape: InputShape) -> InputShape:
         """The shape of the captured forward that has room for inputs of `shape`."""
@@ -150,8 +158,10 @@ class StaticRunner:
             dtype=key.dtype,
         )
         self.kv.layout = layout
+        layers = nullcontext() if self.layers is None else self.layers.running(self.kv)
         try:
-            return logits_of(model, layout, self.kv.cache)
+            with layers:
+                return logits_of(model, layout, self.kv.cache)
         finally:
             self.kv.layout = None
 

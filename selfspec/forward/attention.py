@@ -145,9 +145,27 @@ def _attend(
 ) -> tuple[torch.Tensor, Any]:
     """Replaces stock's sdpa attention; does the same outside of `grouped_attention`."""
     asked = _AttentionCall(module, query, key, value, attention_mask, dropout, scaling, others)
-    if torch.compiler.is_compiling() or _this_thread.forward is None:
+    if torch.compiler.is_compiling():
+        return _traced(asked), None
+    if _this_thread.forward is None:
         return asked.of_stock(), None
     return _this_thread.forward.attend(asked), None
+
+
+def _traced(asked: _AttentionCall) -> torch.Tensor:
+    """The outcome as a part of a compiled layer: all heads that share keys are joined."""
+    mask, number = asked.mask, asked.num_sharing
+    if mask is None or number == 1 or asked.needs_stock:
+        return asked.of_stock()
+    outcome = scaled_dot_product_attention(
+        asked.joined_queries(number),
+        asked.key,
+        asked.value,
+        attn_mask=mask.repeat(1, 1, number, 1),
+        dropout_p=asked.dropout,
+        scale=asked.scaling,
+    )
+    return asked.apart(outcome)
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:

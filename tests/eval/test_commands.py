@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eval import bench_batch, bench_streamed, budgets, first_call, hybrid, predict
+from eval import bench_batch, bench_streamed, budgets, first_call, gpu, hybrid, predict
 from eval.benches.stdlib import Edit
 from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
@@ -148,6 +148,36 @@ def test_first_call(chat_folder, figures, monkeypatch):
     assert told["seconds"] == {"stock": [2.0, 4.0, 2.0], "selfspec": [3.0, 4.4, 3.2]}
     assert (told["ratio"], told["ratios"]) == (1.6, [1.5, 1.1, 1.6])
     assert jobs[0].knobs == {"top_k": 4}
+
+
+def test_launches(figures, chat_folder):
+    """What all layers share is made once in a forward: here the mask for joined heads."""
+    narrow, wide = figures("launches", "--model", chat_folder, "--threads", "1")["rows"]
+    assert (narrow["width"], wide["width"]) == (1, 8)
+    assert narrow["layer"] == narrow["dearest"] < wide["dearest"] == wide["layer"] + 1
+    assert narrow["around"] == wide["around"] == wide["all"] - wide["layer"] - wide["dearest"]
+
+
+def test_gpu_without_a_card(asked, told, tmp_path, monkeypatch):
+    """What needs a card says so; a second run measures only what the first had no time for."""
+    rows = ("plain generate()", "selfspec, by graphs", "after 256 tokens", "selfspec, run eagerly")
+    cells = [cell for cell in gpu.CELLS if cell.row in rows and cell.column in ("ms", "8")]
+    monkeypatch.setattr(gpu, "CELLS", cells)
+    asked += ["--dtype", "float32", "--max-new-tokens", "8", "--limit", "2"]
+    asked += ["--device", "cpu", "--out", str(tmp_path / "card.jsonl")]
+    found = []
+    for minutes in ("0", "12", "12"):
+        status, lines, _ = told("gpu", *asked, "--minutes", minutes)
+        assert status == 0
+        assert "| selfspec, by graphs | itself | no card |" in lines
+        found.append(
+            {tuple(each["cell"]): each["value"] for each in json.loads(lines[-1])["cells"]}
+        )
+    assert set(found[0].values()) == {"no card", "no time"}
+    assert found[1] == found[2]
+    ours = next(value for cell, value in found[1].items() if "selfspec, run eagerly" in cell)
+    assert "(2 of 2 texts)" in ours
+    assert len((tmp_path / "card.jsonl").read_text().splitlines()) == 3
 
 
 def test_kv_memory(figures, chat_folder):

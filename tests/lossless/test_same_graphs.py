@@ -43,7 +43,7 @@ from tests.lossless.same import (
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
 from tests.lossless.test_same_kv import chat
-from tests.recorder import use_recorders
+from tests.recorder import record_compiled_layers, use_recorders
 from tests.zoo import BRANCHING
 
 NOT_CAPTURED = {"llama4": "it scales its queries by their column in the KV"}
@@ -166,6 +166,72 @@ def test_inference_mode_and_back(order: int, log: list[str]) -> None:
             assert spec.stats.forward == "graph"
 
 
+# compiled layers: traced by torch, and compiled for some
+
+TRACED = ("llama", "gemma3", "mixtral", "qwen2", "qwen3", "gemma2", "mistral", "phi3", "olmo2")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Those of torch's compiler are not ours.
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "eager") for name in TRACED), ("llama", "inductor"), ("gemma3", "inductor")],
+)
+def test_compiled_layers(name: str, backend: str, log: list[str], monkeypatch: Any) -> None:
+    """Each kind of layer is traced once for one node, and once for more."""
+    called = record_compiled_layers(monkeypatch, backend)
+    run_graphs(tiny_model(name), prompt(), SelfSpec(compile=True, **FIXED), **GREEDY)
+    assert len(called) > 2 * log.count("capture")
+
+
+def other(_kind: Any) -> Callable[..., Any]:
+    return lambda layer, *args, **kwargs: type(layer).forward(layer, *args, **kwargs) * 1.01
+
+
+def failing(_kind: Any) -> Callable[..., Any]:
+    def forward(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError("a graph break\nin line 3")
+
+    return forward
+
+
+LAYERS_AS_THEY_ARE: dict[str, tuple[str, Any, str]] = {
+    "far": ("cuda.compiled._of_class", other, "its compiled layers differ from its own by"),
+    "broken": (
+        "cuda.compiled._of_class",
+        failing,
+        "compiling its LlamaDecoderLayer fails: a graph break",
+    ),
+    "no compiler": (
+        "cuda.compiled.missing_compiler",
+        lambda _device: "Triton is not installed",
+        "Triton is not installed",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "put", "reason"), LAYERS_AS_THEY_ARE.values(), ids=LAYERS_AS_THEY_ARE
+)
+def test_layers_stay_as_they_are(
+    what: str, put: Any, reason: str, log: list[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(f"selfspec.{what}", put)
+    both = run_both(tiny_model(), prompt(), SelfSpec(compile=True), drafts=False, **GREEDY)
+    assert both.stats.forward == "graph"
+    assert str(both.stats.eager_reason).startswith(f"its layers are not compiled: {reason}")
+
+
+def test_layers_are_compiled_once_it_pays(log: list[str], monkeypatch: Any) -> None:
+    called = record_compiled_layers(monkeypatch, "eager")
+    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", **FIXED)
+    run_graphs(model, prompt(), spec, **GREEDY)
+    assert not called
+    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
+    run_graphs(model, prompt(), spec, **GREEDY)
+    assert called
+
+
 # who may not use graphs, and why
 
 
@@ -260,6 +326,8 @@ def test_a_cpu_captures_no_graphs() -> None:
     assert (auto.stats.forward in ("eager", "packed"), auto.stats.eager_reason) == (True, None)
     with pytest.raises(UnsupportedError, match="a CPU captures no graphs"):
         run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
+    asked = run_both(model, inputs, SelfSpec(compile=True), drafts=False, **GREEDY)
+    assert "compiled layers are for captured forwards alone" in str(asked.stats.eager_reason)
 
 
 def test_eager_asks_for_no_graph(log: list[str]) -> None:

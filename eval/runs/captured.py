@@ -1,0 +1,122 @@
+"""A forward over fixed KV slots, as a capture records it, and what it starts.
+
+Knows one model and one short prompt; nothing of questions or tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache
+
+from eval.errors import EvalError
+from selfspec import SelfSpec
+from selfspec.ability.trial_layers import layers_of
+from selfspec.compat.generation import KV
+from selfspec.cuda.compiled import CompiledLayers
+from selfspec.cuda.runner import StaticRunner
+from selfspec.forward.backends import TreeBackend
+from selfspec.machine.device import Repeating, device_for
+from selfspec.records import DraftTree
+
+AROUND = "around"
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that are no views by name, apart for each place that `inside` names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, Counter[str]] = {AROUND: Counter()}
+        self._place = AROUND
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if _launches(func, (args, kwargs), out):
+            self.counts[self._place][func.overloadpacket.__name__] += 1
+        return out
+
+    @contextmanager
+    def inside(self, layers: nn.ModuleList) -> Iterator[None]:
+        """Inside, what each of these layers starts is counted apart."""
+
+        def enter(place: str) -> None:
+            self._place = place
+            self.counts.setdefault(place, Counter())
+
+        handles = []
+        for index, layer in enumerate(layers):
+            name = str(index)
+            handles.append(layer.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+            handles.append(layer.register_forward_hook(lambda *_: enter(AROUND)))
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _launches(func: Any, inputs: Any, out: Any) -> bool:
+    """Does it compute or write anything? Memory that nobody fills costs no kernel."""
+    if func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+        return False
+    held = {_memory(each) for each in tree_leaves(inputs) if isinstance(each, torch.Tensor)}
+    made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+    return bool(func._schema.is_mutable) or any(_memory(each) not in held for each in made)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def decoder_layers(model: Any) -> nn.ModuleList:
+    """The layers of a model whose forwards can be captured; refuses any other."""
+    ability, layers = SelfSpec().ability(model), layers_of(model)
+    if ability.attention is None or layers is None:
+        reason = ability.reason or "its layers are in several lists"
+        raise EvalError(f"--model must be one whose forwards can be captured ({reason})")
+    return layers
+
+
+@torch.no_grad()
+def fixed_forward(
+    model: Any, width: int, num_tokens: int, *, captures: bool, compiles: bool = False
+) -> Callable[[], torch.Tensor]:
+    """A forward of a chain of `width` nodes after a prompt, in fixed slots; it can be repeated.
+
+    With `captures` it is a replay if the device can, and with `compiles` it runs compiled layers.
+    It has run once, which made all that lasts.
+    """
+    attention = SelfSpec().ability(model).attention
+    assert attention is not None
+    ids = torch.arange(num_tokens, device=model.device)[None] % model.config.vocab_size
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    model(input_ids=ids, use_cache=True, logits_to_keep=1, **{KV: cache})
+    device = device_for(model.device)
+    device = device if captures and device.can_capture else Repeating()
+    forwards = StaticRunner(attention, device, model.device)
+    if compiles:
+        layers = CompiledLayers.of(model)
+        if isinstance(layers, str):
+            raise EvalError(f"its layers can't be compiled: {layers}")
+        forwards.use(layers)
+    backend = TreeBackend(model, attention, forwards)
+    rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
+    tree = DraftTree.of_root(0)
+    for node in range(1, width):
+        tree.add(node - 1, node, 1.0)
+
+    @torch.no_grad()
+    def forward() -> torch.Tensor:
+        return backend.forward(backend.lay_out(rows, [tree])).logits
+
+    forward()
+    return forward

@@ -1,0 +1,60 @@
+"""torch's compiler: how layers are compiled once for all, and what it needs on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+_BACKEND = "inductor"
+# Kinds of layers, twice for one node and more, twice for one row and more, and inference mode.
+_MOST_GRAPHS = 64
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled for any width; an error where it can't be one graph."""
+    found: Callable[..., Any] = torch.compile(
+        function, dynamic=True, fullgraph=True, backend=_BACKEND
+    )
+    return found
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Around each call of what `compiled` gave.
+
+    Without the first setting, a layer's own number is a constant of its graph, so that each layer
+    becomes another graph. Without the second, half precision is rounded in other places than by
+    the single operations. An older torch that lacks one of them does without it.
+    """
+    import torch._dynamo.config as of_dynamo
+    import torch._inductor.config as of_inductor
+
+    wanted: list[tuple[Any, str, Any]] = [
+        (of_dynamo, "allow_unspec_int_on_nn_module", True),
+        (of_dynamo, "recompile_limit", _MOST_GRAPHS),
+        (of_inductor, "emulate_precision_casts", True),
+    ]
+    with ExitStack() as stack:
+        for config, name, value in wanted:
+            if hasattr(config, name):
+                stack.enter_context(config.patch(name, value))
+        yield
+
+
+def missing_compiler(device: torch.device) -> str | None:
+    """What torch's compiler needs for a device and this machine lacks; None if it is there."""
+    if device.type == "cuda":
+        return None if find_spec("triton") else "Triton is not installed"
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except ImportError:  # Without the private name, compiling itself tells.
+        return None
+    except Exception:
+        return "there is no C++ compiler: install g++ or clang, or name one in CXX"
+    return None

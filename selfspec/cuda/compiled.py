@@ -1,0 +1,205 @@
+"""Decoder layers that torch has compiled, inside captured forwards.
+
+Each kind of layer is compiled once for all layers of that kind. So that nothing which is traced
+depends on a layer's number, a layer is called with its own keys and values as its cache. Small
+kernels are most of a small model's time on a card, and a compiled layer has fewer of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from selfspec.ability.trial_layers import TrialLayers, kinds_of, layers_of
+from selfspec.ability.trials import prefilled
+from selfspec.compat.compilers import compiled, missing_compiler, tracing
+from selfspec.compat.kernels import is_out_of_memory
+from selfspec.forward.backends import TreeBackend
+from selfspec.forward.eager import Logits
+from selfspec.forward.layout import Layout
+from selfspec.forward.model import AttentionTypes, num_readable
+from selfspec.forward.tree_kv import TreeKV
+from selfspec.records import DraftTree
+
+_log = logging.getLogger("selfspec")
+
+_WIDTHS = (16, 1)  # Of the trial's forwards; each is another graph.
+_PROMPT = 12  # Tokens of the trial's prompt.
+# A layer's rounding may differ by this many times what its own differs from width to width, or by
+# this many steps of the dtype where it does not differ at all.
+_TIMES, _STEPS = 4.0, 32.0
+
+
+class LayerKV:
+    """The keys and values of one layer in one forward, as its attention sees a cache."""
+
+    def __init__(self, layer: Any, layout: Layout) -> None:
+        end = layout.num_keys(layer.attention_type)
+        self.keys = layer.stores["keys"][:, :, :end]
+        self.values = layer.stores["values"][:, :, :end]
+        self._slots = layout.slots[layer.attention_type]
+        self._front = layout.front
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the nodes' keys and values to their slots, and gives all that a query may see."""
+        self.keys.index_copy_(2, self._slots, key_states)
+        self.values.index_copy_(2, self._slots, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self, *_: Any) -> torch.Tensor:
+        """How many columns are in front of the tree."""
+        return self._front
+
+
+class CompiledLayers:
+    """A model's layers, of which each kind is compiled when a forward first runs it.
+
+    A kind that breaks the graph stays as it is; `reason` says why.
+    """
+
+    def __init__(self, layers: nn.ModuleList, kinds: list[Any]) -> None:
+        self.reason: str | None = None
+        self._layers = layers
+        self._kinds = kinds
+        self._broken: set[Any] = set()
+
+    @classmethod
+    def of(cls, model: Any) -> CompiledLayers | str:
+        """Those of a model, or why it has none."""
+        if missing := missing_compiler(model.device):
+            return missing
+        layers = layers_of(model)
+        if layers is None:
+            return "its layers are in several lists"
+        return cls(layers, kinds_of(model, layers))
+
+    @property
+    def is_of_use(self) -> bool:
+        """Is there a kind that is compiled, or may be?"""
+        return not self._broken.issuperset(self._kinds)
+
+    @contextmanager
+    def running(self, kv: TreeKV) -> Iterator[None]:
+        """Inside, this thread's forwards over `kv` run compiled layers."""
+        assert kv.layout is not None
+        owner = threading.get_ident()
+        own = [LayerKV(layer, kv.layout) for layer in kv.cache.layers]
+        before = [vars(layer).get("forward") for layer in self._layers]
+        for index, layer in enumerate(self._layers):
+            stock = layer.forward
+
+            def forward(
+                *args: Any, _index: int = index, _stock: Callable[..., Any] = stock, **kwargs: Any
+            ) -> Any:
+                if threading.get_ident() != owner:
+                    return _stock(*args, **kwargs)
+                return self._run(_index, _stock, kv.cache, own[_index], args, kwargs)
+
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer, forward_before in zip(self._layers, before, strict=True):
+                if forward_before is None:
+                    del layer.forward
+                else:
+                    layer.forward = forward_before
+
+    def _run(
+        self,
+        index: int,
+        stock: Callable[..., Any],
+        whole: Any,
+        own: LayerKV,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """A layer's forward, compiled with its own keys and values in place of the whole cache."""
+        layer, kind = self._layers[index], self._kinds[index]
+        of: Any = type(layer)
+        if kind in self._broken:
+            return stock(*args, **kwargs)
+        swapped = [own if arg is whole else arg for arg in args]
+        named = {name: own if arg is whole else arg for name, arg in kwargs.items()}
+        try:
+            return run_compiled(_of_class(of), layer, *swapped, **named)
+        except Exception as error:  # What can't be traced fails in any way.
+            if is_out_of_memory(error):
+                raise
+            self._broken.add(kind)
+            said = " ".join(str(error).splitlines()[:2]) or type(error).__name__
+            self.reason = f"compiling its {type(layer).__name__} fails: {said}"
+            return stock(*args, **kwargs)
+
+
+def run_compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """One call of a compiled layer; the only place where compiled code runs."""
+    with tracing():
+        return function(*args, **kwargs)
+
+
+@cache
+def _of_class(kind: Any) -> Callable[..., Any]:
+    """The compiled forward of a class of layers; torch keeps a graph for each kind of them."""
+    stock: Callable[..., Any] = kind.forward
+
+    def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        return stock(layer, *args, **kwargs)
+
+    return compiled(forward)
+
+
+@torch.no_grad()
+def trial(
+    model: Any, attention: AttentionTypes, forwards: Any, layers: CompiledLayers
+) -> str | None:
+    """Compiles the layers, and says why they must not be used; None if they may be.
+
+    Their logits may differ from those of the layers as they are by about as much as these differ
+    from themselves in a forward of another width.
+    """
+    start = perf_counter()
+    forward = _chains(model, attention, forwards)
+    own = {width: forward(width, None) for width in _WIDTHS}
+    ours = {width: forward(width, layers) for width in _WIDTHS}
+    _log.info("compiling layers took %.1f s", perf_counter() - start)
+    if not layers.is_of_use:
+        return layers.reason
+    wide, narrow = own.values()
+    noise = (wide[:, : narrow.shape[1]] - narrow).abs().max()
+    step = torch.finfo(wide.dtype).eps * wide.abs().max()
+    allowed = torch.maximum(_TIMES * noise, _STEPS * step)
+    far = max((ours[width] - own[width]).abs().max() for width in _WIDTHS)
+    if bool(far <= allowed):  # False for NaN, too.
+        return None
+    return f"its compiled layers differ from its own by {far:.2g}, where {allowed:.2g} is rounding"
+
+
+def _chains(
+    model: Any, attention: AttentionTypes, forwards: Any
+) -> Callable[[int, CompiledLayers | None], torch.Tensor]:
+    """Gives the logits (1, W, V) of a chain of a width after a short prompt, by some layers."""
+    prompt = [token % num_readable(model) for token in range(_PROMPT)]
+    kv = prefilled(model, prompt, TrialLayers.whole())
+    backend = TreeBackend(model, attention, forwards)
+    rows = backend.add(kv, torch.tensor([[_PROMPT]], device=model.device))
+
+    def logits(width: int, layers: CompiledLayers | None) -> torch.Tensor:
+        tree = DraftTree.of_root(0)
+        for node in range(1, width):
+            tree.add(node - 1, node % num_readable(model), 1.0)
+        forwards.layers = layers
+        run: Logits = backend.lay_out(rows, [tree])
+        return backend.forward(run).logits.clone()
+
+    return logits

@@ -1,0 +1,66 @@
+"""What of torch's compiler is relied on, and what happens without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from selfspec.compat import compilers
+
+
+class Numbered(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_idx = number
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor, numbers: list[int]) -> torch.Tensor:
+        return x * self.weight + (self.layer_idx - self.layer_idx) + len(numbers)
+
+
+def test_a_number_of_a_layer_makes_no_other_graph(monkeypatch):
+    """Without the setting each layer would be another graph."""
+    torch._dynamo.reset()
+    counted = CompileCounter()
+    monkeypatch.setattr(compilers, "_BACKEND", counted)
+
+    def forward(layer, x):
+        return layer.forward(x, [layer.layer_idx])
+
+    run = compilers.compiled(forward)
+    with compilers.tracing(), torch.no_grad():
+        for number in range(2, 8):
+            assert run(Numbered(number), torch.ones(3, 2)).tolist() == [[2.0] * 2] * 3
+    assert counted.frame_count == 1
+
+
+def test_the_settings_are_there_and_are_put_back():
+    """Without the second, half precision is rounded elsewhere than by single operations."""
+    import torch._dynamo.config as of_dynamo
+    import torch._inductor.config as of_inductor
+
+    before = of_dynamo.allow_unspec_int_on_nn_module, of_inductor.emulate_precision_casts
+    with compilers.tracing():
+        assert of_dynamo.allow_unspec_int_on_nn_module
+        assert of_inductor.emulate_precision_casts
+    assert before == (
+        of_dynamo.allow_unspec_int_on_nn_module,
+        of_inductor.emulate_precision_casts,
+    )
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    def none_found():
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_found)
+    assert "install g++" in str(compilers.missing_compiler(torch.device("cpu")))
+    monkeypatch.setattr(compilers, "find_spec", lambda _: None)
+    assert compilers.missing_compiler(torch.device("cuda")) == "Triton is not installed"
+
+
+@pytest.mark.slow
+def test_a_compiler_that_is_there():
+    assert compilers.missing_compiler(torch.device("cpu")) is None
