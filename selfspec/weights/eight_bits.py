@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import torch
 from torch import nn
@@ -45,25 +45,26 @@ _KEPT = (
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class _Last(threading.local):
-    """What this thread computed last, until all of its layers have taken their part of it."""
+class _SharedProduct:
+    """The product of several layers with one input, until all of them have taken their part."""
 
-    matrix: ReferenceType[Products] | None = None
-    x: torch.Tensor | None = None  # a copy of the input
-    outcome: torch.Tensor | None = None
-    waiting: frozenset[int] = frozenset()
+    def __init__(self, matrix: Products, x: torch.Tensor) -> None:
+        self._matrix, self._x, self.outcome = ref(matrix), x.clone(), matrix.product(x)
+        self.waiting = set(range(len(matrix.spans)))
 
     def is_of(self, matrix: Products, which: int, x: torch.Tensor) -> bool:
         """Is there a part for this layer? An input that was written by any means is another one."""
-        if self.matrix is None or self.matrix() is not matrix or which not in self.waiting:
+        if self._matrix() is not matrix or which not in self.waiting:
             return False
-        assert self.x is not None
-        assert self.outcome is not None
         mode = torch.is_inference_mode_enabled()
-        return self.outcome.is_inference() is mode and torch.equal(self.x, x)
+        return self.outcome.is_inference() is mode and torch.equal(self._x, x)
 
 
-_last = _Last()
+class _ThisThread(threading.local):
+    shared: _SharedProduct | None = None  # what it computed last
+
+
+_this_thread = _ThisThread()
 
 
 class EightBits:
@@ -81,18 +82,15 @@ class EightBits:
 
     def _part_for(self, x: torch.Tensor) -> torch.Tensor:
         """This layer's part of the product with an input, which other layers may have had too."""
-        matrix, which, last = self._matrix, self._which, _last
+        matrix, which, shared = self._matrix, self._which, _this_thread.shared
         if len(matrix.spans) == 1:
             return matrix.product(x)
-        if not last.is_of(matrix, which, x):
-            last.matrix, last.x, last.outcome = ref(matrix), x.clone(), matrix.product(x)
-            last.waiting = frozenset(range(len(matrix.spans)))
-        assert last.outcome is not None
-        part = last.outcome.narrow(1, *matrix.spans[which])
-        last.waiting -= {which}
-        if not last.waiting:
-            last.x = last.outcome = None
-        return part
+        if shared is None or not shared.is_of(matrix, which, x):
+            shared = _this_thread.shared = _SharedProduct(matrix, x)
+        shared.waiting.remove(which)
+        if not shared.waiting:
+            _this_thread.shared = None
+        return shared.outcome.narrow(1, *matrix.spans[which])
 
     def unpacked(self) -> torch.Tensor:
         """The weight in float32."""

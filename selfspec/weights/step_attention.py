@@ -28,6 +28,9 @@ EXACT_ATTENTION = "selfspec_float64"
 # their prompts in the same way.
 _MOST_TOKENS = 64
 _TASK = 32  # One thread works on this many queries of a head at a time.
+# About this many keys' values are widened at once: 2 MB, which stay in the cache. Larger pieces of
+# memory are given back to the system and fetched again for each layer.
+_AT_ONCE = 1 << 18
 
 
 def attend_exactly(model: Any) -> bool:
@@ -52,7 +55,7 @@ def _attend(
     """What ``"sdpa"`` does, in float64 for a step.
 
     Heads that share keys become one head with more queries, so that no keys are copied, unless some
-    threads would have no work then.
+    threads would have no work then. Only some heads are widened at a time.
     """
     mask, (rows, num_heads, width, _) = attention_mask, query.shape
     if width > _MOST_TOKENS and (mask is None or mask.dtype is torch.bool):
@@ -65,29 +68,26 @@ def _attend(
     num_keys, number = key.shape[1], num_heads // key.shape[1]
     if rows * num_keys * -(-number * width // _TASK) < torch.get_num_threads():
         num_keys, number = num_heads, 1
-    query, key, value = map(_wide, states)
     if mask is not None:
         mask = _wide(mask[:, :, None].expand(-1, -1, number, width, -1)).flatten(2, 3)
-    outcome = scaled_dot_product_attention(
-        query.reshape(rows, num_keys, number * width, -1),
-        *(key, value, mask, options.get("dropout", 0.0)),
-        scale=options.get("scaling"),
-        enable_gqa=True,
-    )
-    outcome = outcome.reshape(rows, num_keys, number, width, -1).permute(0, 3, 1, 2, 4)
-    return _as(states[0].dtype, outcome).flatten(2, 3), None
+    outcome = query.new_empty(rows, width, num_keys, number, value.shape[-1])
+    at_once = max(_AT_ONCE * key.shape[1] // key.numel(), torch.get_num_threads())
+    some = at_once * num_keys // key.shape[1]  # heads of queries
+    queries = _wide(query).reshape(rows, num_keys, number * width, -1)
+    sizes = some, at_once, at_once
+    heads = (torch.split(x, n, 1) for x, n in zip((queries, key, value), sizes, strict=True))
+    given: Any = {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
+    for q, k, v, into in zip(*heads, torch.split(outcome, some, 2), strict=True):
+        found = scaled_dot_product_attention(q, _wide(k), _wide(v), mask, enable_gqa=True, **given)
+        into.copy_(found.reshape(rows, -1, number, width, found.shape[-1]).permute(0, 3, 1, 2, 4))
+    return outcome.flatten(2, 3), None
 
 
 def _wide(values: torch.Tensor | None) -> Any:
-    """The same in float64, but for a mask that only says which keys are seen."""
+    """The same in float64 without gaps, but for a mask that only says which keys are seen."""
     if values is None or values.dtype is torch.bool:
         return values
-    return _as(torch.float64, values)
-
-
-def _as(dtype: torch.dtype, values: torch.Tensor) -> torch.Tensor:
-    """A dtype in one copy, which has no gaps."""
-    return values.to(dtype, memory_format=torch.contiguous_format)
+    return values.to(torch.float64, memory_format=torch.contiguous_format)
 
 
 register_attention(EXACT_ATTENTION, _attend)

@@ -77,7 +77,7 @@ def test_layers_that_are_computed_at_once_get_what_they_get_alone():
         alone = EightBits(Matrix(weight, [len(weight.scale)], 2), 0)
         given = bias if which == 1 else None
         assert torch.equal(each(x, given), alone(x, given))
-    assert eight_bits._last.outcome is None
+    assert eight_bits._this_thread.shared is None
 
 
 def test_a_product_does_not_keep_its_weights():

@@ -14,7 +14,6 @@ from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -40,7 +39,6 @@ __all__ = [
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most this many bytes.
-_WHOLE = crc32(bytes(4))  # A checksum over anything and, after it, its own checksum.
 _HOW_TO_MEND = "download the model again, or save it anew with save_pretrained()"
 
 
@@ -99,19 +97,6 @@ class Shard:
                 f"{self.path} must stay as it was when the model was loaded (it was changed since);"
                 " load the model again"
             )
-
-    def is_whole(self, num_bytes: int) -> bool:
-        """Has it this many bytes, of which the last four are the checksum of all before?
-
-        A sum over such bytes and their own checksum is the same for all of them.
-        """
-        if self._state[0] != num_bytes:
-            return False
-        buffer, found = aligned_buffer(_CHUNK), 0
-        for start in range(0, num_bytes, _CHUNK):
-            self.read(start, buffer)
-            found = crc32(_memory(buffer)[: num_bytes - start], found)
-        return found == _WHOLE
 
     def read(self, start: int, into: torch.Tensor) -> None:
         """Fills bytes (N,) on the CPU with those from `start` on; fewer at the end of the file.

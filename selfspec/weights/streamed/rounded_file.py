@@ -24,7 +24,7 @@ from selfspec.errors import WeightsError, one_line
 from selfspec.machine.user_files import remove_scratch, replacing, user_folder
 from selfspec.weights.eight_bits import progress, users_in_eight_bits
 from selfspec.weights.rounding import Numbers
-from selfspec.weights.streamed.files import Shard, StoredTensor
+from selfspec.weights.streamed.files import Shard, StoredTensor, aligned_buffer
 from selfspec.weights.streamed.layer_weights import new_scratch, read_into
 
 __all__ = ["is_rounded", "plan_rounded", "rounded_file"]
@@ -34,6 +34,8 @@ _log = logging.getLogger("selfspec")
 _VERSION = 2  # Another way of rounding, or of writing, needs another number.
 _ALIGNMENT = 64  # Each tensor begins at a multiple of this many bytes, so that torch can view it.
 _CHECKSUM_BYTES = 4
+_WHOLE = crc32(bytes(4))  # A checksum over anything and, after it, its own checksum.
+_AT_ONCE = 1 << 25  # This many bytes are read at once.
 
 Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
 
@@ -103,8 +105,13 @@ def _num_bytes(plan: Stored) -> int:
 
 def _is_whole(path: Path, plan: Stored) -> bool:
     """To ask takes as long as reading the file once, as a step of a streamed model does."""
+    buffer, size, found = aligned_buffer(_AT_ONCE), _num_bytes(plan), 0
+    data: Any = buffer.numpy()
     with suppress(WeightsError), closing(Shard(path)) as shard:
-        return shard.is_whole(_num_bytes(plan))
+        for start in range(0, size, _AT_ONCE):
+            shard.read(start, buffer)
+            found = crc32(data[: size - start], found)
+        return shard.state[1] == size and found == _WHOLE
     return False
 
 
