@@ -2,7 +2,9 @@
 
 A policy says how large one tensor of slots must be for these rows up to a column, and which column
 comes first in it. If that is what it is already, nothing moves. With `spare` false it is the least
-that will do, for when memory runs out.
+that will do, for when memory runs out. `outlives` says whether slots stay where they are when the
+rows have gone, and `drops` whether columns may go that no window shows: not if shorter rows may
+come.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -48,17 +50,6 @@ class Limits(NamedTuple):
         num_tokens = len(all_max_columns) * (max(all_max_columns) + self.spare)
         is_small = self.max_tokens is None or num_tokens <= self.max_tokens
         return is_small and len(all_max_columns) <= self.max_rows
-
-
-class Policy(Protocol):
-    """How large slots are."""
-
-    outlives: bool  # Do slots stay where they are when the rows have gone?
-    drops: bool  # May columns be dropped that no window shows? Not if shorter rows may come.
-
-    def room(self, slots: Slots, rows: Sequence[KVRow], end: int, *, spare: bool = True) -> Room:
-        """The size that slots must have for these rows, up to a column."""
-        ...
 
 
 class Growing:
@@ -126,7 +117,7 @@ class Fixed:
         self.drops = limits is None
         self._sizes = Growing(self.least) if limits is None else Shared(limits, self.least)
 
-    def eager(self) -> Policy:
+    def eager(self) -> Growing | Shared:
         """What goes on with these slots if no more forwards are captured."""
         return Growing() if self._limits is None else Shared(self._limits)
 
@@ -146,3 +137,6 @@ class Fixed:
 
 def _rounded(columns: int) -> int:
     return -(-columns // _MULTIPLE) * _MULTIPLE
+
+
+Policy = Growing | Shared | Fixed

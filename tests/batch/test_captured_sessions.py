@@ -79,7 +79,7 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, longest: int = 90) -> None:
     use_recorders(monkeypatch, fails_at=dice.randrange(2, 30) if fault == "capture" else None)
     options: dict[str, Any] = {"spec": wild(), "max_rows": dice.randrange(1, 9)}
     if dice.random() < 0.4:
-        options["pace"] = FixedPace(dice.choice([2, 9, 50]))
+        options["pace"] = FixedPace(dice.choice([9, 50]))
     played = Played(drawn(dice, longest), name=dice.choice(NAMES), **options)
     played.session.open()
     if fault == "memory":
