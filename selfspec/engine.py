@@ -147,6 +147,7 @@ class Engine:
                 prompt_ids=[*request.encoder_texts[number], *ids],
                 max_new_tokens=request.max_new_columns,
                 budget=self.budget,
+                count_forward=request.stats.count_draft_forward,
                 num_rows=len(self.rows) + len(new),
                 states=None if prompt.hidden is None else prompt.hidden[number],
             )
@@ -340,8 +341,8 @@ class Engine:
         stats.forward = self.backend.kind
         stats.packed_bytes = self._runner.packed_bytes
         stats.eager_reason = self.backend.reason or self._runner.reason
+        stats.heads_reason = self._runner.why_no_heads(self.backend)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
-        stats.num_draft_forwards = sum(source.num_forwards for source in request.sources[0])
 
 
 class Laps:

@@ -53,6 +53,7 @@ class TokenScores:
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
         self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}  # A long prompt has the same likely tokens often.
         self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
         self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
 
@@ -98,10 +99,14 @@ class TokenScores:
     def _score(
         self, token: int, logprob: float | None, top: Sequence[TokenScore] = ()
     ) -> TokenScore:
-        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        word = str(self._tokenizer.convert_ids_to_tokens(token))
-        if word.startswith("\u2581") and not text.startswith(" "):
-            text = f" {text}"  # Some decoders leave out the space that a word begins with.
+        if token not in self._texts:
+            self._texts[token] = self._text(token)
         if logprob is not None and not logprob > _LEAST:  # It may be NaN.
             logprob = _LEAST
-        return TokenScore(token, text, logprob, top)
+        return TokenScore(token, self._texts[token], logprob, top)
+
+    def _text(self, token: int) -> str:
+        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        word = str(self._tokenizer.convert_ids_to_tokens(token))
+        # Some decoders leave out the space that a word begins with.
+        return f" {text}" if word.startswith("\u2581") and not text.startswith(" ") else text

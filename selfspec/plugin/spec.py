@@ -263,7 +263,8 @@ class SelfSpec:
                 result = decoded_plainly(call)
             else:
                 call.runner.renew()
-                with call.runner.backend(call.ability) as backend:
+                wants_heads = bool(call.setting("use_mtp"))
+                with call.runner.backend(call.ability, shows_states=wants_heads) as backend:
                     call.stats.spend("prepare", perf_counter() - start)
                     result = decoded_with_drafts(call, self.engine(call.runner, backend))
         except BaseException:
