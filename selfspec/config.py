@@ -16,7 +16,7 @@ MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is a
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
-SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners", "map")
+SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners", "map", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class SpecConfig:
             followed a token before. "lut2": what followed two tokens. "context": what this text
             contains already. "corpus": the n-grams of a loaded cache. "runners": what the model
             nearly chose. "map": what its hidden states say of the token after next, on a CPU.
+            "heads": what heads say that come with the model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
         forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":

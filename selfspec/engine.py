@@ -9,22 +9,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import TypeAlias
 
 import torch
 
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
+from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
+from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
-from selfspec.forward.model import num_readable
+from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, device_for
 from selfspec.records import DraftTree, StepRecord
 from selfspec.request import Request
-from selfspec.row import Row
+from selfspec.row import Row, stream_to
 from selfspec.runner import ModelRunner
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
@@ -70,8 +71,10 @@ class Engine:
         self.backend = backend
         self.config = config.changed(top_k=1) if backend.chains_only else config
         self.rows: list[Row] = []  # Those that still decode, in their order.
-        self.budget = budget
         self._runner = runner
+        own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else FixedBudget()
+        self.budget = own if budget is None else budget
+        self._run_as = ("", 0)
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
@@ -116,13 +119,11 @@ class Engine:
         """Lets the rows of a request in whose prompt was read."""
         model, stats = self._runner.model, request.stats
         # What was learned on another vocabulary is refused before anybody gets a token.
-        learned = self._learned(prompt.logits.shape[-1])
-        rows = request.new_rows(prompt)
-        self._device = device_for(prompt.logits.device)
+        learned = self._learned(prompt.logits.shape[-1]).for_request(self.config.learning)
+        self._device, self._num_readable = device_for(prompt.logits.device), num_readable(model)
+        rows = self._new_rows(request, prompt, learned)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
-        learned = learned.for_request(self.config.learning)
-        self._num_readable = num_readable(model)
         if learned.learns:
             teach(learned, prompt, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
@@ -135,37 +136,35 @@ class Engine:
         )
         for row, kv in zip(rows, held, strict=True):
             row.kv = kv
-        budget = self._budget_for(len(self.rows) + len(rows))
-        start = self._clock()
-        states = [None] * len(rows) if prompt.hidden is None else prompt.hidden
-        for row, sources, of_row in zip(rows, request.sources, states, strict=True):
-            row.begin(
-                learned,
-                self.config,
-                (*self._model_sources, *sources),
-                num_readable=self._num_readable,
-                budget=budget,
-                num_rows=len(self.rows) + len(rows),
-                states=of_row,
-            )
-        stats.spend("learn", self._clock() - start)
         self.add(rows, first)
 
-    def _budget_for(self, num_rows: int) -> Budget:
-        """The budget, which is opened with the first rows and told how steps are run from now."""
-        runner = self._runner
-        if self.budget is None and self.config.budget == "measured":
-            self.budget = MeasuredBudget(partial(runner.curve, self.backend), runner.ledger)
-        if self.budget is None:
-            self.budget = FixedBudget()
-        self.budget.run_as(self.backend.kind, num_rows)
-        return self.budget
+    def _new_rows(self, request: Request, prompt: Prefilled, learned: Learned) -> list[Row]:
+        """The rows of a prompt that was read, each with what it drafts from."""
+        readable, banned = self._num_readable, unplaced_id(self._runner.model)
+        new, rows = request.new_rows, []
+        for number, (new_row, ids) in enumerate(zip(new, prompt.texts, strict=True)):
+            start = RowStart(
+                prompt_ids=[*request.encoder_texts[number], *ids],
+                max_new_tokens=request.max_new_columns,
+                budget=self.budget,
+                count_forward=request.stats.count_draft_forward,
+                num_rows=len(self.rows) + len(new),
+                states=None if prompt.hidden is None else prompt.hidden[number],
+            )
+            sources = (*self._model_sources, *request.sources[number])
+            drafter = Drafter(
+                learned, start, self.config, sources, num_readable=readable, banned=banned
+            )
+            rows.append(new_row(prompt_ids=ids, drafter=drafter))
+        if request.streamer is not None:
+            stream_to(request.streamer, rows)
+        return rows
 
     def add(self, rows: list[Row], first: FirstTokens) -> None:
         """Lets in rows that have their first token, and learns from it."""
         laps = Laps(self._clock)
         self.rows += rows
-        tops = self._fetch_tops(first.logits.logits, rows[0].learned)
+        tops = self._fetch_tops(first.logits.logits)
         committed = self._learn(rows, first.records, _Seen(first.logits, tops, None))
         laps.end("learn")
         for row in rows:
@@ -188,7 +187,7 @@ class Engine:
         laps, backend = Laps(self._clock), self.backend
         self._runner.before_step(len(self.rows))
         start = laps.end("prepare")
-        budget = self._budget_for(len(self.rows))
+        budget = self._told_budget()
         self._prepare(budget)
         prepared = laps.end("draft")
         pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
@@ -208,13 +207,22 @@ class Engine:
             row.stats.count_time(laps.seconds, done - start, width, len(committed))
         self._call_listeners(committed)
 
+    def _told_budget(self) -> Budget:
+        """The budget, which knows how the next step is run."""
+        run_as = (self.backend.kind, len(self.rows))
+        if run_as != self._run_as:
+            self._run_as = run_as
+            self.budget.run_as(*run_as, self._runner.curve(self.backend, len(self.rows)))
+        return self.budget
+
     def _prepare(self, budget: Budget) -> None:
         """Lets sources decide for all rows, and cursors begin that take time."""
         for source in self._model_sources:
             source.before_step(len(self.rows), budget)
         for row in self.rows:
             with row.guarded():
-                row.prepare()
+                if row.max_nodes > 1:
+                    row.drafter.prepare()
 
     def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
         """One forward over the trees of some rows, and what comes of it, without rows that failed.
@@ -242,13 +250,13 @@ class Engine:
         """Runs the forward, lets the rows read its logits, and fetches what is to be learned."""
         layout = self.backend.lay_out([row.kv for row in rows], trees)
         laps.end("layout")
-        wanted = any(row.wants_states for row in rows)
+        wanted = any(row.drafter.wants_states for row in rows)
         logits, states = self.backend.forward(layout, with_states=wanted)
         laps.end("forward")
         # The device is asked first for what the walk needs, then for the tables.
         read = read_logits(rows, logits, self._device)
         laps.end("verify")
-        tops = self._fetch_tops(read.logits, rows[0].learned)
+        tops = self._fetch_tops(read.logits)
         laps.end("learn")
         return _Seen(read, tops, states)
 
@@ -287,17 +295,20 @@ class Engine:
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
-                tree = row.draft(min(step.max_nodes, row.most_nodes), step.search())
+                most = min(step.max_nodes, row.most_nodes)
+                limits = (most, row.max_depth, step.search())
+                tree = row.drafter.draft(row.last_token, *limits)
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)
         return trees
 
-    def _fetch_tops(self, logits: torch.Tensor, learned: Learned) -> Fetched | None:
-        """The tables to learn from; all rows learn alike, so any row's will do."""
-        if not learned.learns:
+    def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
+        """The tables to learn from; None where nobody learns."""
+        config = self._runner.config
+        if config.learning == "frozen":
             return None
-        return self._device.fetch(*top_k(logits[..., : self._num_readable], learned.top_k))
+        return self._device.fetch(*top_k(logits[..., : self._num_readable], config.top_k))
 
     def _learn(
         self, rows: list[Row], records: Sequence[StepRecord | None], seen: _Seen
@@ -313,7 +324,7 @@ class Engine:
                 if seen.states is not None:
                     record.states = seen.states[index]
                 with row.guarded():
-                    row.observe(record)
+                    row.drafter.observe(record)
         return committed
 
     def _call_listeners(self, committed: list[Committed]) -> None:
@@ -330,9 +341,8 @@ class Engine:
         stats.forward = self.backend.kind
         stats.packed_bytes = self._runner.packed_bytes
         stats.eager_reason = self.backend.reason or self._runner.reason
-        if self.budget is not None:
-            stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
-        stats.num_draft_forwards = sum(source.num_forwards for source in request.sources[0])
+        stats.heads_reason = self._runner.why_no_heads(self.backend)
+        stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
 
 
 class Laps:

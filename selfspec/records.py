@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# The names of a draft model and of a map of hidden states among the sources.
-DRAFT_MODEL, MAP = "draft model", "map"
+# The names of a draft model, and of a map and of heads that read hidden states, among the sources.
+DRAFT_MODEL, MAP, HEADS = "draft model", "map", "heads"
 
 
 # Everything less likely than 1 in 64 shares the last bin.
@@ -40,10 +40,10 @@ class Evidence(NamedTuple):
 def halvings(chance: float) -> int:
     """The `probability_bin` of a chance.
 
-    >>> halvings(1.0), halvings(0.3), halvings(0.0)
-    (0, 1, 6)
+    >>> halvings(1.0), halvings(0.3), halvings(0.0), halvings(float("nan"))
+    (0, 1, 6, 6)
     """
-    return int(-log2(max(chance, 0.5**MAX_BIN)))
+    return int(-log2(max(0.5**MAX_BIN, chance)))  # In this order NaN is unlikely too.
 
 
 def sources_of(kinds: Iterable[Evidence]) -> list[str]:

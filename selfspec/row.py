@@ -6,28 +6,20 @@ for it. It knows neither the other rows of a batch nor how a forward is run.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from selfspec.config import SpecConfig
-from selfspec.draft.learned import Learned
-from selfspec.draft.sources import Cursor, RowStart, Source
-from selfspec.draft.tree import TreeGrower
-from selfspec.errors import one_line
+from selfspec.draft.drafter import Drafter
 from selfspec.machine.device import upload
-from selfspec.records import DraftTree, Pays, StepRecord
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
 __all__ = ["Row", "Stops", "Streamer", "output_of", "stream_to"]
-
-_log = logging.getLogger("selfspec")
 
 _ROOM = 256  # New tokens for which the ids that processors read have room at first.
 
@@ -57,7 +49,7 @@ def _no_listener() -> None:
 
 @dataclass(eq=False, kw_only=True)
 class Row:
-    """One row of a batch.
+    """One row of a batch, made when its prompt was read.
 
     `index` names it in records. What it commits is kept as plain numbers, and written to a tensor
     once somebody reads that: a device is neither written to nor waited for at each token.
@@ -65,8 +57,7 @@ class Row:
 
     prompt: torch.Tensor  # (1, P), padding included
     prompt_ids: list[int]  # without padding
-    encoder_ids: list[int] = field(default_factory=list)  # Text that an encoder has read, if any.
-    unplaced_id: int | None = None  # A pad of the model's, after which no draft can be verified.
+    drafter: Drafter
     index: int = 0
     chooser: Chooser = field(default_factory=GreedyChooser)
     max_length: int  # of the text, the prompt with its padding included
@@ -88,7 +79,6 @@ class Row:
         self.is_spoiled = False  # Did its last step lead to NaN?
         self._ids: torch.Tensor | None = None  # (1, P + room)
         self._num_written = 0
-        self.cursors: list[Cursor] = []
 
     @property
     def last_token(self) -> int:
@@ -179,98 +169,6 @@ class Row:
             if not self.fails_alone:
                 raise
             self.fail(error)
-
-    def begin(
-        self,
-        learned: Learned,
-        config: SpecConfig,
-        sources: Sequence[Source] = (),  # beside what is learned: the call's own and the model's
-        *,
-        num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
-        **known: Any,  # the other fields of `RowStart`
-    ) -> None:
-        """Opens what drafts are made from; before that, the row has no drafts."""
-        ids, left = [*self.encoder_ids, *self.prompt_ids], self.max_length - self.prompt.shape[1]
-        start = RowStart(
-            prompt_ids=ids,
-            learns=learned.learns,
-            max_new_tokens=left,
-            map_prior=learned.map_prior,
-            **known,
-        )
-        self.learned, self.cursors, self._is_strict = learned, [], config.strict
-        self._names: list[str] = []  # Those of the cursors' sources.
-        for source in (*learned.sources, *sources):
-            try:
-                cursor = source.open(start)
-            except Exception as error:
-                self._say_failed(source.name, error)
-                continue
-            if cursor is not None:
-                self.cursors.append(cursor)
-                self._names.append(source.name)
-        self.shape = learned.shape.for_row(ids, learns=learned.learns)
-        self.grower = TreeGrower(
-            self.cursors,
-            config,
-            learned.calibration.probability,
-            self.shape,
-            num_readable,
-            banned=self.unplaced_id,
-        )
-
-    def prepare(self) -> None:
-        """Lets cursors that take time begin, before each step."""
-        if self.max_nodes > 1:
-            self._ask_all(lambda cursor: cursor.prepare())
-
-    def draft(self, max_nodes: int, pays: Pays | None = None) -> DraftTree:
-        """The tree of the next step, no deeper than the text may grow."""
-        grower = self.grower
-        try:
-            return grower.grow(self.last_token, max_nodes, self.max_depth, pays)
-        except Exception as error:
-            if grower.asked is None:
-                raise
-            self._drop(grower.asked, error)
-        return DraftTree.of_root(self.last_token)
-
-    @property
-    def wants_states(self) -> bool:
-        """Is any cursor to see the hidden states of the next step?"""
-        return any(self._ask_all(lambda cursor: cursor.wants_states))
-
-    def observe(self, record: StepRecord) -> None:
-        """Moves every cursor past the committed tokens; they and the calibration learn."""
-        if self.learned.learns:
-            self.learned.calibration.observe(record)
-        self.shape.observe(record)
-        self._ask_all(lambda cursor: cursor.observe(record))
-
-    def _ask_all(self, question: Callable[[Cursor], Any]) -> list[Any]:
-        """The answers of all cursors but those that fail."""
-        answers = []
-        for cursor in tuple(self.cursors):
-            try:
-                answers.append(question(cursor))
-            except Exception as error:
-                self._drop(cursor, error)
-        return answers
-
-    def _drop(self, cursor: Cursor, error: Exception) -> None:
-        """Asks a cursor nothing more: a source that fails costs drafts, and no text."""
-        index = self.cursors.index(cursor)
-        del self.cursors[index]
-        self._say_failed(self._names.pop(index), error)
-
-    def _say_failed(self, name: str, error: Exception) -> None:
-        """Warns of a source once, however many texts it fails in."""
-        if self._is_strict:
-            raise error
-        level = logging.DEBUG if name in self.learned.failed else logging.WARNING
-        self.learned.failed.add(name)
-        text = "the source %r has failed, and drafts nothing more in this text: %s"
-        _log.log(level, text, name, one_line(error), exc_info=error)
 
 
 def output_of(rows: list[Row]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
 from selfspec.ability.state import State, state_of
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
+from selfspec.compat.heads import num_heads
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner
@@ -34,8 +35,9 @@ from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
 from selfspec.forward.room import Fixed, Growing, Limits, Shared
 from selfspec.machine.device import device_for
+from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.neural.hidden_map import HiddenStateSource
-from selfspec.records import MAP
+from selfspec.records import HEADS, MAP
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
 
@@ -64,16 +66,16 @@ class ModelRunner:
     of many steps, which decide how much is drafted, and never on a token.
 
     `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
-    and `map_worth` what maps of its hidden states have. `packing` packs weights when that pays; it
-    is None where weights must not be packed. `reason` says why the model is not run as the config
-    asks.
+    `map_worth` what maps of its hidden states have, and `heads_worth` what its heads have.
+    `packing` packs weights when that pays; it is None where weights must not be packed. `reason`
+    says why the model is not run as the config asks.
     """
 
     def __init__(self, model: Any, config: SpecConfig) -> None:
         self.config = config
         self.costs = Costs()
         self.ledger = Ledger()
-        self.map_worth = SourceWorth()
+        self.map_worth, self.heads_worth = SourceWorth(), SourceWorth()
         self.packing: Packing | None = None
         self.reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
@@ -83,6 +85,7 @@ class ModelRunner:
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._captured = KeptRunner()
+        self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
         self._captured_seconds = 0.0  # Of all calls with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
@@ -203,9 +206,31 @@ class ModelRunner:
             self.packing.before_forward(_STEP * num_rows)
 
     def sources(self, top_k: int) -> list[Source]:
-        """What drafts from the model itself: the map of its hidden states."""
-        is_asked_for = MAP in self.config.sources
-        return [HiddenStateSource(self.model, top_k, self.map_worth)] if is_asked_for else []
+        """What drafts from the model itself: the map of its hidden states, and its heads."""
+        found: list[Source] = []
+        if MAP in self.config.sources:
+            found.append(HiddenStateSource(self.model, top_k, self.map_worth))
+        if HEADS in self.config.sources and not isinstance(heads := self.heads(), str):
+            found.append(HeadSource(heads, top_k, self.heads_worth))
+        return found
+
+    def heads(self) -> Any | str:
+        """The heads that came with the model, loaded on first use; or why there are none."""
+        model = self.model
+        with self._trying:
+            key = device_of(model), model.dtype
+            if self._heads is None or self._heads[0] != key:
+                self._heads = key, find_heads(model)
+                _log.info("heads of %s: %s", type(model).__name__, self._heads[1])
+            return self._heads[1]
+
+    def why_no_heads(self, backend: Backend) -> str | None:
+        """Why the heads that the model's config promises are not asked, if they are wanted."""
+        if HEADS not in self.config.sources or not num_heads(self.model):
+            return None
+        if not backend.shows_states:
+            return "captured forwards show nobody the hidden states that heads read"
+        return found if isinstance(found := self.heads(), str) else None
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, the model is run as it is over prompts."""
@@ -229,10 +254,13 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, spare)
 
     @contextmanager
-    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
+    def backend(
+        self, ability: DraftSupport, limits: Limits | None = None, *, shows_states: bool = False
+    ) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
-        It has no rows yet. Captured forwards belong to one call or session at a time.
+        It has no rows yet. Captured forwards belong to one call or session at a time, and none of
+        them `shows_states`.
         """
         model, attention, captures = self.model, ability.attention, self._captures
         if attention is None:
@@ -241,8 +269,12 @@ class ModelRunner:
             yield ChainBackend(model, kind=self.forward_kind, reason=reason)
             return
         compiles, start = captures and self._compiles, perf_counter()
-        borrowed = self._captured.borrow(model, attention, compiles=compiles)
-        with borrowed if captures else nullcontext(None) as found:
+        lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
+        if captures and shows_states:
+            lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
+        elif captures:
+            lent = self._captured.borrow(model, attention, compiles=compiles)
+        with lent as found:
             if isinstance(found, StaticRunner):
                 if compiles and self._captured.layers_reason:
                     self.reason = f"its layers are not compiled: {self._captured.layers_reason}"

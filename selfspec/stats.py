@@ -37,7 +37,8 @@ class GenerationStats:
         num_drafts: Those of the steps that verified a draft.
         num_read_again: Accepted tokens that were read a second time, since a running state can't
             take back the wrong drafts after them.
-        num_draft_forwards: Forwards of the draft model, those over the prompts among them.
+        num_draft_forwards: Forwards of the draft model or of heads, those over the prompts among
+            them.
         accepted_lengths: How many steps there were by the number of accepted drafts.
         drafted_by_source: Drafted tokens by source. One that two sources name counts for both.
         accepted_by_source: Those of them that were accepted.
@@ -52,6 +53,7 @@ class GenerationStats:
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
+        heads_reason: Why the heads that the model's config names were not asked.
         table_bytes: What the LUTs take.
         packed_bytes: What second copies of weights take.
     """
@@ -77,6 +79,7 @@ class GenerationStats:
     mode: str = field(default="", metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
+    heads_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
     packed_bytes: int = field(default=0, metadata=_LATEST)
 
@@ -155,6 +158,10 @@ class GenerationStats:
         _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
         _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
 
+    def count_draft_forward(self) -> None:
+        """Adds a forward of a model, or of heads, that drafts have taken."""
+        self.num_draft_forwards += 1
+
     def count_first(self, laps: Mapping[str, float], num_rows: int) -> None:
         """Adds the token that the prompt's forward yielded to one of `num_rows` rows."""
         self.num_new_tokens += 1
@@ -202,11 +209,13 @@ class GenerationStats:
         if self.step_seconds:
             lines.append(f"  {self._verdict}")
         if self.num_draft_forwards:
-            lines.append(f"  {self.num_draft_forwards} forwards of the draft model")
+            lines.append(f"  {self.num_draft_forwards} forwards for drafts")
         if self.disabled_reason:
             lines.append(f"{self._which_calls}not drafted as asked: {self.disabled_reason}")
         if self.paused:
             lines.append(f"  {self.paused}")
+        if self.heads_reason:
+            lines.append(f"  its heads were not asked: {self.heads_reason}")
         if self.forward not in ("", "eager") or self.eager_reason:
             reason = f": {self.eager_reason}" if self.eager_reason else ""
             copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""

@@ -16,8 +16,9 @@ import torch
 
 from selfspec import row as rows_
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, FixedBudget
+from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger
 from selfspec.draft.calibration import Calibration
+from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
@@ -38,6 +39,7 @@ from selfspec.verify.tape import NoiseTape
 from selfspec.walks import first_tokens
 
 VOCAB, PAD, EOS = 7, 0, 6
+LEARNING = {True: "session", False: "frozen"}
 Prefix = tuple[int, ...]
 
 
@@ -119,10 +121,13 @@ class ScriptedRunner:
     """Runs a scripted model, of which nothing is packed."""
 
     def __init__(self, config: SpecConfig) -> None:
-        self.config = config
+        self.config, self.ledger = config, Ledger()
 
     def sources(self, top_k: int) -> list[Source]:
         return []
+
+    def curve(self, backend: Any, num_rows: int) -> CostCurve:
+        return CostCurve.unknown(1.0)
 
     def before_step(self, num_rows: int) -> None:
         pass
@@ -235,6 +240,7 @@ class Run:
                 pad_token_id=PAD,
                 gets_pads=self.eos is not None,
                 stats=self.stats,
+                drafter=Drafter(self.learned, RowStart(prompt_ids=prompt), self.config),
             )
             for index, prompt in enumerate(self.prompts)
         ]
@@ -260,7 +266,7 @@ class Run:
             row.chooser = chooser
         first = first_tokens(self.rows, self.backend.prompt_logits(), self.device)
         engine = Engine(
-            ScriptedRunner(self.config),
+            ScriptedRunner(self.config.changed(learning=LEARNING[self.learns], top_k=3)),
             self.backend,
             learned=lambda _vocab_size: self.learned,
             budget=FixedBudget() if self.budget is None else self.budget,
@@ -270,7 +276,6 @@ class Run:
         )
         for row in self.rows:
             row.kv = row.index
-            row.begin(self.learned, self.config)
         engine.add(self.rows, first)
         engine.run()
         return output_of(self.rows).tolist()

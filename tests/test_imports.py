@@ -22,7 +22,7 @@ EVERYTHING = None
 
 # What each room may import of ours: the table of docs/design.md.
 _COMPAT = {"compat"}
-_DRAFT = {"config", "draft", "records"}
+_DRAFT = {"config", "draft", "errors", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
 _BELOW = _COMPAT | {"errors", "machine"}
 _FORWARD = _BELOW | {"cost", "records", "weights"}

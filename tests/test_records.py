@@ -105,6 +105,7 @@ LATEST = (
     "mode",
     "forward",
     "eager_reason",
+    "heads_reason",
     "table_bytes",
     "packed_bytes",
 )

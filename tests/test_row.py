@@ -36,7 +36,7 @@ class Recorder:
 
 
 def rows_of(prompts: list[list[int]], recorder: Recorder | None = None, **rules):
-    rules = {"max_length": FAR, "stops": ENDS} | rules
+    rules = {"max_length": FAR, "stops": ENDS, "drafter": None} | rules
     rows = [Row(prompt=torch.tensor([ids]), prompt_ids=ids, **rules) for ids in prompts]
     if recorder is not None:
         stream_to(recorder, rows)

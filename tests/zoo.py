@@ -371,6 +371,32 @@ _ALL_MULTIMODAL = {
     ),
 }
 
+_ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
+# Beside some of those above, models that may come with heads for several tokens.
+_ALL_WITH_HEADS = {
+    "glm4-moe": Architecture("glm4_moe", _DENSE | _ROUTED),
+    "mellum": Architecture(
+        "mellum",
+        _DENSE
+        | _EXPERTS
+        | {"layer_types": _MIXED[:2], "mlp_layer_types": ["sparse"] * 2, "sliding_window": 6},
+    ),
+    "sarvam-mla": Architecture("sarvam_mla", _DENSE | _LATENT | _ROUTED),
+    "sarvam-moe": Architecture("sarvam_moe", _DENSE | _ROUTED),
+    "step3p7": Architecture(
+        "step3p7",
+        {
+            "text_config": _TEXT
+            | {"layer_types": _MIXED[1:] * 2, "mlp_layer_types": ["dense"] + 3 * ["sparse"]}
+            | {"moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2}
+            | {"num_nextn_predict_layers": 2, "share_expert_dim": 24, "sliding_window": 6}
+            | {"rope_parameters": dict.fromkeys(_MIXED[:2], _ROPE)},
+            "vision_config": _EYES | {"num_hidden_layers": 1, "num_attention_heads": 2},
+        },
+        auto_class=AutoModelForImageTextToText,
+    ),
+}
+
 
 def _known(architectures: dict[str, Architecture]) -> dict[str, Architecture]:
     return {n: kind for n, kind in architectures.items() if kind.model_type in CONFIG_MAPPING}
@@ -379,3 +405,4 @@ def _known(architectures: dict[str, Architecture]) -> dict[str, Architecture]:
 HYBRID, NOT_BRANCHING = _known(_ALL_HYBRID), _known(_ALL_NOT_BRANCHING)
 MULTIMODAL = _known(_ALL_MULTIMODAL)
 ARCHITECTURES = BRANCHING | HYBRID | RECURRENT | NOT_BRANCHING | MULTIMODAL
+ARCHITECTURES |= _known(_ALL_WITH_HEADS)

@@ -23,7 +23,9 @@ from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.cache import load_cache
 from selfspec.cost import Budget, FixedBudget, StepTime
+from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
+from selfspec.draft.sources import RowStart
 from selfspec.records import DraftTree, TopK
 from selfspec.row import Row
 from selfspec.verify.walk import walk
@@ -150,8 +152,9 @@ def replay(
     stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
     length = len(text.prompt_ids) + len(text.output_ids)
     prompt = torch.tensor([text.prompt_ids])
-    row = Row(prompt=prompt, prompt_ids=text.prompt_ids, max_length=length)
-    row.begin(memory, config)
+    start = RowStart(prompt_ids=text.prompt_ids, max_new_tokens=len(text.output_ids))
+    drafter = Drafter(memory, start, config)
+    row = Row(prompt=prompt, prompt_ids=text.prompt_ids, max_length=length, drafter=drafter)
     so_far = [-1, *text.prompt_ids]
     _teach(memory, so_far)
     _learn(memory, row, so_far, _verified(DraftTree.of_root(row.last_token), text.output_ids[:1]))
@@ -159,7 +162,8 @@ def replay(
         step, start = budget.step(config.max_nodes), clock.now
         if step.max_nodes > 1:
             clock.look()
-        tree = row.draft(step.max_nodes, step.search())
+        limits = (step.max_nodes, row.max_depth, step.search())
+        tree = drafter.draft(row.last_token, *limits)
         step.fit([tree])
         drafted = clock.now
         clock.run(len(tree))
@@ -186,7 +190,7 @@ def _learn(memory: Learned, row: Row, so_far: list[int], record: StepRecord) -> 
     """What the engine lets learn, and the text so far grows by the committed tokens."""
     _teach(memory, [*so_far[-2:], *record.committed_ids])
     row.new_ids += record.committed_ids
-    row.observe(record)
+    row.drafter.observe(record)
     so_far += record.committed_ids
 
 

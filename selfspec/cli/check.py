@@ -120,17 +120,22 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     import torch
 
     from selfspec import __version__
+    from selfspec.compat.heads import num_heads
     from selfspec.machine.hardware import calculates_in, device_name
 
     device, mode = writer.model.device, spec.ability(writer.model).mode
     off, why = mode == "plain", spec.stats.disabled_reason
     half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
     versions = ", ".join(f"{each} {version(each)}" for each in ("transformers", "torch"))
+    named = num_heads(writer.model)
+    lacking = why if off else spec.stats.heads_reason
+    heads = f"heads: {named}{f', not asked: {lacking}' if lacking else ''}"
     return [
         f"selfspec {__version__}, {versions}, Python {platform.python_version()}",
         f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, bfloat16: {half}",
         f"model: {writer.loaded}, {writer}",
         f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
+        *([heads] if named else []),
     ]
 
 

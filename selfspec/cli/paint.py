@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.text import Text
 
 from selfspec.cli.live_text import OWN, SEVERAL
-from selfspec.records import DRAFT_MODEL, MAP
+from selfspec.records import DRAFT_MODEL, HEADS, MAP
 
 _STYLES = {
     OWN: "",
@@ -20,6 +20,7 @@ _STYLES = {
     "corpus": "blue",
     "runners": "yellow",
     MAP: "bright_blue",
+    HEADS: "bright_green",
     DRAFT_MODEL: "bright_yellow",
     SEVERAL: "magenta",
 }

@@ -5,7 +5,7 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
@@ -66,8 +66,8 @@ class Budget:
         """The next step, of at most `allowed` nodes; `Backend.num_pending` is read in front."""
         return Step(allowed)
 
-    def run_as(self, kind: str, num_rows: int) -> None:
-        """Told before each step how forwards are run, and how many rows share them."""
+    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
+        """Told how forwards are run from now, how many rows share them, and what they cost."""
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
         """Why drafting was paused, if `num_plain` of a call's steps are a good part of them."""
@@ -92,30 +92,27 @@ class FixedBudget(Budget):
 class MeasuredBudget(Budget):
     """The width that brings the most tokens a second, by what steps of each width took.
 
-    Serves one call, or rows that come and go. `curve` gives the curve for a number of rows as
-    forwards are run at that time, or is the only one. `ledger` outlives calls, so that many short
-    ones lose no more than a long one; None: a new one.
+    Serves one call, or rows that come and go. `curve` is what steps cost; None: what `run_as`
+    says. `ledger` outlives calls, so that many short ones lose no more than a long one; None: a new
+    one.
     """
 
-    def __init__(
-        self, curve: CostCurve | Callable[[int], CostCurve], ledger: Ledger | None = None
-    ) -> None:
-        self._curve_for = curve if callable(curve) else lambda _num_rows: curve
+    def __init__(self, curve: CostCurve | None = None, ledger: Ledger | None = None) -> None:
+        self._has_own_curve = curve is not None
         self._kind, self._num_rows = "", 0
         # Nothing is known before the first rows are there.
-        self.curve = CostCurve.unknown(1.0) if callable(curve) else curve
+        self.curve = CostCurve.unknown(1.0) if curve is None else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.looking = MeanRatio(0.0, weight=1.0)  # The seconds to look for drafts.
         self.num_since_plain = 0
 
-    def run_as(self, kind: str, num_rows: int) -> None:
+    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
         """Sets the curve of such steps; a loss is forgiven once steps cost something else."""
-        if (kind, num_rows) == (self._kind, self._num_rows):
-            return
         if self._kind not in ("", kind):
             self.ledger.forgive()
         self._kind, self._num_rows = kind, num_rows
-        self.curve = self._curve_for(num_rows)
+        if not self._has_own_curve:
+            self.curve = curve
 
     def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""

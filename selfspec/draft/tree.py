@@ -76,6 +76,9 @@ class TreeGrower:
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
+        # Those that read ahead, and those that know of tokens that can't come, by their indices.
+        self._readers: list[int] = []
+        self._guards: list[int] = []
 
     def grow(
         self,
@@ -94,6 +97,8 @@ class TreeGrower:
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
+        self._readers = [index for index, each in enumerate(self.cursors) if each.reads_ahead]
+        self._guards = [index for index, each in enumerate(self.cursors) if each.is_guard]
         if self.cursors and max_nodes > 1 and self.max_depth >= 1 and root_token != self._banned:
             self._shape.grow(self)
         return tree
@@ -176,10 +181,10 @@ class TreeGrower:
     def _look(self, node: int) -> Siblings:
         tree = self.tree
         states = self._states[node] = self._states_at(node)
-        for index, state in states.items():
-            cursor = self.asked = self.cursors[index]
-            if cursor.reads_ahead:
-                cursor.read(state, tree.scores[node])
+        for index in self._readers:
+            if index in states:
+                cursor = self.asked = self.cursors[index]
+                cursor.read(states[index], tree.scores[node])
         evidence = self._evidence(states)
         self.asked = None
         tree.looked_at[node] = siblings = self._ranked(evidence)
@@ -216,33 +221,37 @@ class TreeGrower:
                 unnamed = ((each, against) for each in evidence if each not in named)
                 candidates = [*candidates, *unnamed]
             for token, kind in candidates:
-                evidence[token] = (*evidence[token], kind) if token in evidence else (kind,)
-        for index, state in states.items():
-            cursor = self.cursors[index]
-            if cursor.is_guard:
-                self.asked = cursor
-                evidence = {each: evidence[each] for each in cursor.possible(state, evidence)}
+                known = evidence.get(token)
+                evidence[token] = (kind,) if known is None else (*known, kind)
+        for index in self._guards:
+            if index in states:
+                cursor = self.asked = self.cursors[index]
+                possible = cursor.possible(states[index], evidence)
+                evidence = {each: evidence[each] for each in possible}
         return evidence
 
     def _ranked(self, evidence: dict[int, tuple[Evidence, ...]]) -> Siblings:
         """The likeliest tokens first, without those that the model can't read."""
+        # All of this runs for each candidate of each node: no calls but those that are needed.
+        probability, num_ids, banned = self._probability, self._num_ids, self._banned
         ranked = [
-            (self._probability(kinds), token, kinds)
+            (probability(kinds), token, kinds)
             for token, kinds in evidence.items()
-            if self._may_be_read(token)
+            if 0 <= token < num_ids and token != banned
         ]
         ranked.sort(key=itemgetter(0), reverse=True)
-        return Siblings(
-            [token for _, token, _ in ranked],
-            [sureness for sureness, _, _ in ranked],
-            [kinds for _, _, kinds in ranked],
-        )
+        if not ranked:
+            return Siblings([], [], [])
+        chances, tokens, kinds = map(list, zip(*ranked, strict=True))
+        return Siblings(tokens, chances, kinds)
 
     def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
         tree = self.tree
         score, above = tree.scores[node], tree.scores[tree.parents[node]]
-        hope = max(score / above, _LEAST_HOPE) if above > score else 1.0
+        hope = 1.0
+        if above > score and (hope := score / above) < _LEAST_HOPE:
+            hope = _LEAST_HOPE
         self._wait(search, node, 0, score * hope, 0.0)
 
     def _push(self, search: _Search, parent: int, rank: int, siblings: Siblings) -> None:
@@ -251,8 +260,9 @@ class TreeGrower:
         if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
             return
         chance = self.tree.scores[parent] * siblings.probabilities[rank]
-        depth = self.tree.depths[parent] + 1
-        score = chance if search.score is None else search.score(chance, depth, rank)
+        score: float | None = chance
+        if search.score is not None:
+            score = search.score(chance, self.tree.depths[parent] + 1, rank)
         if score is not None:
             self._wait(search, parent, rank, score, score)
 

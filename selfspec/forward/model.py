@@ -24,8 +24,8 @@ __all__ = [
     "logits_of",
     "max_positions",
     "num_readable",
-    "pad_id",
     "takes",
+    "unplaced_id",
     "vocab_size",
 ]
 
@@ -97,9 +97,13 @@ def num_readable(model: Any) -> int:
     return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
 
 
-def pad_id(model: Any) -> int | None:
-    """The id that the model itself takes for padding; None if its config doesn't say."""
-    return getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+def unplaced_id(model: Any) -> int | None:
+    """A token that can't be a draft, nor come before one; None if each can.
+
+    Without `position_ids`, M2M-100 counts the tokens that are no pads.
+    """
+    config = model.config.get_text_config(decoder=True)
+    return None if takes(model, "position_ids") else getattr(config, "pad_token_id", None)
 
 
 def max_positions(model: Any) -> int | None:

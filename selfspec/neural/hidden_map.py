@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import embedding
 
 from selfspec.compat.modules import embeddings_of, is_compiled
-from selfspec.draft.sources.map_cursor import MapCursor
-from selfspec.draft.sources.source import RowStart, Source, TimeBudget
+from selfspec.draft.sources.source import RowStart
+from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.neural.map_prior import MapPrior
 from selfspec.records import MAP, Likely
@@ -60,24 +60,22 @@ class MapWeights(NamedTuple):
         return cls(*weights, head.bias)
 
 
-class HiddenStateSource(Source):
+class HiddenStateSource(StateSource):
     """Opens a map for each row of one engine; `worth` says whether maps pay with its model."""
 
     name = MAP
 
     def __init__(self, model: Any, top_k: int, worth: SourceWorth) -> None:
-        self.is_wanted = True
-        self.observe = worth.observe
+        super().__init__(worth, _MOST_MAPS)
         self._model = model
         self._top_k = top_k
-        self._worth = worth
 
     def num_states(self, num_rows: int) -> int:
         """How many of a prompt's last hidden states a map learns from; 0 where there is no map."""
         is_possible = num_rows <= _MOST_MAPS and MapWeights.of(self._model) is not None
         return _NUM_STATES if is_possible else 0
 
-    def open(self, row: RowStart) -> MapCursor | None:
+    def open(self, row: RowStart) -> StateCursor | None:
         """A map of the row's text; None where there can be none, or it may not learn."""
         weights = MapWeights.of(self._model)
         if weights is None or not row.learns or row.num_rows > _MOST_MAPS:
@@ -89,11 +87,7 @@ class HiddenStateSource(Source):
         )
         prior = MapPrior.of(row.map_prior, weights.embeddings, weights.head.shape[1])
         state_map = HiddenMap(weights, row.prompt_ids, states, prior)
-        return MapCursor(state_map, self._top_k, self, row.budget)
-
-    def before_step(self, num_rows: int, budget: TimeBudget) -> None:
-        """Decides for all rows whether their maps are asked."""
-        self.is_wanted = num_rows <= _MOST_MAPS and self._worth.should_ask(budget.break_even_tokens)
+        return StateCursor(state_map, self._top_k, self, row.budget)
 
 
 class _Pairs(NamedTuple):
@@ -224,9 +218,13 @@ class HiddenMap:
             del self._waiting[0 if self._ridge.num else 1]  # The prompt's pairs are first.
         self._last = states[path[-1] :][:1]
 
-    def skip(self) -> None:
+    def skip(self, _ids: Sequence[int] = ()) -> None:
         """The text went on, and nobody knows the states."""
         self._last = self._last[:0]
+
+    def chain(self, token: int, num: int) -> list[Likely]:
+        """What comes after the next token, `token`: a map sees no farther."""
+        return [self.likely(token, num)]
 
     def likely(self, token: int, num: int) -> Likely:
         """The likeliest tokens after the next one, `token`; none if nothing is known."""

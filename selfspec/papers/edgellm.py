@@ -124,7 +124,7 @@ def confidence(tree: DraftTree) -> float:
 class DraftLLM(Source):
     """A source: the small model, which reads any node of a tree.
 
-    It must have the target's tokenizer. `num_forwards` counts what it has read.
+    It must have the target's tokenizer.
     """
 
     name = DRAFT_MODEL
@@ -132,13 +132,8 @@ class DraftLLM(Source):
     def __init__(self, model: Any, top_k: int = 8) -> None:
         self._model = DraftModel(model, num_ids=model.config.vocab_size, top_k=top_k)
 
-    @property
-    def num_forwards(self) -> int:
-        """How many forwards drafts have taken so far."""
-        return self._model.num_forwards
-
     def open(self, row: RowStart) -> DraftCursor:
-        return DraftCursor(DraftText(self._model), row.prompt_ids)
+        return DraftCursor(DraftText(self._model, row.count_forward), row.prompt_ids)
 
 
 class DraftCursor(Cursor):

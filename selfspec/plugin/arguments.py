@@ -16,7 +16,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from selfspec.compat.generation import runs_in_step
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
-from selfspec.plugin.refusals import Arguments, Outcome, reason_for
+from selfspec.plugin.refusals import Arguments, refuse
 
 _IDS_OR_TEXT = (
     "prediction must be token ids or text, one for all rows or a list with one for each row"
@@ -31,8 +31,7 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     that stock raises its own error.
     """
     asked = Arguments(model, arguments)
-    if rule := reason_for(Outcome.REFUSED, asked):
-        raise UnsupportedError(rule)
+    refuse(asked)
     if (other := arguments.get("assistant_tokenizer")) is not None:
         raise UnsupportedError(
             "assistant_tokenizer= must be left out, since a draft model has the tokenizer of the "

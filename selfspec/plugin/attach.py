@@ -127,13 +127,21 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
         )
     if args and not has_own_generate(model):
         args, kwargs = (), _named(args, kwargs)
-    if not is_named and (reason := _reason_to_step_aside(model, assistant, kwargs)):
-        assistant.warn(model, GenerationStats(disabled_reason=reason))
-        for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
-            kwargs.pop(name, None)
-        return stock(*args, **kwargs)
-    loop = loop_of(assistant, model, kwargs)
-    return stock(*args, custom_generate=loop, **for_drafts(model, kwargs))
+    steps_aside = not (is_named or assistant.config.strict)
+    asked = Arguments(model, kwargs, assistant.draft_model)
+    reason = reason_for(Outcome.ASIDE, asked) if steps_aside else None
+    try:
+        ready = for_drafts(model, kwargs) if reason is None else {}
+    except UnsupportedError as refused:
+        if not steps_aside:
+            raise
+        reason = str(refused)
+    if reason is None:
+        return stock(*args, custom_generate=loop_of(assistant, model, kwargs), **ready)
+    assistant.warn(model, GenerationStats(disabled_reason=reason.partition(";")[0]))
+    for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
+        kwargs.pop(name, None)
+    return stock(*args, **kwargs)
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,19 +150,6 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     del bound["self"]
     others = bound.pop("kwargs", {})
     return {**bound, **others}
-
-
-def _reason_to_step_aside(model: Any, spec: SelfSpec, arguments: Mapping[str, Any]) -> str | None:
-    """Why the default assistant leaves a call to stock; None where it drafts.
-
-    What the loop itself decodes plainly, such as a static KV cache, is no such reason. A strict
-    assistant never steps aside.
-    """
-    if spec.config.strict:
-        return None
-    asked = Arguments(model, arguments, spec.draft_model)
-    reason = reason_for(Outcome.ASIDE, asked) or reason_for(Outcome.REFUSED, asked)
-    return None if reason is None else reason.partition(";")[0]
 
 
 def _refuse_undrafted(kwargs: dict[str, Any]) -> None:

@@ -16,7 +16,9 @@ from transformers.generation.utils import GenerationMixin
 
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
+from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import is_parallel, prompt_learning
+from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
 from selfspec.plugin.row_rules import looks_at_rows, row_stops
 
@@ -66,6 +68,12 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
         if found := rule.looks_at(asked):
             return rule.reason.format(found)
     return None
+
+
+def refuse(asked: Arguments) -> None:
+    """Raises what can't be served by any loop of ours."""
+    if reason := reason_for(Outcome.REFUSED, asked):
+        raise UnsupportedError(reason)
 
 
 def _mode(name: str, what: str, off: Any) -> Rule:
@@ -167,7 +175,11 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("force_words_ids", "constrained beam search", None),
         _mode("prompt_lookup_num_tokens", "prompt lookup", None),
         _mode("assistant_early_exit", "early exit", None),
-        _mode("use_mtp", "multi-token prediction", False),
+        Rule(
+            lambda asked: asked.setting("use_mtp") and not num_heads(asked.model),
+            "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
+            "decoding: `use_mtp=True` of models without heads",
+        ),
         Rule(
             lambda asked: asked.setting("cache_implementation") == "paged",
             "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "

@@ -10,12 +10,13 @@ import torch
 from selfspec.compat.grammars import grammars_of
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
-from selfspec.forward.model import pad_id, takes
-from selfspec.forward.prompt import Prefilled, PromptReader
+from selfspec.forward.prompt import PromptReader
 from selfspec.plugin.call import Call
-from selfspec.plugin.row_rules import choosers_of, end_ids
-from selfspec.request import Request
-from selfspec.row import Row, stream_to
+from selfspec.plugin.row_rules import end_ids, for_rows, row_stops, split_warpers
+from selfspec.request import NewRow, Request
+from selfspec.row import Row, Stops
+from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
+from selfspec.verify.tape import NoiseTape
 
 
 def request_of(
@@ -30,8 +31,10 @@ def request_of(
     arguments = (call.model, call.input_ids, call.model_kwargs, call.generation_config)
     return Request(
         reader=PromptReader(*arguments, learns=learns, hears=call.hears),
-        new_rows=partial(_rows, call, index, generator, fails_alone),
+        new_rows=_new_rows(call, index, generator, fails_alone),
         sources=_sources(call),
+        encoder_texts=_encoder_texts(call),
+        streamer=call.streamer,
         max_new_columns=call.max_new_columns,
         max_tree=call.config.max_nodes,
         fails_alone=fails_alone,
@@ -54,27 +57,19 @@ def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Gramma
     return grammars()[number]
 
 
-def _rows(
-    call: Call,
-    index: int,
-    generator: torch.Generator | None,
-    fails_alone: bool,
-    prompt: Prefilled,
-) -> list[Row]:
-    """The rows of a prompt that was read, each with what decides on its tokens."""
+def _new_rows(
+    call: Call, index: int, generator: torch.Generator | None, fails_alone: bool
+) -> list[NewRow]:
+    """What makes each row once the prompt was read, with what decides on its tokens."""
     ends, pad = end_ids(call.generation_config), call.generation_config.pad_token_id
     if pad is None:
         pad = ends[0] if ends else 0  # As transformers chooses it.
-    choosers, stops = choosers_of(call, generator)
-    # Without `position_ids`, M2M-100 counts the tokens that are no pads: no draft may be one.
-    unplaced = None if takes(call.model, "position_ids") else pad_id(call.model)
-    rows = [
-        Row(
+    choosers, stops = _choosers(call, generator)
+    return [
+        partial(
+            Row,
             index=index + number,
             prompt=call.input_ids[number : number + 1],
-            prompt_ids=ids,
-            encoder_ids=read,
-            unplaced_id=unplaced,
             chooser=chooser,
             max_length=call.max_length,
             max_nodes=call.max_nodes,
@@ -85,13 +80,25 @@ def _rows(
             fails_alone=fails_alone,
             stats=call.stats,
         )
-        for number, (ids, read, chooser) in enumerate(
-            zip(prompt.texts, _encoder_texts(call), choosers, strict=True)
-        )
+        for number, chooser in enumerate(choosers)
     ]
-    if call.streamer is not None:
-        stream_to(call.streamer, rows)
-    return rows
+
+
+def _choosers(call: Call, generator: torch.Generator | None) -> tuple[list[Chooser], Stops]:
+    """Rows walk their trees alone unless something asks for them to move together."""
+    stops, config = row_stops(call.stopping_criteria), call.generation_config
+    num_rows, samples = len(call.input_ids), bool(config.do_sample)
+    if stops is None or call.route.together:
+        kept = (config.output_scores, config.output_logits)
+        keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
+        rules = (call.logits_processor, call.stopping_criteria, samples)
+        together = BatchChooser(call.input_ids.long(), *rules, keeps_scores, keeps_logits)
+        return [together] * num_rows, Stops()
+    if not call.logits_processor and not samples:
+        return [GreedyChooser() for _ in range(num_rows)], stops
+    tape = NoiseTape(num_rows, generator) if samples else None
+    processings = map(split_warpers, for_rows(call.logits_processor, num_rows))
+    return [ProcessedChooser(each, tape, row) for row, each in enumerate(processings)], stops
 
 
 def _encoder_texts(call: Call) -> list[list[int]]:

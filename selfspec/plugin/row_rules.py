@@ -8,24 +8,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers.generation import logits_process, stopping_criteria
 
 from selfspec.row import Stops
-from selfspec.verify.choosers import (
-    BatchChooser,
-    Chooser,
-    GreedyChooser,
-    ProcessedChooser,
-    Processing,
-)
+from selfspec.verify.choosers import Processing
 from selfspec.verify.shortlist import Warpers
-from selfspec.verify.tape import NoiseTape
-
-if TYPE_CHECKING:
-    from selfspec.plugin.call import Call
 
 # Processors whose scores for a row depend on that row alone. Others, user-made ones among them,
 # may look at the batch or count their calls: for them the rows of a batch move together.
@@ -150,20 +140,3 @@ def length_limit(criteria: Any) -> int | None:
     """
     lengths = [c.max_length for c in criteria if type(c) is stopping_criteria.MaxLengthCriteria]
     return min(lengths, default=None)
-
-
-def choosers_of(call: Call, generator: torch.Generator | None) -> tuple[list[Chooser], Stops]:
-    """Rows walk their trees alone unless something asks for them to move together."""
-    stops, config = row_stops(call.stopping_criteria), call.generation_config
-    num_rows, samples = len(call.input_ids), bool(config.do_sample)
-    if stops is None or call.route.together:
-        kept = (config.output_scores, config.output_logits)
-        keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
-        rules = (call.logits_processor, call.stopping_criteria, samples)
-        together = BatchChooser(call.input_ids.long(), *rules, keeps_scores, keeps_logits)
-        return [together] * num_rows, Stops()
-    if not call.logits_processor and not samples:
-        return [GreedyChooser() for _ in range(num_rows)], stops
-    tape = NoiseTape(num_rows, generator) if samples else None
-    processings = map(split_warpers, for_rows(call.logits_processor, num_rows))
-    return [ProcessedChooser(each, tape, row) for row, each in enumerate(processings)], stops

@@ -37,7 +37,7 @@ from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.outcome import decoded_plainly, decoded_with_drafts
-from selfspec.plugin.refusals import Arguments, Outcome, reason_for
+from selfspec.plugin.refusals import Arguments, has_own_generate, refuse
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
 from selfspec.stats import GenerationStats
@@ -216,8 +216,8 @@ class SelfSpec:
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
-        if rule := reason_for(Outcome.REFUSED, Arguments(model, vars(generation_config))):
-            raise UnsupportedError(rule)
+        if has_own_generate(model):  # It may have asked for something else than its caller did.
+            refuse(Arguments(model, vars(generation_config)))
         if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
             raise UnsupportedError(  # A model would fail somewhere inside.
                 "the prompt must have at least one token (got none); write some text, or begin "
@@ -263,7 +263,8 @@ class SelfSpec:
                 result = decoded_plainly(call)
             else:
                 call.runner.renew()
-                with call.runner.backend(call.ability) as backend:
+                wants_heads = bool(call.setting("use_mtp"))
+                with call.runner.backend(call.ability, shows_states=wants_heads) as backend:
                     call.stats.spend("prepare", perf_counter() - start)
                     result = decoded_with_drafts(call, self.engine(call.runner, backend))
         except BaseException:
@@ -380,7 +381,7 @@ class SelfSpec:
         return Engine(
             runner,
             backend,
-            learned=self.learned,
+            learned=self._knowledge.learned,
             budget=None if self._budget is None else self._budget.open(),
             listeners=self._listeners,
         )

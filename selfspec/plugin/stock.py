@@ -15,7 +15,9 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
 from selfspec.compat.generation import using_candidates
+from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
+from selfspec.draft.sources import RowStart
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
@@ -86,8 +88,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if row is None:
             return input_ids, None
         max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
-        row.prepare()
-        self._tree = row.draft(max_nodes)
+        row.drafter.prepare()
+        self._tree = row.drafter.draft(row.last_token, max_nodes, row.max_depth)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
 
@@ -99,7 +101,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         learned = (
             spec.learned(scores.shape[-1]).for_request(spec.config.learning)
             if row is None
-            else row.learned
+            else row.drafter.learned
         )
         if learned.learns:
             top = top_k_of(scores[0, : num_matches + 1], learned.top_k)
@@ -112,17 +114,17 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
         ids, config = input_ids[0].tolist(), self._spec.config
-        row = Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length)
+        start = RowStart(prompt_ids=ids, max_new_tokens=self._max_length - len(ids))
         own = [] if self._draft_model is None else [self._draft_model]
-        row.begin(learned, config, own, num_readable=self._num_readable)
-        return row
+        drafter = Drafter(learned, start, config, own, num_readable=self._num_readable)
+        return Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length, drafter=drafter)
 
     def _observe(self, row: Row, committed: list[int]) -> None:
         """Takes in the tokens of a step, and which drafts were accepted among them."""
         path = self._tree.path_of(committed[:-1])  # The last token is the model's.
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
         row.new_ids += committed
-        row.observe(record)
+        row.drafter.observe(record)
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]

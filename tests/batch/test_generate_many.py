@@ -13,7 +13,7 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.session import Session
 from selfspec.cost import Budget
-from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.draft.sources.state_cursor import StateCursor
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.engine import Engine
 from selfspec.forward.prompt import Prefilled
@@ -114,8 +114,8 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
     for index, length in lengths.items():
         session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
-        cursors = [cursor for row in rows_of(session) for cursor in row.cursors]
-        num_maps = sum(isinstance(cursor, MapCursor) for cursor in cursors)
+        cursors = [cursor for row in rows_of(session) for cursor in row.drafter.cursors]
+        num_maps = sum(isinstance(cursor, StateCursor) for cursor in cursors)
         assert num_maps <= 4
         steps.append(step_of(session))
     while not session.is_empty:
@@ -138,7 +138,7 @@ def step_of(session: Session) -> tuple[int, bool]:
     def noted(engine: Engine) -> None:
         rows = engine.rows
         step(engine)
-        seen.append((len(rows), any(row.wants_states for row in rows)))
+        seen.append((len(rows), any(row.drafter.wants_states for row in rows)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", noted)

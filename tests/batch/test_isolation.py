@@ -15,6 +15,7 @@ from transformers.generation import StopStringCriteria
 from selfspec import SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.prompt_call import Answer
 from selfspec.batch.session import Session
+from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.engine import Engine
 from selfspec.forward import prompt as prompt_module
@@ -241,7 +242,7 @@ def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("where", ["slots", "row"])
 def test_an_error_while_a_row_comes(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before or after its keys and values are there."""
-    kind, name = (TreeKV, "add") if where == "slots" else (Row, "begin")
+    kind, name = (TreeKV, "add") if where == "slots" else (Drafter, "__init__")
     work, fuse, spec = getattr(kind, name), Fuse(2), wild()
     spec.ability(tiny_model())  # The trial has slots too.
 

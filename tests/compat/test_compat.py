@@ -26,15 +26,25 @@ from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLay
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
-from selfspec.compat import checkpoints, generation, grammars, kernels, modules, states, versions
+from selfspec.compat import (
+    checkpoints,
+    generation,
+    grammars,
+    heads,
+    kernels,
+    modules,
+    states,
+    versions,
+)
 from selfspec.draft.sources.grammar import TokenBytes
 from selfspec.forward.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
+from tests.heads import heads_of, model_with_heads
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
-MODULES = (checkpoints, generation, grammars, kernels, modules, states, versions)
+MODULES = (checkpoints, generation, grammars, heads, kernels, modules, states, versions)
 HERE = Path(__file__)
 
 
@@ -680,3 +690,28 @@ def test_a_cache_is_taken_and_given_under_both_names(name):
         output = model.generate(**prompt(), **asked, **{name: DynamicCache()}, **extra)
         lengths.append((output.sequences.tolist(), getattr(output, name).get_seq_length()))
     assert lengths[0] == lengths[1]
+
+
+# --- heads
+
+
+def test_heads_of_a_config_without_files_can_not_be_loaded():
+    assert heads.num_heads(tiny_model()) == 0
+    model = model_with_heads(number=2)
+    assert heads.num_heads(model) == 2
+    with pytest.raises((AttributeError, OSError, RuntimeError, TypeError, ValueError)):
+        heads.load_heads(model)
+
+
+def test_heads_read_a_text_in_parts_whose_guesses_are_taken_back():
+    """The second head reads what the first one guesses at the end, which then has to go."""
+    found = heads_of(model_with_heads(number=2)).eval()
+    ids, states = torch.arange(1, 10)[None], torch.randn(1, 9, found.config.hidden_size)
+    places, whole, kv = ids + 3, heads.new_kv_of_heads(found), heads.new_kv_of_heads(found)
+    with torch.no_grad():
+        expected = heads.read_by_heads(found, ids, states, places, whole)
+        heads.read_by_heads(found, ids[:, :5], states[:, :5], places[:, :5], kv)
+        kv.crop(-1)
+        parts = heads.read_by_heads(found, ids[:, 4:], states[:, 4:], places[:, 4:], kv)
+    assert expected.shape == (2, found.config.vocab_size)
+    torch.testing.assert_close(parts, expected, rtol=1e-3, atol=1e-4)

@@ -29,6 +29,7 @@ from selfspec import (
     detach,
     load,
 )
+from selfspec.plugin.refusals import RULES, Outcome, Rule
 from tests.fakes import FutureSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     CALLS,
@@ -261,3 +262,13 @@ def test_pads_of_a_plain_call_are_no_tokens() -> None:
     assert spec.stats.mode == "plain"
     counted = (spec.stats.num_new_tokens, spec.stats.num_steps, spec.stats.num_prompt_tokens_out)
     assert counted == (2 + 6 + 6, 1 + 5 + 5, 3)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_refused_is_asked_once(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setitem(RULES, Outcome.REFUSED, (Rule(asked.append),))
+    spec = SelfSpec()
+    model = attach(new_model(), None if named else spec)
+    model.generate(**prompt(), max_new_tokens=2, **({"assistant": spec} if named else {}))
+    assert len(asked) == 1

@@ -33,7 +33,7 @@ def test_the_readme_tells_of_each_rule(column: int, rule: Rule) -> None:
     [
         ({"constraints": ["x"]}, "leave assistant= out"),
         ({"force_words_ids": [[1]]}, "leave assistant= out"),
-        ({"use_mtp": True}, "set use_mtp=False"),
+        ({"use_mtp": True}, "leave it out"),
         ({"num_beams": 3}, "set num_beams=1"),
     ],
 )

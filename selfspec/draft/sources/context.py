@@ -55,9 +55,12 @@ class ContextCursor(Cursor):
         longest: dict[int, int] = {}
         counts: dict[int, int] = {}
         for token, length in self._places.next_tokens(state):
-            longest[token] = max(length, longest.get(token, 0))
+            if length > longest.get(token, 0):
+                longest[token] = length
             counts[token] = counts.get(token, 0) + 1
-        ranked = sorted(longest, key=lambda token: (-longest[token], -counts[token]))
+        ranked = list(longest)
+        if len(ranked) > 1:
+            ranked.sort(key=lambda token: (-longest[token], -counts[token]))
         return [
             (token, _evidence(min(longest[token], _MAX_MATCH_LENGTH), rank))
             for rank, token in enumerate(ranked[: self._top_k], start=1)

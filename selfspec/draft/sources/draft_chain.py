@@ -141,16 +141,16 @@ class DraftModelCursor(Cursor):
 
 def _candidates(likely: Likely) -> list[Candidate]:
     return [
-        (token, _evidence(rank, *_bins(chance)))
+        (token, _evidence(rank, *bins(chance)))
         for rank, (token, chance) in enumerate(likely, 1)
         if chance >= _LEAST
     ]
 
 
-def _bins(chance: float) -> tuple[int, int]:
+def bins(chance: float) -> tuple[int, int]:
     """How many times a probability is halved, and how many of the sure bounds it reaches.
 
-    >>> _bins(0.95), _bins(0.5), _bins(0.2)
+    >>> bins(0.95), bins(0.5), bins(0.2)
     ((0, 2), (1, 0), (2, 0))
     """
     return halvings(chance), sum(chance >= bound for bound in _SURE)

@@ -106,7 +106,7 @@ class LutSource(Source):
         tokens = pairs[:, -self._order :]
         known = self._are_known(tokens)
         if not known.all():
-            tokens, top = tokens[known], top.at(known)
+            tokens, top = tokens[known.all(-1)], top.at(known.all(-1))
         keys, rows = self._places(tokens)
         with self._lock:
             self._write(keys, rows, top)
@@ -114,7 +114,7 @@ class LutSource(Source):
     def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
         """Gives the token that came half of its row; the earlier entries share the other half."""
         tokens = pairs[:, -self._order :]
-        known = self._are_known(tokens) & (next_ids < self._vocab_size)
+        known = self._are_known(tokens).all(-1) & (next_ids < self._vocab_size)
         keys, rows = self._places(tokens[known])
         with self._lock:
             top = self._part(rows)
@@ -158,8 +158,8 @@ class LutSource(Source):
         self.observe_pairs(keys.astype(np.int64), TopK(ids, probabilities))
 
     def _are_known(self, tokens: NDArray[np.int64]) -> Any:
-        """(N,) bool: whether all tokens of a row are in the vocabulary."""
-        return ((tokens >= 0) & (tokens < self._vocab_size)).all(-1)
+        """(N, order) bool: are tokens in the vocabulary? One below 0 is a large number here."""
+        return tokens.view(np.uint64) < self._vocab_size
 
     def _places(self, tokens: NDArray[np.int64]) -> tuple[Indices, Indices]:
         """The keys of tokens or pairs, and the numbers of their rows."""
@@ -181,12 +181,11 @@ class LutSource(Source):
         top_k = len(self._evidence)
         start, end = row * top_k, (row + 1) * top_k
         ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
-        kinds = [
-            of_rank[half >> MANTISSA_BITS]
-            for of_rank, half in zip(self._evidence, bits, strict=True)
+        entries = [
+            (token, of_rank[half >> MANTISSA_BITS])
+            for token, of_rank, half in zip(ids, self._evidence, bits, strict=True)
         ]
-        entries = zip(ids, kinds, strict=True)
-        return list(entries) if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
+        return entries if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
 
     def _part(self, rows: Indices) -> TopK:
         return TopK(self.token_ids[rows], self.probabilities[rows])

@@ -6,7 +6,7 @@ Both handle ints, lists and numpy arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import maxsize
 from typing import Any, Protocol
@@ -49,6 +49,10 @@ class _AnyTime:
 ANY_TIME = _AnyTime()
 
 
+def nothing() -> None:
+    """Counts no forward."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowStart:
     """A row at the end of its prompt, as a source finds it when it opens a cursor.
@@ -60,6 +64,7 @@ class RowStart:
         budget: What a cursor asks before it takes time of its own.
         num_rows: How many rows share its forwards.
         map_prior: What the map of hidden states begins with, as a cache holds it.
+        count_forward: To be called for each forward of a model that drafts take.
         states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
     """
 
@@ -68,6 +73,7 @@ class RowStart:
     max_new_tokens: int = maxsize
     budget: TimeBudget = ANY_TIME
     num_rows: int = 1
+    count_forward: Callable[[], None] = nothing
     map_prior: Mapping[str, NDArray[Any]] | None = None
     states: Any = None
 
@@ -117,11 +123,6 @@ class Source:
     """What a `SelfSpec` keeps of one way to draft. If nothing, `open` is all that it needs."""
 
     name: str
-
-    @property
-    def num_forwards(self) -> int:
-        """How many forwards of a model of its own drafts have taken so far."""
-        return 0
 
     @property
     def nbytes(self) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget
-from selfspec.draft.sources import map_cursor
-from selfspec.draft.sources.map_cursor import MapCursor
+from selfspec.draft.sources import state_cursor
+from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import candidates_of
@@ -31,27 +31,27 @@ class ScriptedMap:
     def learn(self, ids: Any, parents: Any, path: Any, states: Any) -> None:
         self.shown.append((ids, parents, path, states))
 
-    def skip(self) -> None:
+    def skip(self, ids: Any) -> None:
         self.shown.append("skip")
 
-    def likely(self, token: int, num: int) -> Likely:
-        return self._likely[:num]
+    def chain(self, token: int, num: int) -> list[Likely]:
+        return [self._likely[:num]]
 
 
-class Asked(SourceWorth):
-    """Says whether maps are asked."""
+def asked_always(name: str = "map") -> StateSource:
+    source = StateSource(SourceWorth())
+    source.name = name
+    return source
 
-    is_wanted = True
 
-
-def cursor_of(likely: Likely, asked: Asked | None = None) -> tuple[MapCursor, ScriptedMap]:
+def cursor_of(likely: Likely, asked: StateSource | None = None) -> tuple[StateCursor, ScriptedMap]:
     state_map = ScriptedMap(likely)
-    cursor = MapCursor(state_map, 3, asked or Asked(), FixedBudget())
+    cursor = StateCursor(state_map, 3, asked or asked_always(), FixedBudget())
     cursor.prepare()
     return cursor, state_map
 
 
-def first(cursor: MapCursor, token: int = 4) -> None:
+def first(cursor: StateCursor, token: int = 4) -> None:
     record = StepRecord(row=0, tree=DraftTree.of_root(1), path=[0], committed_ids=[token])
     cursor.observe(record)
 
@@ -83,7 +83,7 @@ def test_it_learns_trees_whose_states_are_known():
 
 
 def test_it_is_not_asked_while_it_is_paused():
-    asked = Asked()
+    asked = asked_always()
     cursor, _ = cursor_of([(5, 0.6)], asked)
     first(cursor)
     asked.is_wanted = False
@@ -94,8 +94,8 @@ def test_it_is_not_asked_while_it_is_paused():
 
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
-    state_map, asked = ScriptedMap([]), Asked()
-    cursor = MapCursor(state_map, 3, asked, FixedBudget())
+    state_map, asked = ScriptedMap([]), asked_always()
+    cursor = StateCursor(state_map, 3, asked, FixedBudget())
     for wanted in (False, True):
         asked.is_wanted = wanted
         cursor.prepare()
@@ -105,8 +105,8 @@ def test_a_prompt_is_not_learned_while_it_is_paused():
 def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, after plain steps were timed and drafts have saved a plain step."""
     budget, state_map, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedMap([]), range(99)
-    monkeypatch.setattr(map_cursor, "perf_counter", map(float, ticks).__next__)
-    cursor = MapCursor(state_map, 3, Asked(), budget)
+    monkeypatch.setattr(state_cursor, "perf_counter", map(float, ticks).__next__)
+    cursor = StateCursor(state_map, 3, asked_always(), budget)
     first(cursor)
     cursor.prepare()
     assert not state_map.has_begun
@@ -122,3 +122,25 @@ def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPat
         assert state_map.has_begun
         assert cursor.root() is not None
         assert budget.ledger.room() == pytest.approx(1.6, abs=0.05)  # It took half a plain step.
+
+
+def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name():
+    reader, source = ScriptedMap([]), asked_always("heads")
+    named: list[Likely] = [[(5, 0.98), (6, 0.01)], [(7, 0.5)], []]
+    reader.chain = lambda *_: named  # type: ignore[method-assign]
+    cursor = StateCursor(reader, 3, source, FixedBudget())
+    cursor.prepare()
+    first(cursor)
+    root = cursor.root()
+    (best, _), (_, other) = cursor.expand(root)
+    assert (best, other) == (5, Evidence("heads", 0, probability_bin=6))
+    assert cursor.follow(root, 6) is None
+    below = cursor.follow(root, 5)
+    assert cursor.expand(below) == [(7, Evidence("heads", 1, count_bin=0, probability_bin=1))]
+    assert cursor.expand(cursor.follow(below, 7)) == []
+    tree, seen = DraftTree.of_root(4), []
+    source.observe = lambda **took: seen.append(took["tokens"])  # type: ignore[method-assign]
+    for number, names in enumerate([("heads", "lut"), ("heads", "map"), ("lut",)]):
+        tree.add(number, 5 + number, 0.5, tuple(Evidence(name) for name in names))
+    cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1, 2, 3], committed_ids=[5, 6, 7, 8]))
+    assert seen == [2]

@@ -1,0 +1,122 @@
+"""`Drafter`: what one row drafts from, step after step."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from selfspec.config import SpecConfig
+from selfspec.draft.learned import Learned
+from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.draft.tree import TreeGrower
+from selfspec.errors import one_line
+from selfspec.records import DraftTree, Pays, StepRecord
+
+__all__ = ["Drafter"]
+
+_log = logging.getLogger("selfspec")
+
+
+class Drafter:
+    """A cursor of each source, and the trees that grow from them.
+
+    Cursors are opened once the row has its first token: nobody waits for them, and a grammar's
+    processors know their grammar by then. A source that fails is asked nothing more: it costs
+    drafts, and no text.
+    """
+
+    def __init__(
+        self,
+        learned: Learned,
+        start: RowStart,  # What it says of learning and of the map is taken from `learned`.
+        config: SpecConfig,
+        sources: Sequence[Source] = (),  # beside what is learned: the call's own and the model's
+        *,
+        num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
+        banned: int | None = None,  # A token after which no draft can be verified.
+    ) -> None:
+        start = replace(start, learns=learned.learns, map_prior=learned.map_prior)
+        self.learned, self._is_strict = learned, config.strict
+        self._unopened = [(source, start) for source in (*learned.sources, *sources)]
+        self._cursors: list[Cursor] = []
+        self._names: list[str] = []  # Those of the cursors' sources.
+        self._shape = learned.shape.for_row(start.prompt_ids, learns=learned.learns)
+        self._grower = TreeGrower(
+            self._cursors,
+            config,
+            learned.calibration.probability,
+            self._shape,
+            num_readable,
+            banned=banned,
+        )
+
+    @property
+    def cursors(self) -> list[Cursor]:
+        """Those that have not failed; opened when they are first used."""
+        unopened, self._unopened = self._unopened, []
+        for source, start in unopened:
+            try:
+                cursor = source.open(start)
+            except Exception as error:
+                self._say_failed(source.name, error)
+                continue
+            if cursor is not None:
+                self._cursors.append(cursor)
+                self._names.append(source.name)
+        return self._cursors
+
+    def prepare(self) -> None:
+        """Lets cursors that take time begin, before each step."""
+        self._ask_all(lambda cursor: cursor.prepare())
+
+    def draft(
+        self, root_token: int, max_nodes: int, max_depth: int, pays: Pays | None = None
+    ) -> DraftTree:
+        """The tree of the next step, below the last token of the text."""
+        grower = self._grower
+        try:
+            return grower.grow(root_token, max_nodes, max_depth, pays)
+        except Exception as error:
+            if grower.asked is None:
+                raise
+            self._drop(grower.asked, error)
+        return DraftTree.of_root(root_token)
+
+    @property
+    def wants_states(self) -> bool:
+        """Is any cursor to see the hidden states of the next step?"""
+        return any(self._ask_all(lambda cursor: cursor.wants_states))
+
+    def observe(self, record: StepRecord) -> None:
+        """Moves every cursor past the committed tokens; they and the calibration learn."""
+        if self.learned.learns:
+            self.learned.calibration.observe(record)
+        self._shape.observe(record)
+        self._ask_all(lambda cursor: cursor.observe(record))
+
+    def _ask_all(self, question: Callable[[Cursor], Any]) -> list[Any]:
+        """The answers of all cursors but those that fail."""
+        answers = []
+        for cursor in tuple(self.cursors):
+            try:
+                answers.append(question(cursor))
+            except Exception as error:
+                self._drop(cursor, error)
+        return answers
+
+    def _drop(self, cursor: Cursor, error: Exception) -> None:
+        index = self._cursors.index(cursor)
+        del self._cursors[index]
+        self._say_failed(self._names.pop(index), error)
+
+    def _say_failed(self, name: str, error: Exception) -> None:
+        """Warns of a source once, however many texts it fails in."""
+        if self._is_strict:
+            raise error
+        level = logging.DEBUG if name in self.learned.failed else logging.WARNING
+        self.learned.failed.add(name)
+        text = "the source %r has failed, and drafts nothing more in this text: %s"
+        _log.log(level, text, name, one_line(error), exc_info=error)

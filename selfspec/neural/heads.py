@@ -1,0 +1,157 @@
+"""What the heads of a model say of the next tokens: heads that were trained for it, in its files.
+
+Transformers runs them. The first head reads the state before each token and the token itself, each
+further one what the head before it made of both. Their KV holds committed tokens alone: columns
+that rest on guesses go at once, and are read again with what became of the guesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from selfspec.compat.heads import load_heads, new_kv_of_heads, num_heads, read_by_heads
+from selfspec.draft.sources.source import RowStart
+from selfspec.draft.sources.state_cursor import StateCursor, StateSource
+from selfspec.draft.sources.worth import SourceWorth
+from selfspec.machine.device import upload
+from selfspec.machine.memory import free_memory
+from selfspec.neural.small_model import likeliest
+from selfspec.records import HEADS, Likely
+from selfspec.weights.streamed import is_streamed
+
+_NUM_STATES = 1024  # Heads read this many of a prompt's last tokens.
+_MOST_ROWS = 16  # With 4,096 dimensions, a prompt's states take up to 16 MB a row.
+_SHARE_OF_FREE = 0.25  # Nobody has asked for the memory that heads take.
+
+
+def find_heads(model: Any) -> Any | str:
+    """The heads of a model, loaded and tried; or why it has none."""
+    number = num_heads(model)
+    if not number:
+        return "its config names no heads that transformers can run"
+    if is_streamed(model):
+        return "its weights are streamed, and its head is not always there"
+    if not model.config.name_or_path:
+        return "it comes from no checkpoint, whose files would hold them"
+    last = list(model.get_decoder().layers[-1].parameters())
+    num_bytes, free = number * sum(each.nbytes for each in last), free_memory(last[0].device)
+    if num_bytes > _SHARE_OF_FREE * free:
+        return f"they take {num_bytes:,} bytes, more than a quarter of the free memory"
+    try:
+        heads = load_heads(model)
+        heads.layers.to(last[0].device, model.dtype).eval()  # The rest of it is the model's own.
+        HeadText(heads, [0, 0], last[0].new_zeros(2, heads.config.hidden_size)).chain(0, 1)
+    except Exception as error:  # Transformers reads each family's files by rules of its own.
+        return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
+    return heads
+
+
+class HeadSource(StateSource):
+    """Opens a text for each row of one engine; `worth` says whether heads pay with the model."""
+
+    name = HEADS
+
+    def __init__(self, heads: Any, top_k: int, worth: SourceWorth) -> None:
+        super().__init__(worth, _MOST_ROWS)
+        self._heads = heads
+        self._top_k = top_k
+
+    def num_states(self, num_rows: int) -> int:
+        """How many of a prompt's last hidden states heads read."""
+        return _NUM_STATES if num_rows <= _MOST_ROWS else 0
+
+    def open(self, row: RowStart) -> StateCursor:
+        """The heads at the end of the prompt, of which they may know nothing."""
+        text = HeadText(self._heads, row.prompt_ids, row.states, row.count_forward)
+        return StateCursor(text, self._top_k, self, row.budget)
+
+
+class HeadText:
+    """One row's text as heads have read it.
+
+    Each state is read with the token after it. That of the last one is not known before it is
+    asked. Where states are missing, the heads' KV has a gap, and positions go on behind it.
+    """
+
+    def __init__(
+        self,
+        heads: Any,
+        ids: Sequence[int],
+        states: torch.Tensor | None,
+        count_forward: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The prompt's tokens, and the states (N, D) after the last of them if they are known."""
+        weight = heads.layers[0].eh_proj.weight
+        num = 0 if states is None else min(len(ids), len(states), _NUM_STATES)
+        self._heads, self._count_forward = heads, count_forward
+        self._kv = new_kv_of_heads(heads)
+        self._end = len(ids) - num  # The place of the last token, which the model has not read.
+        self._states = weight.new_empty(0, heads.config.hidden_size)  # (N, D), to be read
+        self._next: list[int] = []  # The tokens after them, all or all but the last one.
+        self._places: list[int] = []  # Those of these tokens.
+        if states is not None and num:
+            self.learn(ids[-num:], (), range(num), states[-num:])
+
+    def begin(self) -> None:
+        """Reads the prompt."""
+        if self._next:
+            self._read(1)
+
+    def name(self, ids: Iterable[int]) -> None:
+        """Heads name any token."""
+
+    def learn(
+        self,
+        ids: Sequence[int],  # of the nodes of a tree
+        _parents: Sequence[int],
+        path: Sequence[int],
+        states: torch.Tensor,  # (N, D)
+    ) -> None:
+        """Takes in the path of a tree at the end of the text."""
+        accepted = [ids[node] for node in path]
+        self._next += accepted if self._lacks_token else accepted[1:]
+        self._states = torch.cat([self._states, states[list(path)].to(self._states)])
+        self._places += range(self._end + 1, self._end + 1 + len(path))
+        self._end += len(path)
+        self._keep(_NUM_STATES)
+
+    def skip(self, ids: Sequence[int]) -> None:
+        """The text went on, and nobody knows the states."""
+        if self._lacks_token:
+            self._states, self._places = self._states[:-1], self._places[:-1]
+        self._end += len(ids)
+
+    def chain(self, token: int, num: int) -> list[Likely]:
+        """What each head finds likely, the first one after the next token, `token`."""
+        if not self._lacks_token:  # Nobody knows the state before it.
+            return []
+        self._next.append(token)
+        return self._read(num)
+
+    @property
+    def _lacks_token(self) -> bool:
+        return len(self._next) < len(self._states)
+
+    @torch.no_grad()
+    def _read(self, num: int) -> list[Likely]:
+        """Reads the states whose next tokens are known."""
+        number, device = len(self._next), self._states.device
+        numbers = torch.tensor([self._next, self._places[:number]], device="cpu")
+        numbers[0].clamp_(0, self._heads.embed_tokens.num_embeddings - 1)
+        ids, places = upload(numbers, device)[:, None]
+        self._count_forward()
+        logits = read_by_heads(self._heads, ids, self._states[None, :number], places, self._kv)
+        num_again = min(self._heads.num_mtp_layers - 1, number)
+        if num_again:
+            self._kv.crop(-num_again)
+        self._keep(len(self._states) - number + num_again)
+        return likeliest(logits, num)
+
+    def _keep(self, number: int) -> None:
+        """Keeps the last states alone, and what belongs to them."""
+        num_gone = max(len(self._states) - number, 0)
+        self._states, self._places = self._states[num_gone:], self._places[num_gone:]
+        self._next = self._next[num_gone:]
