@@ -31,8 +31,6 @@ from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
-__all__ = ["Engine"]
-
 Listener: TypeAlias = Callable[[StepRecord], None]
 Committed: TypeAlias = tuple[Row, StepRecord]
 

@@ -12,8 +12,6 @@ from selfspec.forward.prompt import Prefilled, num_teaching
 from selfspec.records import TopK
 from selfspec.verify.logits import top_k
 
-__all__ = ["last_pairs", "tables", "teach", "top_k_of"]
-
 _CHUNK_ELEMENTS = 1 << 22  # At most this many logits are held at a time.
 
 

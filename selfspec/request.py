@@ -15,8 +15,6 @@ from selfspec.forward.prompt import PromptReader
 from selfspec.row import Row, Streamer
 from selfspec.stats import GenerationStats
 
-__all__ = ["NewRow", "Request"]
-
 
 class NewRow(Protocol):
     """Makes a row once its prompt was read, with what else decides on its tokens."""

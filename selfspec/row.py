@@ -19,8 +19,6 @@ from selfspec.machine.device import upload
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
-__all__ = ["Row", "Stops", "Streamer", "output_of", "stream_to"]
-
 _ROOM = 256  # New tokens for which the ids that processors read have room at first.
 
 
@@ -98,7 +96,6 @@ class Row:
 
     @property
     def device(self) -> torch.device:
-        """Where stock chooses tokens."""
         return self.prompt.device
 
     @property

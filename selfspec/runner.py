@@ -41,8 +41,6 @@ from selfspec.records import HEADS, MAP
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
 
-__all__ = ["ModelRunner", "ModelRunners"]
-
 _log = logging.getLogger("selfspec")
 
 _MOST_STATES = 16  # Of one model, whose abilities are kept.
@@ -310,7 +308,6 @@ class ModelRunners:
         self._lock = threading.Lock()
 
     def run(self, model: Any) -> ModelRunner:
-        """How a model is run."""
         with self._lock:
             found = self._runs.get(model)
             if found is None:

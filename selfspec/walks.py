@@ -17,8 +17,6 @@ from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import fits_at_once, in_float32
 from selfspec.verify.walk import walk
 
-__all__ = ["Drafted", "FirstTokens", "first_tokens", "read_logits", "walked"]
-
 Drafted = tuple[Row, DraftTree]
 
 

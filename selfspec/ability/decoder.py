@@ -10,8 +10,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from selfspec.compat.generation import kv_of, with_kv, with_kv_of_encoder
 from selfspec.forward.model import device_of
 
-__all__ = ["Decoder"]
-
 _NUM_COLUMNS = 4  # Of the noise; a decoder takes any number.
 
 

@@ -24,8 +24,6 @@ from selfspec.compat.generation import (
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.inputs import NO_TOKENS, numbers_of_columns, other_inputs, plain_inputs
 
-__all__ = ["needed_reason", "of_plain_steps"]
-
 
 def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> Hashable:
     """What a verdict on these arguments holds for; None if there are only some that drafts follow.

@@ -28,15 +28,6 @@ from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.weights import EXACT_ATTENTION
 
-__all__ = [
-    "BrokenTrial",
-    "DraftSupport",
-    "attention_for_trees",
-    "attention_types",
-    "probe",
-    "try_backend",
-]
-
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10
 _CROWD = 16  # So many nodes that others must not see are tried at once.

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["changes_other_rows", "changing_rope", "rope_limit"]
-
 
 def changing_rope(config: Any) -> str | None:
     """The kind of the model's rotary embedding if it changes with the length; else None."""

@@ -16,8 +16,6 @@ from selfspec.compat.generation import implementations_of, settings_of
 from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
 from selfspec.forward.model import device_of
 
-__all__ = ["State", "addresses_of", "has_adapters_of_one_call", "state_of"]
-
 _SETTINGS = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain values.
 
 

@@ -25,8 +25,6 @@ from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.records import DraftTree
 
-__all__ = ["check_chain", "check_logits", "check_steps", "check_tree", "prefilled"]
-
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
 # each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
 # another plain forward of the same tokens is as far from the right answer, within this factor:

@@ -31,8 +31,6 @@ from selfspec.compat.origins import (
     written_by_models,
 )
 
-__all__ = ["UserCode", "distrusted", "foreign_code", "own_values", "per_token"]
-
 _MARK = "selfspec_per_token"
 _OF_MODELS = frozenset((OF_MODELS,))
 _PLAIN = (bool, int, float, str)

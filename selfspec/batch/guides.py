@@ -22,8 +22,6 @@ from selfspec.errors import UnsupportedError, one_line
 from selfspec.forward.model import vocab_size
 from selfspec.plugin.row_rules import end_ids
 
-__all__ = ["Guide", "GuideProcessor", "Guides", "guide_of"]
-
 _MOST_CHARACTERS = 1 << 17  # Looking through a longer schema takes too long.
 _MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes first.
 _SECONDS_FOR_PLACE = 0.3  # The search for the fault in a schema ends after these.

@@ -35,7 +35,6 @@ class ReadingPace:
         return int(min(max(_STEPS * self._step / self._token, _FEWEST), _MOST))
 
     def observe_step(self, seconds: float) -> None:
-        """Learns what a step of all rows takes."""
         self._step = _mixed(self._step, seconds)
 
     def observe_part(self, num_tokens: int, seconds: float) -> None:

@@ -6,8 +6,6 @@ import torch
 
 from selfspec.errors import UnsupportedError
 
-__all__ = ["CountPenalties"]
-
 
 class CountPenalties:
     """Lowers the score of each token of the answer: once, and for each time that it is there.

@@ -243,7 +243,6 @@ class _Listener:
         self._is_deaf = is_deaf
 
     def put(self, value: torch.Tensor) -> None:
-        """Takes one token."""
         ids = value.tolist()
         self.ids += ids
         if self._is_deaf:

@@ -97,7 +97,6 @@ class Waiting:
         return len(self._line)
 
     def add(self, call: PromptCall) -> None:
-        """Lets one more call wait."""
         self._num_arrived += 1
         if self._short_first:
             turn = (False, self._work_started + call.max_columns, self._num_arrived)
@@ -136,7 +135,6 @@ class Waiting:
 
     @property
     def first(self) -> PromptCall | None:
-        """The call whose turn is next."""
         return next(iter(self._line.values()), None)
 
     @property

@@ -155,7 +155,6 @@ class Session:
         return call
 
     def add(self, call: PromptCall) -> None:
-        """Lets a call wait."""
         self._waiting.add(call)
 
     def cancel(self, index: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["TextStream"]
-
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
 # Decoding starts 8 tokens before the answer, since some decoders strip the space of a first word.
 _CONTEXT = 8

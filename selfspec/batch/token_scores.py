@@ -14,8 +14,6 @@ import torch
 from selfspec.errors import UnsupportedError
 from selfspec.verify.logits import largest
 
-__all__ = ["TokenScore", "TokenScores"]
-
 _LEAST = -9999.0  # OpenAI's number for what is impossible, which JSON can't say otherwise.
 
 

@@ -80,8 +80,6 @@ def build_cache(
 
 @dataclass
 class _Build:
-    """One cache being built."""
-
     recipe: Recipe
     tokenizer: Any
     load_model: Callable[[], Any]

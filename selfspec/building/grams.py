@@ -109,7 +109,6 @@ class GramCounter:
         self._tries: list[Trie] = []  # Each is at least twice as large as the next one.
 
     def add(self, token_ids: Sequence[int] | NDArray[np.integer]) -> None:
-        """Counts one document."""
         ids = np.asarray(token_ids, np.int64)
         for odd in (ids.min(), ids.max()) if ids.size else ():
             if not 0 <= odd < self._vocab_size:

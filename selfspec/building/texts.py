@@ -135,7 +135,6 @@ def _plain(recipe: Recipe, files: list[str]) -> Iterator[Mapping[str, str]]:
 
 
 def _split(stream: Any, form: str) -> Iterator[str]:
-    """The documents of one stream."""
     lines: list[str] = []
     size = 0
     while line := stream.readline(_PIECE):

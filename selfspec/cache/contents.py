@@ -35,8 +35,6 @@ class TokenizerInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheContents:
-    """All that a cache keeps."""
-
     tokenizer: TokenizerInfo  # Whose ids these are.
     tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
     corpus: CorpusTables | None = None

@@ -51,7 +51,6 @@ app.command(cache)
 
 
 def main() -> None:
-    """The entry point of the `selfspec` script."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A model writes characters that not every terminal can show.

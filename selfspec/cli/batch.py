@@ -73,7 +73,6 @@ def batch(
 def _results(
     writer: Writer, lines: Iterator[PromptLine], config: SpecConfig, max_rows: int
 ) -> Iterator[LineResult]:
-    """The result of each line."""
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
     from selfspec.forward.model import vocab_size

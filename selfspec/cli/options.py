@@ -106,7 +106,6 @@ _TEXTS = knob_texts()
 
 
 def _names(_type: Any, tokens: Any) -> tuple[str, ...]:
-    """Names that are separated by commas."""
     names = (name.strip() for token in tokens for name in token.value.split(","))
     return tuple(name for name in names if name)
 

@@ -151,8 +151,6 @@ class MeasuredBudget(Budget):
 
 
 class MeasuredStep(Step):
-    """One step of a measured budget."""
-
     def __init__(self, budget: MeasuredBudget, max_nodes: int, num_pending: int | None) -> None:
         super().__init__(max_nodes)
         self._budget = budget

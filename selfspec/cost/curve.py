@@ -105,7 +105,6 @@ class CostCurve:
         return [width for width in WIDTHS + _MORE if width < widest] + [widest]
 
     def relative(self, width: int) -> float:
-        """The cost in plain steps."""
         return self.seconds(width) / self.seconds(1)
 
     def widest_within(self, seconds: float, allowed: int) -> int:

@@ -26,11 +26,9 @@ class MeanRatio:
 
     @property
     def value(self) -> float:
-        """The quotient now."""
         return self._sum / self._weight
 
     def observe(self, amount: float, count: float) -> None:
-        """Takes in an amount for a count."""
         kept = _FADE**count
         self._sum = self._sum * kept + amount
         self._weight = self._weight * kept + count

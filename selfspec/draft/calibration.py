@@ -97,7 +97,6 @@ class Calibration:
             self._forget_rare()
 
     def copy(self) -> Calibration:
-        """A copy, which learns by itself."""
         twin = copy.copy(self)  # Of its own class, whatever that was made with.
         twin._lock, twin._chances = threading.Lock(), _Chances(self._prior)
         with self._lock:
@@ -116,7 +115,6 @@ class Calibration:
         return [[[list(e) for e in kinds], hits, trials] for kinds, (hits, trials) in kept]
 
     def restore(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Takes over the rates that `rows` gave."""
         with self._lock:
             for parts, hits, trials in rows:
                 self._count(tuple(Evidence(*part) for part in parts), hits, trials)

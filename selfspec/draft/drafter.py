@@ -15,8 +15,6 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.errors import one_line
 from selfspec.records import DraftTree, Pays, StepRecord
 
-__all__ = ["Drafter"]
-
 _log = logging.getLogger("selfspec")
 
 

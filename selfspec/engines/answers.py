@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from selfspec.draft.sources import Source
 
-__all__ = ["Answers"]
-
 _MAX_TOKENS = 1 << 18
 _NO_TEXT = np.zeros((0, 4), np.int64)
 
@@ -58,5 +56,4 @@ class Answers(Source):
         return {"tokens": tokens} if len(tokens) else {}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keeps what `arrays` gave."""
         self.kept = arrays["tokens"].astype(np.int32)

@@ -23,8 +23,6 @@ from selfspec.engines.answers import Answers
 from selfspec.engines.chains import LONGEST, NUM_LENGTHS, Chains, windows
 from selfspec.errors import ConfigError, unknown_name
 
-__all__ = ["Proposer", "config"]
-
 _SOURCES = ("lut", "lut2", "corpus")  # What a cache keeps.
 _OPTIONS = ("cache", "least_chance", "remember")
 _LEAST_CHANCE = 0.02
@@ -267,7 +265,6 @@ class _Lasting:
             self.save()
 
     def end(self) -> None:
-        """The last save."""
         self._ended.set()
         self.save()
 

@@ -22,8 +22,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from selfspec.compat.generation import attention_functions, sdpa_attention_forward
 
-__all__ = ["grouped_attention"]
-
 _NAME = "sdpa"
 _HALVES = (torch.bfloat16, torch.float16)
 _TASK = 32  # On a CPU, one thread works on this many queries of a head at a time.

@@ -21,8 +21,6 @@ from selfspec.forward.slots import LARGE, kinds_in, split
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
-__all__ = ["Backend", "TreeBackend", "tokens_in"]
-
 
 class Backend(Protocol):
     """Runs the model over drafts of some rows, and keeps the KV of the accepted paths."""
@@ -137,17 +135,14 @@ class TreeBackend:
 
     @property
     def kind(self) -> str:
-        """How forwards are run, as `GenerationStats.forward` names it."""
         return self._forwards.kind
 
     @property
     def reason(self) -> str | None:
-        """Why forwards are not run as the config asks; None if they are."""
         return self._forwards.reason
 
     @property
     def front(self) -> int:
-        """How many columns are in front of the next tree."""
         return self.kv.front
 
     def admit(
@@ -244,15 +239,12 @@ class TreeBackend:
         return forwarded(self._model, layout, with_states=with_states and self.shows_states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path and forgets the rest."""
         self.kv.commit(paths)
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Removes what drafts have left after the committed columns of these rows of a forward."""
         self.kv.wipe(rows)
 
     def release(self, *, fills: bool = True) -> None:
-        """Gives the stock cache its contents back; `fills` says whether anybody gets it."""
         self.kv.release(fills=fills)
 
 

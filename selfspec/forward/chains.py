@@ -24,8 +24,6 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 
-__all__ = ["ChainBackend", "KeptStates"]
-
 
 class ChainBackend:
     """Chains on the stock cache, for models whose forward can't take a tree.
@@ -77,17 +75,14 @@ class ChainBackend:
 
     @property
     def kind(self) -> str:
-        """How forwards are run, as `GenerationStats.forward` names it."""
         return self._kind()
 
     @property
     def front(self) -> int:
-        """The committed columns, pending ones among them."""
         return self._first_front + self._num_new
 
     @property
     def num_pending(self) -> int | None:
-        """How many committed tokens the next forward reads again; None if none ever has to be."""
         return None if self._states is None else self._num_pending
 
     def max_width(self, max_nodes: int) -> int:

@@ -21,8 +21,6 @@ from selfspec.forward.model import device_of
 from selfspec.machine.hardware import calculates_in
 from selfspec.weights import PackedWeight
 
-__all__ = ["Costs", "context_bucket"]
-
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
 # disk or over a bus for each step, queries cost little compared with that. On an H200 a query took

@@ -14,8 +14,6 @@ from selfspec.forward.room import Growing, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import upload
 
-__all__ = ["EagerForwards", "Forwards", "Logits", "eager"]
-
 Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
 
 
@@ -69,7 +67,6 @@ class EagerForwards:
 
     @property
     def kind(self) -> str:
-        """How forwards are run, as `GenerationStats.forward` names it."""
         return self._kind()
 
     def fitting(self, shape: InputShape) -> InputShape:

@@ -14,17 +14,6 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from selfspec.compat.generation import KV_NAMES
 
-__all__ = [
-    "NO_TOKENS",
-    "can_hold_trees",
-    "columns_reason",
-    "foreign_layer",
-    "numbers_of_columns",
-    "only_followed",
-    "other_inputs",
-    "plain_inputs",
-]
-
 # What the forward of a draft sets or follows.
 _FOLLOWED = frozenset(
     (

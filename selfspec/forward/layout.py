@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 
 from selfspec.records import DraftTree
 
-__all__ = ["InputShape", "Layout", "RowState", "Window", "ancestors", "hiding", "read", "write"]
-
 
 class Window(NamedTuple):
     """How far back an attention type sees, in columns.

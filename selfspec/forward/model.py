@@ -15,20 +15,6 @@ from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.attention import grouped_attention
 from selfspec.forward.layout import Layout, Window
 
-__all__ = [
-    "AttentionTypes",
-    "Forwarded",
-    "device_of",
-    "forwarded",
-    "head_heard",
-    "logits_of",
-    "max_positions",
-    "num_readable",
-    "takes",
-    "unplaced_id",
-    "vocab_size",
-]
-
 
 class AttentionTypes(NamedTuple):
     """The attention type of each layer, the window of each type, and where scales change.

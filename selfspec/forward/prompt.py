@@ -22,8 +22,6 @@ from selfspec.compat.states import columns_of
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import head_heard
 
-__all__ = ["Prefilled", "PromptReader", "next_positions", "num_teaching"]
-
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}

@@ -18,8 +18,6 @@ import numpy as np
 
 from selfspec.forward.slots import Room, Slots
 
-__all__ = ["ENDLESS", "Fixed", "Growing", "KVRow", "Limits", "Policy", "Shared"]
-
 ENDLESS = 1 << 62  # As a number of columns that nobody knows.
 _MULTIPLE = 64  # Columns come in multiples of this where other rows or calls may use them, too.
 

@@ -16,18 +16,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 from selfspec.compat.generation import set_columns_seen
 from selfspec.machine.device import upload
 
-__all__ = [
-    "LARGE",
-    "KVLayer",
-    "Kind",
-    "Member",
-    "Room",
-    "Slots",
-    "kinds_in",
-    "move_columns",
-    "split",
-]
-
 LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
 _SMALL = 16 << 20  # Larger slots are split into parts of this many bytes, filled one by one.
 _MAX_PARTS = 12  # Each part needs a few more copies in each step.

@@ -28,8 +28,6 @@ from selfspec.forward.slots import (
     split,
 )
 
-__all__ = ["TreeKV", "length_bucket"]
-
 _LEAST_LENGTH = 256
 
 

@@ -24,8 +24,6 @@ from selfspec.neural.map_prior import MapPrior
 from selfspec.records import MAP, Likely
 from selfspec.weights import gives_rows
 
-__all__ = ["HiddenMap", "HiddenStateSource", "MapWeights"]
-
 # In a batch of more rows, maps would take more time than they save. With 2,048 dimensions each one
 # takes up to 60 MB.
 _MOST_MAPS = 4
@@ -190,11 +188,9 @@ class HiddenMap:
         self.name(ids)
 
     def begin(self) -> None:
-        """Learns the prompt, which would else be learned when the map is first asked."""
         self.likely(0, 1)
 
     def name(self, ids: Iterable[int]) -> None:
-        """Adds tokens to those among which the likeliest are looked for."""
         for token in ids:
             if token not in self._named and 0 <= token < len(self._weights.head):
                 self._named.add(token)
@@ -219,7 +215,6 @@ class HiddenMap:
         self._last = states[path[-1] :][:1]
 
     def skip(self, _ids: Sequence[int] = ()) -> None:
-        """The text went on, and nobody knows the states."""
         self._last = self._last[:0]
 
     def chain(self, token: int, num: int) -> list[Likely]:

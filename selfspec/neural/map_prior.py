@@ -20,8 +20,6 @@ from torch.nn.functional import embedding
 from selfspec.compat.modules import embeddings_of
 from selfspec.weights import gives_rows
 
-__all__ = ["MapPrior", "PriorSums", "fingerprint"]
-
 _RIDGE = 1e-3  # Of the mean variance of what is read.
 _LEAST_PAIRS = 4  # For each number that is read. From fewer, the guesses are hardly worth having.
 _MOST_READ = 8192  # Numbers. The sums over 8,192 take 800 MB, and solving them half a minute.

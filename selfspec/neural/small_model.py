@@ -20,8 +20,6 @@ from selfspec.machine.device import upload
 from selfspec.records import DRAFT_MODEL, Likely
 from selfspec.weights import Packing
 
-__all__ = ["DraftModel", "DraftText", "likeliest"]
-
 _CHUNK = 512  # At most this many tokens are read in one forward.
 
 
@@ -113,7 +111,6 @@ class DraftText:
         return self._draft_model.likely(logits)
 
     def crop(self, num_tokens: int) -> None:
-        """Forgets the last tokens that were read."""
         if num_tokens:
             self._length -= num_tokens
             self._cache.crop(-num_tokens)

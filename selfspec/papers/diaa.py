@@ -134,7 +134,6 @@ class Tables(Source):
         return twin
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What a cache keeps."""
         tokens = sorted(self._rows)
         ids = np.full((len(tokens), self._k), -1, np.int32)
         probabilities = np.zeros((len(tokens), self._k), np.float16)
@@ -165,7 +164,6 @@ class TablesCursor(Cursor):
         return token
 
     def observe(self, record: StepRecord) -> None:
-        """All nodes update the tables."""
         if self._learns and (lesson := record.lesson):
             self._tables.observe_pairs(lesson.pairs, lesson.top)
         self._last = record.committed_ids[-1]
@@ -177,7 +175,6 @@ def recorded(evidence: Evidence) -> float:
 
 
 def method(*, top_k: int = 8, merges: str = "newest", **options: Any) -> dict[str, Any]:
-    """The arguments of `SelfSpec`."""
     own = {n: options.pop(n) for n in ("delta", "alpha", "tau", "interval") if n in options}
     return {
         "sources": (),

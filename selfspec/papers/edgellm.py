@@ -168,7 +168,6 @@ class DraftCursor(Cursor):
 
 
 def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:
-    """The arguments of `SelfSpec`."""
     if draft_model is None:
         raise ConfigError(
             "as_in('edgellm') needs a small model with the same tokenizer (got none); pass "

@@ -78,12 +78,10 @@ class FittedTree(Shape):
         grower.fill(self.places())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a JSON file."""
         Path(path).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FittedTree:
-        """Reads what `save` wrote."""
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(**{name: tuple(each) for name, each in values.items()})
@@ -123,7 +121,6 @@ def best_tree(rates: Rates, num_drafted: int) -> FittedTree:
 def method(
     *, tree: FittedTree | str | os.PathLike[str] | None = None, **options: Any
 ) -> dict[str, Any]:
-    """The arguments of `SelfSpec`."""
     if tree is None:
         raise ConfigError(
             "as_in('ghidorah') needs a fitted tree (got none); make one with 'python -m eval fit' "

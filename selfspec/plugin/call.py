@@ -53,7 +53,6 @@ class Call:
 
     @property
     def config(self) -> SpecConfig:
-        """The knobs of the `SelfSpec`."""
         return self.runner.config
 
     @property

@@ -15,8 +15,6 @@ from urllib.request import urlopen
 from selfspec.errors import one_line
 from selfspec.serving.schema import RequestError
 
-__all__ = ["MAX_IMAGE_BYTES", "ImageReader", "check_pixels", "has_images"]
-
 MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together, and so are the next two.
 _MOST_PIXELS = 50_000_000
 _MOST_IMAGES = 16

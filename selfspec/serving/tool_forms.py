@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from selfspec.serving.schema import Chat, RequestError, Tool
 
-__all__ = ["CallForm", "form_of", "grammar_of"]
-
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from selfspec.draft.sources.json_text import JsonText
 from selfspec.serving.tool_forms import CallForm
 
-__all__ = ["CallReader", "joined"]
-
 
 class CallReader:
     """Reads a text that keeps to the grammar of a form, in pieces of any size.

@@ -130,7 +130,6 @@ class GreedyChooser:
     moves_together = False
 
     def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step; waits for nothing."""
         self._step_logits, self._index = step_logits, index
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
@@ -172,7 +171,6 @@ class ProcessedChooser:
         self._logits = torch.empty(0, dtype=torch.float32, device="cpu")  # (Q, V)
 
     def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step."""
         self._logits = step_logits.logits[index]
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:

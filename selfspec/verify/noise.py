@@ -64,7 +64,6 @@ class _Exponentials:
         self._noise = noise  # (B, V)
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
-        """As `torch.multinomial` does it."""
         ratios = (scores.softmax(-1) / self._noise[row]).max(-1)
         # Both in one copy, since each copy waits for the device: as floats, which hold every id
         # below 2**24. Not every device has doubles.
@@ -78,7 +77,6 @@ class _Exponentials:
         return self._noise[row].min().item()
 
     def of(self, row: int) -> NoiseOf:
-        """Looks the numbers up."""
         noise = self._noise[row]
         return lambda token: noise[token].item()
 

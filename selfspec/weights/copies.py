@@ -19,8 +19,6 @@ from selfspec.compat.modules import encoder_of, is_compiled, num_writes
 from selfspec.weights.formats import PackedMatrix, own_linear
 from selfspec.weights.held_weight import PackedWeight
 
-__all__ = ["Origin", "PackedCopy", "StandIns", "linears_of"]
-
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _AT_ONCE = 8  # Rows of words that are added up at once. With fewer, the memory is faster than that.
 

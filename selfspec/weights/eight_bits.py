@@ -25,18 +25,6 @@ from selfspec.weights.packing import InPlacePacking, pack_loaded
 from selfspec.weights.rounding import FileMatrix, Matrix, Numbers, Products
 from selfspec.weights.step_attention import attend_exactly
 
-__all__ = [
-    "EightBits",
-    "eight_bit_bytes",
-    "hold_rounded",
-    "is_in_eight_bits",
-    "missing_for_eight_bits",
-    "progress",
-    "terms_of_inputs",
-    "to_eight_bits",
-    "users_in_eight_bits",
-]
-
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
     "edit the original model, or load it without weights='int8'"
@@ -74,7 +62,6 @@ class EightBits:
         self._matrix, self._which = matrix, which
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`linear(x, weight, bias)` for an input (..., I)."""
         outcome = self._part_for(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
         if bias is not None:
             outcome.add_(bias)
@@ -93,7 +80,6 @@ class EightBits:
         return shared.outcome.narrow(1, *matrix.spans[which])
 
     def unpacked(self) -> torch.Tensor:
-        """The weight in float32."""
         return self._matrix.unpacked().narrow(0, *self._matrix.spans[self._which])
 
 
@@ -109,13 +95,11 @@ class EightBitRows:
         return self._weight.values(ids)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """`linear(x, weight, bias)`."""
         if self._head is None:
             return linear(x, self.unpacked().to(x.dtype), bias)
         return self._head(x, bias)
 
     def unpacked(self) -> torch.Tensor:
-        """The weight in float32."""
         return self._weight.values()
 
 

@@ -24,8 +24,6 @@ from selfspec.compat.kernels import (
     reordered_product,
 )
 
-__all__ = ["ByRows", "PackedMatrix", "formats_for", "own_linear", "pack"]
-
 _HALVES = (torch.bfloat16, torch.float16)
 _TRIED = 8  # Each format is tried on a matrix with this many rows and columns.
 _PART = 1 << 24  # One thread packs at most this many weights at a time in float16.

@@ -22,15 +22,6 @@ from selfspec.compat.modules import is_for_a_parameter
 from selfspec.errors import UnsupportedError
 from selfspec.weights.formats import ByRows, PackedMatrix
 
-__all__ = [
-    "STREAMED",
-    "FileWeight",
-    "PackedWeight",
-    "gives_rows",
-    "is_packed_in_place",
-    "set_data",
-]
-
 STREAMED = (
     "the weights of a streamed model can't be written, nor adapters be merged into them: each "
     "forward has what the files hold; edit the model and save it, or load it without max_memory"

@@ -15,8 +15,6 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 
-__all__ = ["InPlacePacking", "own_memory"]
-
 _log = logging.getLogger("selfspec")
 
 

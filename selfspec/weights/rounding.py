@@ -23,8 +23,6 @@ import torch
 
 from selfspec.compat.kernels import int8_packed, int8_product, int8_row_product
 
-__all__ = ["FileMatrix", "Matrix", "Numbers", "Products"]
-
 _PART = 1 << 20  # A weight is rounded in parts of at most this many values.
 _AT_ONCE = 256  # Tokens that are rounded at once, so that what belongs to them stays in the cache.
 _BLOCKS = (64, 16)  # Columns that are rotated together: the first of these that divides them all.

@@ -20,8 +20,6 @@ from selfspec.compat.generation import (
     sdpa_attention_forward,
 )
 
-__all__ = ["EXACT_ATTENTION", "attend_exactly"]
-
 EXACT_ATTENTION = "selfspec_float64"
 # More tokens than this are a step only if they come with a mask that is added, as trees do. Others
 # are a prompt. There float64 would cost as much as 8 bits save. Texts with and without drafts read

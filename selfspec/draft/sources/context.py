@@ -31,7 +31,6 @@ class ContextSource(Source):
         self._top_k = top_k
 
     def open(self, row: RowStart) -> ContextCursor:
-        """A cursor after the prompt, which is read once."""
         return ContextCursor(row.prompt_ids, self._top_k)
 
 
@@ -47,7 +46,6 @@ class ContextCursor(Cursor):
             self._append(token)
 
     def root(self) -> Sequence[Match]:
-        """The matches of the committed text's end."""
         return self._matches
 
     def expand(self, state: Sequence[Match]) -> list[Candidate]:
@@ -72,7 +70,6 @@ class ContextCursor(Cursor):
         return longer or [(p, 1) for p in reversed(self._places.after(token)[-_MAX_MATCHES:])]
 
     def observe(self, record: StepRecord) -> None:
-        """Appends the committed tokens."""
         for token in record.committed_ids:
             self._append(token)
 

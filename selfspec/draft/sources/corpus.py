@@ -114,7 +114,6 @@ class CorpusTables:
 
     @property
     def nbytes(self) -> int:
-        """Size of all arrays."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def step(self, prefixes: Prefixes, token: int) -> Prefixes:
@@ -187,7 +186,6 @@ class CorpusCursor(Cursor):
         self._append(prompt_ids)
 
     def root(self) -> Prefixes:
-        """The prefixes that the end of the text is."""
         return self._prefixes
 
     def expand(self, state: Prefixes) -> list[Candidate]:
@@ -199,7 +197,6 @@ class CorpusCursor(Cursor):
         return self._source.tables.step(state, token) or None
 
     def observe(self, record: StepRecord) -> None:
-        """Moves past the committed tokens."""
         self._append(record.committed_ids)
 
     def _append(self, token_ids: Sequence[int]) -> None:

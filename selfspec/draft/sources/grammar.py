@@ -136,11 +136,9 @@ class GrammarCursor(Cursor):
         self._ending: tuple[JsonText, list[Candidate]] | None = None  # How a free value ends.
 
     def root(self) -> _GrammarState:
-        """The end of the committed text."""
         return _GrammarState((), self._text, self._length)
 
     def follow(self, state: _GrammarState, token: int) -> _GrammarState:
-        """Any token leads on."""
         text = state.text.read(self._words.of(token))
         return _GrammarState(
             (*state.path, token), text, state.length + 1 if text is state.text else 0

@@ -86,7 +86,6 @@ class LutSource(Source):
         return self._keys.nbytes + self.token_ids.nbytes + self.probabilities.nbytes
 
     def open(self, row: RowStart) -> LutCursor:
-        """A cursor after the last tokens of the prompt."""
         before, last = (-1, -1, *row.prompt_ids[-2:])[-2:]
         return LutCursor(self, (before, last), learns=row.learns)
 
@@ -225,15 +224,12 @@ class LutCursor(Cursor):
         self._learns = learns
 
     def root(self) -> Pair:
-        """The last two committed tokens."""
         return self._pair
 
     def expand(self, state: Pair) -> list[Candidate]:
-        """The top-K after two tokens."""
         return self._source.next_tokens(state)
 
     def follow(self, state: Pair, token: int) -> Pair:
-        """Any token may have a row."""
         return (state[1], token)
 
     def observe(self, record: StepRecord) -> None:

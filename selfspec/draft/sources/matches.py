@@ -21,7 +21,6 @@ class Places:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Adds a token at the end."""
         self.token_ids.append(token)
         self._after.setdefault(token, []).append(len(self.token_ids))
 

@@ -67,7 +67,6 @@ class PredictionCursor(Cursor):
         self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def root(self) -> Whereabouts:
-        """The place of the committed text."""
         return self._end
 
     def expand(self, state: Whereabouts) -> list[Candidate]:

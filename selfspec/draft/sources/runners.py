@@ -36,7 +36,6 @@ class RunnersCursor(Cursor):
         self._runners: Runners = ()
 
     def root(self) -> Runners:
-        """The runners-up themselves."""
         return self._runners
 
     def expand(self, state: Runners) -> list[Candidate]:

@@ -16,8 +16,6 @@ from selfspec.weights.streamed.files import BLOCK, Shard, aligned_buffer
 from selfspec.weights.streamed.layer_weights import LayerWeights
 from selfspec.weights.streamed.memory_plan import NUM_BUFFERS
 
-__all__ = ["Buffers", "CudaBuffers"]
-
 _SHARE_OF_FREE = 0.5  # Pinned copies of layers take at most half of the CPU's free memory.
 
 
@@ -51,7 +49,6 @@ class Buffers:
         """What is computed from now on does not use the buffer."""
 
     def close(self) -> None:
-        """Closes the files."""
         for shard in self._shards:
             shard.close()
 

@@ -27,16 +27,6 @@ from transformers.utils import (
 from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
-__all__ = [
-    "BLOCK",
-    "Shard",
-    "StoredTensor",
-    "aligned_buffer",
-    "find_files",
-    "in_blocks",
-    "stored_bytes",
-]
-
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 _CHUNK = 1 << 25  # One read takes at most this many bytes.
 _HOW_TO_MEND = "download the model again, or save it anew with save_pretrained()"
@@ -52,12 +42,10 @@ class StoredTensor(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
         return prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it takes in the file."""
         return self.numel * self.dtype.itemsize
 
     def part(self, which: int, number: int) -> StoredTensor:
@@ -87,7 +75,6 @@ class Shard:
         return str(self.path.resolve()), *self._state
 
     def close(self) -> None:
-        """Closes the file; nothing can be read from it any more."""
         self._file.close()
 
     def check(self) -> None:

@@ -14,8 +14,6 @@ import torch
 
 from selfspec.weights.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer, in_blocks
 
-__all__ = ["LayerWeights", "Weight", "new_scratch", "read_into"]
-
 _PART = 1 << 22  # At most this many bytes are converted at a time.
 _ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
 
@@ -29,7 +27,6 @@ class Weight(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it takes in memory."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property

@@ -39,8 +39,6 @@ from selfspec.weights.streamed.rounded_file import (
 )
 from selfspec.weights.streamed.stream import Place, Stream, attach_stream, blank
 
-__all__ = ["load_within"]
-
 _log = logging.getLogger("selfspec")
 
 

@@ -10,16 +10,6 @@ from typing import Any, NamedTuple
 
 from selfspec.errors import ConfigError
 
-__all__ = [
-    "NUM_BUFFERS",
-    "Sizes",
-    "choose_streamed",
-    "draft_model_bytes",
-    "forward_bytes",
-    "kv_bytes",
-    "text_bytes",
-]
-
 # While one layer is computed from its buffer, the next layer is read into the other buffer.
 NUM_BUFFERS = 2
 

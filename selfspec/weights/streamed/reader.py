@@ -18,8 +18,6 @@ from typing import NamedTuple
 from selfspec.errors import WeightsError
 from selfspec.weights.streamed.buffers import Buffers
 
-__all__ = ["Reader"]
-
 _THREAD = "selfspec-reader"
 _PATIENCE = 10.0  # Seconds to wait for the end of the thread, at most.
 
@@ -112,7 +110,6 @@ class Reader:
                 item = (item + 1) % self._num_items
 
     def _fill(self, job: _Job) -> None:
-        """Fills a buffer, in the thread."""
         if not job.filled.set_running_or_notify_cancel():
             return
         start = perf_counter()

@@ -27,8 +27,6 @@ from selfspec.weights.rounding import Numbers
 from selfspec.weights.streamed.files import Shard, StoredTensor, aligned_buffer
 from selfspec.weights.streamed.layer_weights import new_scratch, read_into
 
-__all__ = ["is_rounded", "plan_rounded", "rounded_file"]
-
 _log = logging.getLogger("selfspec")
 
 _VERSION = 2  # Another way of rounding, or of writing, needs another number.

@@ -23,8 +23,6 @@ from selfspec.weights.held_weight import FileWeight, set_data
 from selfspec.weights.streamed.buffers import Buffers
 from selfspec.weights.streamed.reader import Reader
 
-__all__ = ["Place", "Stream", "Traffic", "attach_stream", "blank", "is_streamed", "traffic"]
-
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
     MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load()",
