@@ -43,13 +43,13 @@ class SpecConfig:
             "heads": what heads say that come with the model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
-        forward: How the model is run over drafts: "auto", "eager", "packed" or "graph". "auto":
+        forward: How drafts are run: "auto", "eager", "packed" or "graph". "auto":
             captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
             quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
             from the start, and go on eagerly if that can't be.
-        compile: Compile the layers of captured forwards with torch, each kind once for all. True:
-            before the first text. "auto": once such forwards have decoded for 200 seconds.
-            Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on a card.
+        compile: Let torch compile the layers of captured forwards. Each kind of layer is compiled
+            once. True: before the first text. "auto": once such forwards have decoded for 200
+            seconds. Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on a card.
             Why layers are not compiled is in `spec.stats.eager_reason`.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.

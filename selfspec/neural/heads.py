@@ -16,7 +16,7 @@ from selfspec.compat.heads import load_heads, new_kv_of_heads, num_heads, read_b
 from selfspec.draft.sources.source import RowStart
 from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.machine.device import upload
+from selfspec.machine.device import own_seed, upload
 from selfspec.machine.memory import free_memory
 from selfspec.neural.small_model import likeliest
 from selfspec.records import HEADS, Likely
@@ -41,7 +41,8 @@ def find_heads(model: Any) -> Any | str:
     if num_bytes > _SHARE_OF_FREE * free:
         return f"they take {num_bytes:,} bytes, more than a quarter of the free memory"
     try:
-        heads = load_heads(model)
+        with own_seed(None, [last[0].device]):  # Making modules may draw random numbers.
+            heads = load_heads(model)
         heads.layers.to(last[0].device, model.dtype).eval()  # The rest of it is the model's own.
         HeadText(heads, [0, 0], last[0].new_zeros(2, heads.config.hidden_size)).chain(0, 1)
     except Exception as error:  # Transformers reads each family's files by rules of its own.

@@ -79,8 +79,9 @@ def test_heads_of_a_checkpoint_draft_what_stock_drafts(
     save_file(load_file(file) | held, file, metadata={"format": "pt"})
     monkeypatch.setattr(type(made), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.2.*"])
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    spec = SelfSpec(sources=("heads",), forward="eager", **FIXED)
+    spec, drawn = SelfSpec(sources=("heads",), forward="eager", **FIXED), torch.get_rng_state()
     both = run_both(model, prompt(), spec, **GREEDY)
+    assert torch.equal(torch.get_rng_state(), drawn)  # Loading heads draws nothing of the user's.
     mtp = run(model, prompt(), use_mtp=True, **GREEDY)
     ours = run(model, prompt(), use_mtp=True, custom_generate=spec, **GREEDY)
     assert both.stats.heads_reason is None
