@@ -49,8 +49,8 @@ class SpecConfig:
             from the start, and go on eagerly if that can't be.
         compile: Let torch compile the layers of captured forwards. Each kind of layer is compiled
             once. True: before the first text. "auto": once such forwards have decoded for 200
-            seconds. Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on a card.
-            Why layers are not compiled is in `spec.stats.eager_reason`.
+            seconds. Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on
+            a card. Why layers are not compiled is in `spec.stats.eager_reason`.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
