@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.modeling_layers import MtpModel
 
-from selfspec.compat.heads import num_heads
+from selfspec.compat.heads import RUNS_HEADS, num_heads
 from selfspec.neural import heads as module
 from tests.fakes import new_model
 
@@ -27,6 +27,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "inkling": {"num_mtp_layers": 2},
     "step3p7": {},
 }
+
+needs_heads = pytest.mark.skipif(not RUNS_HEADS, reason="this transformers runs no heads alone")
 
 
 def model_with_heads(family: str = "deepseek-v3", number: int | None = None) -> Any:

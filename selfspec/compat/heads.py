@@ -1,6 +1,6 @@
 """The heads for several tokens that come with a model, as transformers itself runs them.
 
-It calls them multi-token prediction (MTP). All versions that are supported have it.
+It calls them multi-token prediction (MTP). In 5.17 its code needs more than a text and its states.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ import torch
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
+# A head is run by a method of its own in 5.24, and not in 5.17.
+RUNS_HEADS = hasattr(MtpModel, "forward_layer")
+
 
 def num_heads(model: Any) -> int:
-    """How many heads the config promises in a form that transformers can run."""
+    """How many heads the config promises in a form that this transformers can run."""
+    if not RUNS_HEADS:
+        return 0
     return getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None) or 0
 
 

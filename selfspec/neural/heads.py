@@ -31,7 +31,7 @@ def find_heads(model: Any) -> Any | str:
     """The heads of a model, loaded and tried; or why it has none."""
     number = num_heads(model)
     if not number:
-        return "its config names no heads that transformers can run"
+        return "its config names no heads that this transformers can run"
     if is_streamed(model):
         return "its weights are streamed, and its head is not always there"
     if not model.config.name_or_path:

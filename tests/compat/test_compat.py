@@ -40,7 +40,7 @@ from selfspec.draft.sources.grammar import TokenBytes
 from selfspec.forward.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
-from tests.heads import heads_of, model_with_heads
+from tests.heads import heads_of, model_with_heads, needs_heads
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
@@ -695,6 +695,7 @@ def test_a_cache_is_taken_and_given_under_both_names(name):
 # --- heads
 
 
+@needs_heads
 def test_heads_of_a_config_without_files_can_not_be_loaded():
     assert heads.num_heads(tiny_model()) == 0
     model = model_with_heads(number=2)
@@ -703,6 +704,7 @@ def test_heads_of_a_config_without_files_can_not_be_loaded():
         heads.load_heads(model)
 
 
+@needs_heads
 def test_heads_read_a_text_in_parts_whose_guesses_are_taken_back():
     """The second head reads what the first one guesses at the end, which then has to go."""
     found = heads_of(model_with_heads(number=2)).eval()

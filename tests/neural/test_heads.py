@@ -8,8 +8,9 @@ import torch
 from selfspec.neural import heads as module
 from selfspec.neural.heads import HeadText, find_heads
 from tests.fakes import tiny_model
-from tests.heads import FAMILIES, heads_of, model_with_heads
+from tests.heads import FAMILIES, heads_of, model_with_heads, needs_heads
 
+pytestmark = needs_heads
 PARENTS, PATHS = [-1, 0, 0, 1, 3, 2], [[0], [0, 1, 3], [0, 2, 5], [0, 1]]
 
 
