@@ -37,6 +37,7 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
+    slow,
 )
 from tests.streamed import least_memory, load_tightly, saved_model
 
@@ -63,7 +64,7 @@ def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     assert both.stats.forward == "packed"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow(kind) if kind == "llama, tied" else kind for kind in KINDS])
 def test_logits_do_not_depend_on_how_many_tokens_a_forward_has(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,16 +94,15 @@ def logits_by(width: int, model: Any, ids: torch.Tensor, num_before: int) -> tor
 
 def test_trees_of_any_width(tmp_path: Path) -> None:
     model, options = loaded(tmp_path), {**GREEDY, "max_new_tokens": 100}
-    for seed in range(3):
-        inputs = prompt(seed=seed)
-        stock = run(model, inputs, **options)
-        spec = doubting(stock.ids, inputs, max_nodes=100)
-        with recorded_forwards(model) as widths:
-            ours = run(model, inputs, assistant=spec, **options)
-        assert_same_ids(ours.ids, stock.ids)
-        assert sum(width > 64 for width in widths) > 10
+    stock = run(model, prompt(), **options)
+    spec = doubting(stock.ids, prompt(), max_nodes=100)
+    with recorded_forwards(model) as widths:
+        ours = run(model, prompt(), assistant=spec, **options)
+    assert_same_ids(ours.ids, stock.ids)
+    assert sum(width > 64 for width in widths) > 10
 
 
+@pytest.mark.slow
 def test_a_model_that_is_unpickled_in_another_process(tmp_path: Path) -> None:
     """It has ordinary weights, with the values of the rounded ones."""
     ids = torch.arange(9)[None]
@@ -129,7 +129,7 @@ def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
         assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, tied", "gemma2", "lfm2"])
+@pytest.mark.parametrize("kind", ["llama", slow("llama, tied"), slow("gemma2"), "lfm2"])
 def test_layers_that_are_read_from_disk(kind: str, call: Call, tmp_path: Path) -> None:
     """The bits are those of the same weights in memory, whichever layers are streamed.
 
@@ -167,7 +167,7 @@ def test_rounded_weights_are_written_once_for_each_state_of_the_files(
         if not (tmp_path / name).is_dir():
             saved_model(tmp_path / name, hidden_act="silu" if name == "a" else "gelu")
         model = load_tightly(tmp_path / name, weights="int8")
-        texts.append(run(model, prompt(), **GREEDY).ids)
+        texts.append(run(model, prompt(), max_new_tokens=6, **GREEDY).ids)
         assert len(list(user.glob("*.weights"))) == max(number - 1, 1)
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
@@ -180,7 +180,7 @@ def zeroed(data: bytes) -> bytes:
     return data[:5000] + bytes(2000) + data[7000:]
 
 
-@pytest.mark.parametrize("damage", [zeroed, lambda data: data[:-1], lambda _data: b""])
+@pytest.mark.parametrize("damage", [zeroed, lambda data: data[:-1]])
 def test_a_damaged_file_is_made_anew(
     damage: Callable[[bytes], bytes], tmp_path: Path, user: Path
 ) -> None:

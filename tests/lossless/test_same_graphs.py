@@ -83,7 +83,7 @@ def test_texts_that_cross_length_buckets(
 
 
 @pytest.mark.parametrize("num_rows", [1, slow(3)])
-@pytest.mark.parametrize("kind", ["bare", "configured"])
+@pytest.mark.parametrize("kind", ["bare", slow("configured")])
 @pytest.mark.parametrize("name", ["gemma3", slow("llama"), slow("mistral")])
 def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]) -> None:
     """Three turns; the KV that each hands back is the next one's."""
@@ -112,8 +112,7 @@ def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
     assert both.stats.nodes_per_step > 9
 
 
-@pytest.mark.parametrize("asked", [GREEDY, SAMPLE], ids=["greedy", "sample"])
-@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize(("num_rows", "asked"), [(1, GREEDY), (2, SAMPLE)])
 def test_a_draft_model_beside_captured_graphs(
     num_rows: int, asked: dict[str, Any], log: list[str]
 ) -> None:

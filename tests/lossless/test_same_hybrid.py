@@ -193,7 +193,7 @@ def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> No
     model, inputs = tiny_model(name), prompt()
     whole = run(model, inputs, **GREEDY).ids
     prediction = edited(whole[0, NUM_COLUMNS:].tolist())
-    for at in range(2, 6):
+    for at in (2, 5):
         spec, kv = SelfSpec(**ALONE), DynamicCache(config=model.config)
         interrupted(model, inputs, place, at, spec, **{KV: kv, "prediction": prediction})
         num_new = kv.get_seq_length() - NUM_COLUMNS + 1
