@@ -412,12 +412,6 @@ def test_hooks_of_output_capturing_are_known():
     assert not generation.is_of_output_capturing("torch")
 
 
-def test_decoding_switches():
-    model = tiny_model("qwen3-moe")
-    with generation.decoding_switches(model), generation.decoding_switches(nn.Linear(1, 1)):
-        pass
-
-
 # --- grammars
 
 

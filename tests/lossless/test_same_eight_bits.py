@@ -256,10 +256,9 @@ def test_a_model_that_is_moved_to_meta_stays_where_it_is(tmp_path: Path) -> None
 
 
 def test_models_that_it_is_not_for(tmp_path: Path) -> None:
-    for kind, rule in (("gpt2", "most of its weights in linear layers"),):
-        saved_model(tmp_path / kind, kind)
-        with pytest.raises(UnsupportedError, match=rule):
-            load(str(tmp_path / kind), weights="int8")
+    saved_model(tmp_path, "gpt2")
+    with pytest.raises(UnsupportedError, match="most of its weights in linear layers"):
+        load(str(tmp_path), weights="int8")
 
 
 @pytest.mark.parametrize(
