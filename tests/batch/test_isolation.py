@@ -6,6 +6,7 @@ import gc
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from selfspec.forward.tree_kv import TreeKV
 from selfspec.plugin.call import Call
 from selfspec.records import Candidate
 from selfspec.row import Row
+from tests.batch.test_generate_many import alone as new_tokens
 from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES
 
@@ -101,13 +103,7 @@ def prompts(number: int = 5) -> list[list[int]]:
     return ids
 
 
-def alone(model: Any, ids: list[int], seed: int, **options: Any) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    inputs = torch.tensor([ids])
-    options = {"max_new_tokens": NUM_NEW, **options}
-    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
-    return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
+alone = partial(new_tokens, max_new_tokens=NUM_NEW)
 
 
 def wild(*sources: Source, **knobs: Any) -> SelfSpec:

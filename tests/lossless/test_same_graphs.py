@@ -19,10 +19,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
 from selfspec import SelfSpec, UnsupportedError, per_token
-from selfspec.compat.generation import KV, kv_of
+from selfspec.compat.generation import KV
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward.room import Fixed
-from selfspec.papers.self_draft import Branches
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -105,13 +104,6 @@ def test_budgets(budget: str, call: Call, log: list[str]) -> None:
         assert both.stats.forward == "graph"
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_branches_ride_along(num_rows: int, log: list[str]) -> None:
-    spec = SelfSpec(shape=Branches(), **FIXED)
-    both = run_graphs(tiny_model("gemma3"), prompt(num_rows), spec, **GREEDY)
-    assert both.stats.nodes_per_step > 9
-
-
 @pytest.mark.parametrize(("num_rows", "asked"), [(1, GREEDY), (2, SAMPLE)])
 def test_a_draft_model_beside_captured_graphs(
     num_rows: int, asked: dict[str, Any], log: list[str]
@@ -144,16 +136,6 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         inputs = prompt(num_rows, length, seed=seed)
         both = run_both(model, inputs, spec, drafts=False, seed=seed, **SAMPLE)
         assert both.stats.forward == "graph"
-
-
-@pytest.mark.slow
-def test_slots_that_moved_void_what_was_captured(log: list[str]) -> None:
-    """Three rows need new slots; then one row asks for the very shapes of before."""
-    model = tiny_model()
-    inputs = [prompt(num_rows, seed=seed) for seed, num_rows in enumerate((1, 3, 1))]
-    spec = SelfSpec(**FIXED)
-    for given in inputs:
-        run_graphs(model, given, spec, drafts=False, max_new_tokens=280, **GREEDY)
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -539,20 +521,6 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(
     gc.collect()
     assert gone() is None
     assert len(spec.models._runs) == 0
-
-
-@pytest.mark.slow
-def test_slots_take_little_more_than_the_stock_cache(log: list[str]) -> None:
-    """At the length of the whole text: the same, and room for a tree, rounded up to 64."""
-    model, inputs = tiny_model(), prompt(2, 200)
-    spec = SelfSpec(**FIXED)
-    options = {"max_new_tokens": 400, "return_dict_in_generate": True}
-    both = run_graphs(model, inputs, spec, drafts=False, **options, **GREEDY)
-    stock = kv_of(both.stock.output)
-    stock_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in stock.layers)
-    bytes_of_tree = 16 * stock_bytes / stock.get_seq_length()
-    kv = spec.models.run(model)._captured._found.kv
-    assert kv.nbytes <= 1.1 * stock_bytes + bytes_of_tree
 
 
 # costs
