@@ -29,7 +29,7 @@ from selfspec.records import Candidate
 from selfspec.row import Row
 from tests.batch.test_generate_many import alone as new_tokens
 from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
-from tests.lossless.same import MODES
+from tests.lossless.same import MODES, slow
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
@@ -352,7 +352,7 @@ def test_a_forward_that_fails_over_one_row_alone(
     assert answers[1].ids
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", ["llama", slow("mistral")])
 def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the row that needs them fails: the others have their places."""
     model, asked = tiny_model(name), {0: 20, 1: 300, 2: 20}
