@@ -98,7 +98,7 @@ class Tables(Source):
         self._rows: dict[int, dict[int, float]] = {}
 
     def open(self, row: RowStart) -> TablesCursor:
-        return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1, learns=row.learns)
+        return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Takes in what the model predicted after each last token."""
@@ -151,8 +151,8 @@ class Tables(Source):
 class TablesCursor(Cursor):
     """The end of one row's text, which is its last token."""
 
-    def __init__(self, tables: Tables, last: int, *, learns: bool) -> None:
-        self._tables, self._last, self._learns = tables, last, learns
+    def __init__(self, tables: Tables, last: int) -> None:
+        self._tables, self._last = tables, last
 
     def root(self) -> int:
         return self._last
@@ -164,8 +164,6 @@ class TablesCursor(Cursor):
         return token
 
     def observe(self, record: StepRecord) -> None:
-        if self._learns and (lesson := record.lesson):
-            self._tables.observe_pairs(lesson.pairs, lesson.top)
         self._last = record.committed_ids[-1]
 
 
