@@ -36,8 +36,6 @@ Listener: TypeAlias = Callable[[StepRecord], None]
 Committed: TypeAlias = tuple[Row, StepRecord]
 
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
-# Tables that learn a step late name fewer right tokens, as if steps took 4 % longer.
-_LATE_COSTS = 0.04
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +54,10 @@ class Engine:
     rows out that have stopped. Rows that move together are all of the batch, and none of them
     leaves before the last.
     """
+
+    # Tables that learn a step late name fewer right tokens, as if steps took longer: by this share,
+    # and by this one for each node.
+    late_costs = (0.02, 0.001)
 
     def __init__(
         self,
@@ -209,10 +211,11 @@ class Engine:
         took = StepTime(width, drafted - prepared, done - drafted - backend.setting_up)
         if _RETRY not in laps.seconds:
             step.observe(took, [record for _, record in committed])
-            # What would be hidden is what the device was waited for in vain.
-            waited = laps.seconds["verify"] + is_late * self._taught
-            hidden = min(self._taught, waited)
-            self._gain.observe(hidden - _LATE_COSTS * (took.drafting + took.rest), 1.0)
+            # While the device is waited for, there is time to learn.
+            hidden = min(self._taught, laps.seconds["verify"] + is_late * self._taught)
+            always, for_each = self.late_costs
+            costs = (always + for_each * width) * (took.drafting + took.rest)
+            self._gain.observe(hidden - costs, 1.0)
         done = laps.end("learn")
         for row, record in committed:
             row.stats.count_step(record)

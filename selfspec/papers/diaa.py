@@ -9,10 +9,11 @@ path π is scored (equation 2) by
 
     s(π) = Π p_draft(x_i | x_<i) · δ^(|π| - 1) · Π α^(rank_i - 1).
 
-Paths below a threshold τ are pruned, but the first level is always there. A tree may keep its shape
-for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache. Here
-one stream does all of it in order: a second one made steps on an H200 no shorter, and tables that
-learn a step late name fewer right tokens (docs/log.md has both).
+Paths below a threshold τ are pruned, but the first level is always there. A tree may keep its
+shape for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache on
+streams of its own. Here tables are in the CPU's memory, and a second stream for KV made steps on an
+H200 no shorter. What is worth hiding is learning: `Engine` lets the tables learn while a GPU works
+on the next forward, where that saves more time than it costs tokens (docs/log.md).
 
 ``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up; its tables were filled from
 ShareGPT, in place of which there is the recipe `dialogue` of ``selfspec cache build``.
