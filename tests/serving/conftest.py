@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
 
+from openai import OpenAI
 from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
@@ -147,3 +148,9 @@ def served(chat_folder: str) -> Iterator[Served]:
     served.thread.start()
     with served.client:
         yield served
+
+
+@pytest.fixture
+def client(served: Served) -> OpenAI:
+    """OpenAI's own, of that server."""
+    return OpenAI(base_url="http://localhost/v1", api_key="none", http_client=served.client)
