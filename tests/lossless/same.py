@@ -45,9 +45,9 @@ def slow(*values: Any) -> Any:
 FEW = ("llama", "gemma3", "gpt2", "qwen3-moe", "phi3", "deepseek-v3", "gpt-oss")
 
 
-def few(names: Iterable[str]) -> list[Any]:
+def few(names: Iterable[str], tried: Sequence[str] = FEW) -> list[Any]:
     """Parameters of a test of architectures, of which only some are tried by default."""
-    return [name if name in FEW else slow(name) for name in names]
+    return [name if name in tried else slow(name) for name in names]
 
 
 def some(seeds: range) -> list[Any]:
@@ -128,7 +128,7 @@ _known: WeakKeyDictionary[Any, dict[Hashable, Outcome]] = WeakKeyDictionary()
 
 def _key_of(model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Hashable:
     """What a call of stock depends on; None where it may depend on more, or is not stock's."""
-    if model not in SHARED or "generate" in vars(model):
+    if model not in SHARED or {"generate", "_get_candidate_generator"} & vars(model).keys():
         return None
     if any(part._forward_hooks or part._forward_pre_hooks for part in model.modules()):
         return None

@@ -14,7 +14,7 @@ from selfspec.forward.costs import Costs
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.plugin import spec as spec_module
 from tests.fakes import WildSource, new_model, prompt, tiny_model
-from tests.lossless.same import MODES, NUM_NEW, Call, doubting, knowing, run, run_both, slow
+from tests.lossless.same import MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
 from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
 
@@ -49,7 +49,7 @@ def test_one_fitted_shape(call: Call) -> None:
     assert chains.stats.nodes_per_step <= 2
 
 
-@pytest.mark.parametrize("name", [x if x in ("llama", "gemma3") else slow(x) for x in BRANCHING])
+@pytest.mark.parametrize("name", few(BRANCHING, ("llama", "gemma3")))
 def test_measured_on_every_architecture(name: str) -> None:
     model, inputs = tiny_model(name), prompt(3)
     spec = SelfSpec(budget="measured", max_nodes=64)
