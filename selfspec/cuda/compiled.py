@@ -23,9 +23,9 @@ from selfspec.ability.trials import prefilled
 from selfspec.compat.compilers import compiled, missing_compiler, tracing
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.backends import TreeBackend
-from selfspec.forward.eager import Logits
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes, num_readable
+from selfspec.forward.room import Fixed
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
@@ -160,46 +160,41 @@ def _of_class(kind: Any) -> Callable[..., Any]:
 
 
 @torch.no_grad()
-def trial(
-    model: Any, attention: AttentionTypes, forwards: Any, layers: CompiledLayers
-) -> str | None:
-    """Compiles the layers, and says why they must not be used; None if they may be.
+def trial(model: Any, attention: AttentionTypes, runner: Any) -> str | None:
+    """Lets a runner that no call uses compile its layers; says why they must not be used, if so.
 
     Their logits may differ from those of the layers as they are by about as much as these differ
     from themselves in a forward of another width.
     """
-    start = perf_counter()
-    forward = _chains(model, attention, forwards)
-    own = {width: forward(width, None) for width in _WIDTHS}
-    ours = {width: forward(width, layers) for width in _WIDTHS}
+    start, layers = perf_counter(), CompiledLayers.of(model)
+    if isinstance(layers, str):
+        return layers
+    own = _chains(model, attention, runner)
+    runner.use(layers)
+    ours = _chains(model, attention, runner)
     _log.info("compiling layers took %.1f s", perf_counter() - start)
-    if not layers.is_of_use:
-        return layers.reason
-    wide, narrow = own.values()
+    if runner.reason or not layers.is_of_use:
+        return runner.reason or layers.reason
+    wide, narrow = own
     noise = (wide[:, : narrow.shape[1]] - narrow).abs().max()
     step = torch.finfo(wide.dtype).eps * wide.abs().max()
     allowed = torch.maximum(_TIMES * noise, _STEPS * step)
-    far = max((ours[width] - own[width]).abs().max() for width in _WIDTHS)
+    far = torch.stack([(a - b).abs().max() for a, b in zip(own, ours, strict=True)]).max()
     if bool(far <= allowed):  # False for NaN, too.
         return None
     return f"its compiled layers differ from its own by {far:.2g}, where {allowed:.2g} is rounding"
 
 
-def _chains(
-    model: Any, attention: AttentionTypes, forwards: Any
-) -> Callable[[int, CompiledLayers | None], torch.Tensor]:
-    """Gives the logits (1, W, V) of a chain of a width after a short prompt, by some layers."""
-    prompt = [token % num_readable(model) for token in range(_PROMPT)]
-    kv = prefilled(model, prompt, TrialLayers.whole())
-    backend = TreeBackend(model, attention, forwards)
+def _chains(model: Any, attention: AttentionTypes, runner: Any) -> list[torch.Tensor]:
+    """The logits (1, W, V) of a chain of each width after a short prompt."""
+    tokens = [token % num_readable(model) for token in range(max(_PROMPT, *_WIDTHS))]
+    kv = prefilled(model, tokens[:_PROMPT], TrialLayers.whole())
+    runner.kv.policy = Fixed()
+    backend, found = TreeBackend(model, attention, runner), []
     rows = backend.add(kv, torch.tensor([[_PROMPT]], device=model.device))
-
-    def logits(width: int, layers: CompiledLayers | None) -> torch.Tensor:
+    for width in _WIDTHS:
         tree = DraftTree.of_root(0)
         for node in range(1, width):
-            tree.add(node - 1, node % num_readable(model), 1.0)
-        forwards.layers = layers
-        run: Logits = backend.lay_out(rows, [tree])
-        return backend.forward(run).logits.clone()
-
-    return logits
+            tree.add(node - 1, tokens[node], 1.0)
+        found.append(backend.forward(backend.lay_out(rows, [tree])).logits.clone())
+    return found

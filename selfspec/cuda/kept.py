@@ -20,11 +20,11 @@ from selfspec.ability.state import addresses_of, state_of
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
-from selfspec.cuda.compiled import CompiledLayers, trial
+from selfspec.cuda.compiled import trial
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.machine.device import Repeating, device_for
+from selfspec.machine.device import device_for
 
 
 class KeptRunner:
@@ -34,7 +34,13 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
-        self.layers_reason: str | None = None  # Why the layers are not compiled, once asked for.
+        self._refused: str | None = None  # Why no layers are compiled, once they were asked for.
+
+    @property
+    def layers_reason(self) -> str | None:
+        """Why layers are not compiled, or some of them are not; None if nobody has asked."""
+        layers = getattr(self._found, "layers", None)
+        return self._refused if layers is None else layers.reason
 
     @contextmanager
     def borrow(
@@ -60,7 +66,7 @@ class KeptRunner:
         state = state_of(model), addresses_of(model)
         if state != self._state:
             # This frees the old runner before there is a new one.
-            self._state, self._found, self.layers_reason = None, "", None
+            self._state, self._found, self._refused = None, "", None
             try:
                 self._found = _tried(model, attention)
             except BrokenTrial as broken:
@@ -73,21 +79,15 @@ class KeptRunner:
 
     def _compile(self, model: Any, attention: AttentionTypes, runner: StaticRunner) -> None:
         """Lets the runner run compiled layers if a trial finds nothing against them."""
-        if runner.layers is not None or self.layers_reason is not None:
+        if runner.layers is not None or self._refused is not None:
             return
-        layers = CompiledLayers.of(model)
-        if isinstance(layers, str):
-            self.layers_reason = layers
-            return
-        tried = StaticRunner(attention, Repeating(), model.device)
         try:
             with decoding_switches(model):
-                self.layers_reason = trial(model, attention, tried, layers)
+                self._refused = trial(model, attention, runner)
         except Exception as error:  # The captured forwards of before go on.
-            self.layers_reason = f"trying them fails ({type(error).__name__})"
-        if self.layers_reason is None:
-            runner.use(layers)
-            self.layers_reason = layers.reason  # Of the kinds that stay as they are.
+            self._refused = f"trying them fails ({type(error).__name__})"
+        if self._refused is not None:
+            runner.use(None)
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
