@@ -34,7 +34,7 @@ from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
-from selfspec.forward.room import Fixed, Growing, Limits, Shared
+from selfspec.forward.room import Growing, Limits, Shared
 from selfspec.machine.device import device_for
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.neural.hidden_map import HiddenStateSource
@@ -276,13 +276,12 @@ class ModelRunner:
         elif captures and shows_states:
             lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
         elif captures and attention is not None:
-            lent = self._captured.borrow(model, attention, compiles=compiles)
+            lent = self._captured.borrow(model, attention, limits, compiles=compiles)
         with uncompiled(model), lent as found:
             self._renew()
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=self._checked(found))
             elif isinstance(found, StaticRunner):
-                found.kv.policy = Fixed(limits)
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, found, strict=strict)
                 self._captured_seconds += perf_counter() - start

@@ -20,10 +20,11 @@ from selfspec.ability.state import addresses_of, state_of
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
-from selfspec.cuda.compiled import trial
+from selfspec.cuda.compiled import compile_layers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.room import Fixed, Limits
 from selfspec.machine.device import device_for
 
 
@@ -44,9 +45,9 @@ class KeptRunner:
 
     @contextmanager
     def borrow(
-        self, model: Any, attention: AttentionTypes, *, compiles: bool = False
+        self, model: Any, attention: AttentionTypes, limits: Limits | None, *, compiles: bool
     ) -> Iterator[StaticRunner | str]:
-        """Yields the runner for one call, or why that call can't have it.
+        """Yields the runner for one call or session, or why that can't have it.
 
         With `compiles`, its layers are compiled first, if they can be and were not yet.
         """
@@ -55,8 +56,10 @@ class KeptRunner:
             return
         try:
             found = _capture_reason(model, attention) or self._fresh(model, attention)
-            if compiles and not isinstance(found, str):
-                self._compile(model, attention, found)
+            if isinstance(found, StaticRunner):
+                if compiles and found.layers is None and self._refused is None:
+                    self._refused = compile_layers(model, attention, found, limits)
+                found.kv.policy = Fixed(limits)
             yield found
         finally:
             self._lock.release()
@@ -76,18 +79,6 @@ class KeptRunner:
             # Without graphs, eager forwards are faster than those over fixed slots.
             self._found = self._found.reason
         return self._found
-
-    def _compile(self, model: Any, attention: AttentionTypes, runner: StaticRunner) -> None:
-        """Lets the runner run compiled layers if a trial finds nothing against them."""
-        if runner.layers is not None or self._refused is not None:
-            return
-        try:
-            with decoding_switches(model):
-                self._refused = trial(model, attention, runner)
-        except Exception as error:  # The captured forwards of before go on.
-            self._refused = f"trying them fails ({type(error).__name__})"
-        if self._refused is not None:
-            runner.use(None)
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
