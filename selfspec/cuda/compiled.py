@@ -198,7 +198,7 @@ def _chains(
     tokens, found = [token % num_readable(model) for token in range(max(_PROMPT, *_WIDTHS))], []
     for num_rows in range(1, min(2, 1 if limits is None else limits.max_rows) + 1):
         kv = prefilled(model, tokens[:_PROMPT], TrialLayers.whole(), num_rows)
-        positions = torch.full((num_rows, 1), _PROMPT, device=model.device)
+        positions = torch.tensor([[_PROMPT]] * num_rows, device=model.device)
         runner.kv.policy = Fixed(limits)
         backend = TreeBackend(model, attention, runner)
         rows = backend.add(kv, positions, max_columns=_PROMPT + max(_WIDTHS))
