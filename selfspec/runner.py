@@ -279,12 +279,13 @@ class ModelRunner:
             lent = self._captured.borrow(model, attention, limits, compiles=compiles)
         with uncompiled(model), lent as found:
             self._renew()
-            if attention is None:
-                yield ChainBackend(model, kind=self.forward_kind, reason=self._checked(found))
-            elif isinstance(found, StaticRunner):
+            if isinstance(found, StaticRunner):
+                assert attention is not None
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, found, strict=strict)
                 self._captured_seconds += perf_counter() - start
+            elif attention is None:
+                yield ChainBackend(model, kind=self.forward_kind, reason=self._checked(found))
             else:
                 policy = Growing() if limits is None else Shared(limits)
                 asked: Any = {"kind": self.forward_kind, "reason": self._checked(found)}

@@ -118,12 +118,13 @@ class CompiledLayers:
     ) -> Any:
         """A layer's forward, compiled with its own keys and values in place of the whole cache."""
         layer, kind, (whole, own) = self._layers[index], self._kinds[index], caches
+        of: Any = type(layer)
         if kind in self._broken or threading.get_ident() != owner:
             return stock(*args, **kwargs)
         swapped = [own if arg is whole else arg for arg in args]
         named = {name: own if arg is whole else arg for name, arg in kwargs.items()}
         try:
-            return run_compiled(_of_class(type(layer)), layer, *swapped, **named)
+            return run_compiled(_of_class(of), layer, *swapped, **named)
         except Exception as error:  # What can't be traced fails in any way.
             if is_out_of_memory(error):
                 raise

@@ -211,7 +211,7 @@ def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
     rows, width, lead, num_types = shape
     nodes, front, positions, by_type, words = torch.split(flat, shape.sizes)
     ids, depths = nodes.view(2, rows, width).unbind()
-    types = by_type.view(num_types, -1).split([rows, rows, width, 1], dim=1)
+    types = torch.split(by_type.view(num_types, -1), [rows, rows, width, 1], dim=1)
     unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
     return _Inputs(
         ids,
