@@ -32,9 +32,10 @@ def tracing() -> Iterator[None]:
     """
     import torch._dynamo.config as of_dynamo
     import torch._inductor.config as of_inductor
+    import torch.compiler.config as of_compiler
 
     wanted: list[tuple[Any, str, Any]] = [
-        (torch.compiler.config, "dynamic_sources", r".*\.layer_idx?$"),
+        (of_compiler, "dynamic_sources", r".*\.layer_idx?$"),
         (of_dynamo, "recompile_limit", _MOST_GRAPHS),
         (of_inductor, "emulate_precision_casts", True),
     ]

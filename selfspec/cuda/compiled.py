@@ -79,8 +79,7 @@ class CompiledLayers:
         """Those of a model, or why it has none."""
         if missing := missing_compiler(model.device):
             return missing
-        layers = layers_of(model)
-        if layers is None:
+        if (layers := layers_of(model)) is None:
             return "its layers are in several lists"
         return cls(layers, kinds_of(model, layers))
 
@@ -94,9 +93,9 @@ class CompiledLayers:
         """Inside, this thread's forwards over `kv` run compiled layers."""
         assert kv.layout is not None
         before = [vars(layer).get("forward") for layer in self._layers]
+        owner = threading.get_ident()
         for index, layer in enumerate(self._layers):
             caches = kv.cache, LayerKV(kv.cache.layers[index], kv.layout)
-            owner = threading.get_ident()
             layer.forward = partial(self._run, owner, index, layer.forward, caches)
         try:
             yield
@@ -171,8 +170,7 @@ def _trial(model: Any, attention: AttentionTypes, runner: Any, limits: Limits | 
     """Runs compiled layers for the first time, and says why they must not be used, if so.
 
     Where rows come and go, what several rows need is compiled too. Logits may differ from those of
-    the layers as they are by about as much as these differ from themselves in a forward of another
-    width.
+    the layers as they are by about as much as these differ between forwards of two widths.
     """
     layers = CompiledLayers.of(model)
     if isinstance(layers, str):
