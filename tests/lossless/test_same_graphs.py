@@ -96,7 +96,7 @@ def test_a_chat_on_one_cache(name: str, kind: str, num_rows: int, log: list[str]
     assert_same_kv(ours[1], stock[1])
 
 
-@pytest.mark.parametrize("budget", ["fixed", "measured"])
+@pytest.mark.parametrize("budget", [slow("fixed"), "measured"])
 def test_budgets(budget: str, call: Call, log: list[str]) -> None:
     model, inputs = tiny_model(), call.inputs
     stock = run(model, inputs, **call.options)
@@ -140,7 +140,7 @@ def test_each_call_starts_from_clean_slots(log: list[str]) -> None:
         assert both.stats.forward == "graph"
 
 
-@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("order", [1, slow(-1)])
 def test_inference_mode_and_back(order: int, log: list[str]) -> None:
     model, spec = new_model("gemma3"), SelfSpec()
     for mode in (torch.inference_mode, torch.no_grad)[::order]:
@@ -313,10 +313,9 @@ def test_a_model_that_can_not_be_captured_goes_on_eagerly(
     model = new()
     prepare(model)
     spec = SelfSpec()
-    for _ in range(2):
-        both = run_both(model, prompt(3), spec, drafts=False, **GREEDY)
-        assert both.stats.forward == "eager"
-        assert reason in str(both.stats.eager_reason)
+    both = run_both(model, prompt(2), spec, drafts=False, **GREEDY)
+    assert both.stats.forward == "eager"
+    assert reason in str(both.stats.eager_reason)
     assert "replay" not in log
     strict = SelfSpec(strict=True, forward="graph")
     with pytest.raises(UnsupportedError, match="strict=True"):
