@@ -86,7 +86,7 @@ class Shard:
             )
 
     def read(self, start: int, into: torch.Tensor) -> None:
-        """Fills bytes (N,) on the CPU with those from `start` on; fewer at the end of the file.
+        """Fills bytes (N,) with those from `start` on; fewer at the end of the file.
 
         `start`, N and the address of the bytes must be multiples of `BLOCK`.
         """
@@ -159,10 +159,10 @@ def in_blocks(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK) * BLOCK
 
 
-def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:
-    """Bytes (N,) on the CPU that direct reads can fill; N is a multiple of `BLOCK`."""
+def aligned_buffer(num_bytes: int) -> torch.Tensor:
+    """Bytes (N,) that direct reads can fill; N is a multiple of `BLOCK`."""
     num_bytes = in_blocks(num_bytes)
-    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, device="cpu")
     first = -buffer.data_ptr() % BLOCK
     return buffer[first : first + num_bytes]
 

@@ -20,12 +20,12 @@ from torch import nn
 from selfspec.compat.modules import MOVES, hooks_on
 from selfspec.errors import UnsupportedError
 from selfspec.weights.held_weight import FileWeight, set_data
-from selfspec.weights.streamed.buffers import Buffers
+from selfspec.weights.streamed.layer_weights import Buffers
 from selfspec.weights.streamed.reader import Reader
 
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
-    MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load()",
+    MOVES: "a streamed model can't be moved or cast; name dtype= to load()",
     "push_to_hub": f"{_CANT_SAVE}; push those",
     "save_pretrained": f"{_CANT_SAVE}; copy those",
     "state_dict": f"{_CANT_SAVE}; read those",
@@ -112,10 +112,10 @@ def attach_stream(
         vars(model)[name] = _Refusal(reason)
 
 
-def blank(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+def blank(weight: torch.Tensor) -> torch.Tensor:
     """A tensor of the same shape that takes no memory and reads as NaN, so that mistakes show."""
     value = float("nan") if weight.is_floating_point() else 0
-    return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
+    return torch.full((), value, dtype=weight.dtype, device="cpu").expand(weight.shape)
 
 
 def is_streamed(model: Any) -> bool:

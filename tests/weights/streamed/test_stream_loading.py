@@ -225,20 +225,6 @@ def test_memory_stays_within_the_budget(tmp_path):
     assert taken < budget + 20 * 10**6
 
 
-@pytest.mark.gpu
-def test_on_a_gpu(folder):
-    """From pinned memory, and from files through it."""
-    stock = run(load_tightly(folder), prompt(), **GREEDY).ids
-    for share in (0.5, 0.0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("selfspec.weights.streamed.buffers._SHARE_OF_FREE", share)
-            model = load_tightly(folder, device="cuda")
-        inputs = {name: ids.to("cuda") for name, ids in prompt().items()}
-        for _ in range(3):
-            got = model.generate(**inputs, max_new_tokens=40, do_sample=False)
-            assert torch.equal(got.cpu(), stock)
-
-
 def test_detach_lets_go_of_a_model_at_once(folder):
     """An attached model refers to itself, and would wait for the garbage collector."""
     model = attach(load_tightly(folder))
