@@ -150,7 +150,7 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
     ids = _probe_ids(model)
     assert ids is not None
     with torch.no_grad():
-        return _attempt(check_tree, model, ids, types, TrialLayers.whole(), new_backend)
+        return _attempt(check_tree, model, ids, types, TrialLayers(), new_backend)
 
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:

@@ -37,11 +37,6 @@ class TrialLayers:
     num_layers: int | None = None
 
     @classmethod
-    def whole(cls) -> TrialLayers:
-        """All layers, and the head."""
-        return cls()
-
-    @classmethod
     def of(cls, model: Any) -> TrialLayers:
         """The first layers of this model that include each kind; all if the kinds are unknown.
 
@@ -50,16 +45,16 @@ class TrialLayers:
         plain step.
         """
         if model.config.is_encoder_decoder:  # Its layers are in two parts.
-            return cls.whole()
+            return cls()
         config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
         if layers is None or shares_kv or _wants_whole_forwards(model):
-            return cls.whole()
+            return cls()
         kinds = kinds_of(model, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
         # A whole forward of a streamed model reads all of it from disk.
         if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
-            return cls.whole()
+            return cls()
         return cls(layers[needed - 1], needed)
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -190,7 +190,7 @@ def _chains(
 ) -> Callable[[int, CompiledLayers | None], torch.Tensor]:
     """Gives the logits (1, W, V) of a chain of a width after a short prompt, by some layers."""
     prompt = [token % num_readable(model) for token in range(_PROMPT)]
-    kv = prefilled(model, prompt, TrialLayers.whole())
+    kv = prefilled(model, prompt, TrialLayers())
     backend = TreeBackend(model, attention, forwards)
     rows = backend.add(kv, torch.tensor([[_PROMPT]], device=model.device))
 

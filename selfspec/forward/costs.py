@@ -8,7 +8,6 @@ what shape to expect.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -106,7 +105,9 @@ def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
 def _query_of(model: Any, backend: Backend) -> float:
     """The guess for what one more query costs."""
     device = device_of(model)
-    if backend.kind == "streamed" or len(_devices(model)) > 1:
+    # As streaming or accelerate has distributed the parts of a model.
+    on = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
+    if backend.kind == "streamed" or len(on) > 1:
         return _QUERY["streamed"]
     if device.type == "cpu" and backend.kind == "packed":
         return _QUERY["packed"]
@@ -137,8 +138,3 @@ def _forward_of(backend: Backend) -> str:
     if not backend.chains_only:
         return backend.kind
     return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
-
-
-def _devices(model: Any) -> Counter[str]:
-    """The parts of a model on each device, as streaming or accelerate distributed them."""
-    return Counter(map(str, (getattr(model, "hf_device_map", None) or {}).values()))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,17 +22,11 @@ _FIRST_TORCH = (2, 12)
 _capturing = threading.Lock()
 
 
-class _Event(Protocol):
-    def synchronize(self) -> object:
-        """Waits for the work that was queued before it."""
-        ...
-
-
 class Fetched(NamedTuple):
     """Tensors that are being copied to the CPU."""
 
     tensors: tuple[torch.Tensor, ...]
-    event: _Event | None = None  # It comes when the copies are done; None if they are already.
+    event: Any = None  # Of CUDA, when the copies are done; None if they are already.
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Waits for the tensors, but not for work that was queued after them."""

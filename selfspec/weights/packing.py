@@ -26,8 +26,6 @@ from selfspec.weights.held_weight import is_packed_in_place
 from selfspec.weights.in_place import InPlacePacking
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
 
-__all__ = ["InPlacePacking", "Packing", "pack_loaded"]
-
 _log = logging.getLogger("selfspec")
 
 # Timing takes as long as 64 forwards over the weights that are timed. It is done after 640.

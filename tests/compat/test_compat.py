@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -476,25 +475,6 @@ def test_writes_are_counted():
     assert modules.num_writes(weight) == before + 1
     with torch.inference_mode():
         assert modules.num_writes(torch.ones(2)) == 0
-
-
-class Asked(nn.Parameter):
-    """Notes whether `nn.Parameter(it)` asked for what torch asks for."""
-
-    found: ClassVar[list[bool]] = []
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.found.append(modules.is_for_a_parameter())
-        return torch.ones(1)
-
-
-def test_a_new_parameter_of_a_weight_of_ours_is_told_from_other_reads():
-    weight = Asked(torch.ones(2))
-    with pytest.raises(RuntimeError, match="Creating a Parameter"):
-        nn.Parameter(weight)
-    weight.detach()
-    assert Asked.found == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own

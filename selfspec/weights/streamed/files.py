@@ -28,7 +28,7 @@ from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
-_CHUNK = 1 << 25  # One read takes at most this many bytes.
+CHUNK = 1 << 25  # One read takes at most this many bytes.
 _HOW_TO_MEND = "download the model again, or save it anew with save_pretrained()"
 
 
@@ -93,7 +93,7 @@ class Shard:
         self._file.seek(start)
         memory, done, end = _memory(into), 0, min(len(into), self._state[0] - start)
         while done < end:
-            got = self._file.readinto(memory[done : done + _CHUNK])
+            got = self._file.readinto(memory[done : done + CHUNK])
             done += got
             if not got or (got % BLOCK and done < end):
                 raise WeightsError(

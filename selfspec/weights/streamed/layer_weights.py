@@ -18,7 +18,7 @@ from selfspec.weights.streamed.files import BLOCK, Shard, StoredTensor, aligned_
 from selfspec.weights.streamed.memory_plan import NUM_BUFFERS
 
 _PART = 1 << 22  # At most this many bytes are converted at a time.
-_ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
+ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
 
 
 class Weight(NamedTuple):
@@ -61,7 +61,7 @@ class LayerWeights:
         self._others = [i for i, weight in enumerate(weights) if not weight.is_direct]
         for index in self._others:
             self._starts[index] = self.num_bytes
-            self.num_bytes += -(-weights[index].num_bytes // _ALIGNMENT) * _ALIGNMENT
+            self.num_bytes += -(-weights[index].num_bytes // ALIGNMENT) * ALIGNMENT
         self._copied = [tensor for index in self._others for tensor in weights[index].tensors]
         read = [run.num_bytes for run in self._runs] + [each.num_bytes for each in self._copied]
         self.num_read = sum(read)

@@ -21,7 +21,7 @@ from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.eight_bits import EightBits, hold_rounded, terms_of_inputs
 from selfspec.weights.held_weight import STREAMED, PackedWeight
-from selfspec.weights.rounding import FileMatrix, Numbers
+from selfspec.weights.rounding import FileMatrix, Int8Rows
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -240,7 +240,7 @@ def _places(
     if not is_rounded(tensors):
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
-    rows = Numbers(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
+    rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
     matrix = FileMatrix(rows, terms)
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
@@ -251,7 +251,7 @@ def _places(
 
 def _load(model: Any, stored: Stored, later: set[str], terms: int) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
-    scratch, loaded, rounded = new_scratch(), set(later), dict[str, Numbers]()
+    scratch, loaded, rounded = new_scratch(), set(later), dict[str, Int8Rows]()
     for name, empty in model.state_dict(keep_vars=True).items():
         if name in stored and name not in later:
             read = []
@@ -259,7 +259,7 @@ def _load(model: Any, stored: Stored, later: set[str], terms: int) -> None:
                 read.append(torch.empty(part.shape, dtype=part.dtype, device="cpu"))
                 read_into(read[-1], part.tensors, scratch)
             if len(read) > 1:
-                rounded[name] = Numbers(*read)
+                rounded[name] = Int8Rows(*read)
             _put(model, name, read[0] if len(read) == 1 else blank(empty))
             loaded.add(name)
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
