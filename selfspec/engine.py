@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
+from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -70,7 +70,7 @@ class Engine:
         self.config = config.changed(top_k=1) if backend.chains_only else config
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
-        own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else FixedBudget()
+        own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else Budget()
         self.budget = own if budget is None else budget
         self._run_as = ("", 0)
         # A source that belongs to the model looks at hidden states.

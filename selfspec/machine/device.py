@@ -26,12 +26,12 @@ class Fetched(NamedTuple):
     """Tensors that are being copied to the CPU."""
 
     tensors: tuple[torch.Tensor, ...]
-    event: Any = None  # Of CUDA, when the copies are done; None if they are already.
+    wait: Callable[[], object] | None = None  # For the copies; None if they are done already.
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Waits for the tensors, but not for work that was queued after them."""
-        if self.event is not None:
-            self.event.synchronize()
+        if self.wait is not None:
+            self.wait()
         return self.tensors
 
 
@@ -84,7 +84,7 @@ class CudaDevice(Device):
             )
             for tensor in tensors
         )
-        return Fetched(hosts, torch.cuda.current_stream(self._device).record_event())
+        return Fetched(hosts, torch.cuda.current_stream(self._device).record_event().synchronize)
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         """Copies `host` to pinned memory and starts a copy from there.
