@@ -89,7 +89,6 @@ class ModelRunner:
 
     @property
     def model(self) -> Any:
-        """The model, which a call is running."""
         model = self._model()
         assert model is not None
         return model
@@ -171,7 +170,6 @@ class ModelRunner:
 
     @property
     def may_pack(self) -> bool:
-        """Whether weights may be packed unasked, by the clock."""
         return self.config.may_pack
 
     def forward_kind(self) -> str:
@@ -190,7 +188,6 @@ class ModelRunner:
 
     @property
     def packing_is_over(self) -> bool:
-        """Is nothing more going to be packed?"""
         return self.packing is None or self.packing.packing_is_over
 
     def before_prompt(self, num_tokens: int) -> None:

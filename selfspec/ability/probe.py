@@ -51,7 +51,6 @@ class DraftSupport(NamedTuple):
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
-        """Chains, and why there are no trees."""
         return cls("chain", f"{reason}; drafting chains instead of trees", None)
 
 

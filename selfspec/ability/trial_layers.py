@@ -69,11 +69,9 @@ class TrialLayers:
         raise RuntimeError("the forward did not run its layers")
 
     def types(self, attention: AttentionTypes) -> AttentionTypes:
-        """The attention types of the layers that are run."""
         return attention._replace(by_layer=attention.by_layer[: self.num_layers])
 
     def cut(self, cache: Any) -> None:
-        """Removes the cache's layers that are not run."""
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 

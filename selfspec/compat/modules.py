@@ -53,7 +53,6 @@ def hooked_modules(model: nn.Module) -> tuple[list[nn.Module], set[type[nn.Modul
 
 
 def hooks_of_all() -> dict[int, Callable[..., Any]]:
-    """The forward hooks of all modules of the process."""
     return {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
 
 

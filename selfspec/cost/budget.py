@@ -130,7 +130,6 @@ class MeasuredBudget(Budget):
         return self.curve.knows_plain and needed < self.ledger.room() * plain
 
     def charge(self, seconds: float) -> None:
-        """Drafts have lost that."""
         steps = seconds / self.curve.seconds(1)
         self.ledger.observe(steps, -steps)
 
@@ -144,7 +143,6 @@ class MeasuredStep(Step):
         self._search: WidthSearch | None = None  # The one that grew the last tree.
 
     def search(self) -> Pays | None:
-        """Says where the growth of a tree may stop."""
         if self.max_nodes <= 1:
             return None
         search = self._search = WidthSearch(self._budget.curve, self.max_nodes, self._num_pending)

@@ -101,7 +101,6 @@ class ChainBackend:
         return self._inputs(self._num_pending + self._width)
 
     def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
-        """The logits of the chains, and the hidden states if they are asked for."""
         if self._takes_number:
             layout["logits_to_keep"] = self._width
 

@@ -97,13 +97,11 @@ class Costs:
 
 
 def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
-    """The curve for the length that is nearest, if there is any."""
     here = _doublings(first)
     return curves[min(curves, key=lambda other: abs(_doublings(other) - here))] if curves else None
 
 
 def _query_of(model: Any, backend: Backend) -> float:
-    """The guess for what one more query costs."""
     device = device_of(model)
     # As streaming or accelerate has distributed the parts of a model.
     on = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))

@@ -31,7 +31,6 @@ HearsLogits = Callable[[int, torch.Tensor], None]  # The number of the first tok
 
 
 def num_teaching(states: torch.Tensor) -> int:
-    """The number of tokens at the end of a prompt that teach the tables."""
     return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
 
 
@@ -73,7 +72,6 @@ class Prefilled:
 
     @property
     def cache(self) -> Any:
-        """The KV of the prompt."""
         return kv_of(self.model_kwargs)
 
     def next_positions(self, model: Any) -> torch.Tensor:
@@ -133,7 +131,6 @@ class PromptReader:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the prompt has."""
         return len(self._input_ids)
 
     def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:

@@ -137,7 +137,6 @@ class Repeating(Device):
     """Runs again what it is asked to capture: for trials, and to count what a capture has."""
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """The work itself."""
         return work
 
 

@@ -54,5 +54,4 @@ def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The same for text."""
     replace_bytes(path, text.encode("utf-8"))

@@ -72,7 +72,6 @@ class DraftModel(Source):
         self._options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def open(self, row: RowStart) -> DraftModelCursor:
-        """A cursor that reads the prompt before the first step, if that pays."""
         text = DraftText(self, row.count_forward)
         return DraftModelCursor(text, row.prompt_ids, row.budget, row.max_new_tokens)
 
@@ -83,7 +82,6 @@ class DraftModel(Source):
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
     def likely(self, logits: torch.Tensor) -> Likely:
-        """The likeliest next tokens, from logits (V,)."""
         return likeliest(logits[None, : self._num_named], self._top_k)[0]
 
     @contextmanager

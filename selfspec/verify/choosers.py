@@ -28,32 +28,20 @@ class Text(Protocol):
     pad_token_id: int
 
     @property
-    def on_token(self) -> Callable[[], None]:
-        """To be called once a token was committed."""
-        ...
+    def on_token(self) -> Callable[[], None]: ...
 
     @property
-    def num_new(self) -> int:
-        """How many tokens were committed."""
-        ...
+    def num_new(self) -> int: ...
 
     @property
-    def device(self) -> torch.device:
-        """Where stock chooses tokens."""
-        ...
+    def device(self) -> torch.device: ...
 
     @property
-    def is_padded(self) -> bool:
-        """Does the row get nothing but pads from now on?"""
-        ...
+    def is_padded(self) -> bool: ...
 
-    def prefix(self) -> torch.Tensor:
-        """(1, L): what the row reads so far."""
-        ...
+    def prefix(self) -> torch.Tensor: ...
 
-    def commit(self, token: int) -> bool:
-        """Takes in a token and tells the listener; does the row stop with it?"""
-        ...
+    def commit(self, token: int) -> bool: ...
 
 
 class StepLogits:
@@ -84,11 +72,9 @@ class StepLogits:
             self._fetched = self.device.fetch(ids, highest)
 
     def likeliest(self, index: int, node: int) -> int:
-        """The likeliest token after a node of the row with this index."""
         return self._likeliest(index, node)[0]
 
     def has_nan(self, index: int, node: int) -> bool:
-        """Is any logit of a node NaN?"""
         return math.isnan(self._likeliest(index, node)[1])
 
     def _likeliest(self, index: int, node: int) -> tuple[int, float]:
@@ -133,7 +119,6 @@ class GreedyChooser:
         self._step_logits, self._index = step_logits, index
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the likeliest token after a node."""
         token = self._step_logits.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
@@ -228,7 +213,6 @@ class BatchChooser:
     moves_together = True
 
     def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step, which are the same for each row."""
         self._logits = step_logits.logits
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:

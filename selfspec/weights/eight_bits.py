@@ -147,7 +147,6 @@ def progress(what: str, total: int) -> Any:
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
-    """Has a model weights in 8 bits?"""
     return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
 
 
@@ -206,7 +205,6 @@ def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, terms: i
 
 
 def _copies(some: Sequence[_User], rounded: Int8Rows, terms: int) -> list[EightBits | EightBitRows]:
-    """A copy of each weight."""
     sizes, modules = [len(weight) for weight, _ in some], some[0][1]
     is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:

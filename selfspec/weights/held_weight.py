@@ -153,7 +153,6 @@ def gives_rows(weight: torch.Tensor) -> bool:
 
 
 def is_packed_in_place(module: nn.Module) -> bool:
-    """Does a layer hold its weight in a packed format alone?"""
     return type(getattr(module, "weight", None)) is PackedWeight
 
 

@@ -94,7 +94,6 @@ class Packing:
 
     @torch.no_grad()
     def renew(self, model: Any) -> None:
-        """Looks at the model's layers as they are now."""
         with self._lock:
             layers = linears_of(model)
             if self.in_place is not None:

@@ -70,7 +70,6 @@ class StateSource(Source):
         self._most_rows = most_rows
 
     def before_step(self, num_rows: int, budget: TimeBudget) -> None:
-        """Decides for all rows whether their readers are asked."""
         may_ask = num_rows <= self._most_rows
         self.is_wanted = may_ask and self._worth.should_ask(budget.break_even_tokens)
 
@@ -99,7 +98,6 @@ class StateCursor(Cursor):
         return self._source.is_wanted
 
     def prepare(self) -> None:
-        """Learns the prompt."""
         if self._source.is_wanted and not self._has_begun and self._budget.affords(None):
             start = perf_counter()
             self._reader.begin()
@@ -107,7 +105,6 @@ class StateCursor(Cursor):
             self._budget.charge(perf_counter() - start)
 
     def root(self) -> int | None:
-        """Behind the last committed token."""
         can_ask = self._source.is_wanted and self._has_begun and self._token is not None
         return 0 if can_ask else None
 
@@ -130,7 +127,6 @@ class StateCursor(Cursor):
         return state + 1
 
     def observe(self, record: StepRecord) -> None:
-        """Learns from all nodes, also from rejected ones."""
         tree = record.tree
         if record.states is not None:
             self._reader.learn(tree.tokens, tree.parents, record.path, record.states)

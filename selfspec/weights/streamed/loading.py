@@ -283,7 +283,6 @@ def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
 
 
 def check_complete(missing: Sequence[str]) -> None:
-    """Refuses files that lack weights."""
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(

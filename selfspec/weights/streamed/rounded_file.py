@@ -94,7 +94,6 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
 
 
 def _num_bytes(plan: Stored) -> int:
-    """The size of the file."""
     last = list(plan.values())[-1][-1]
     return last.offset + last.num_bytes + _CHECKSUM_BYTES
 

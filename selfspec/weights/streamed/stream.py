@@ -119,7 +119,6 @@ def blank(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_streamed(model: Any) -> bool:
-    """Whether some layers of a model are streamed."""
     return _stream_of(model) is not None
 
 
