@@ -16,7 +16,7 @@ from selfspec.forward.chains import ChainBackend
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
-from selfspec.forward.prompt import Prefilled
+from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.forward.room import ENDLESS, Fixed, KVRow
 from selfspec.forward.slots import LARGE, kinds_in, split
 from selfspec.forward.tree_kv import TreeKV
@@ -83,21 +83,22 @@ class TreeBackend:
         `max_tree` the most queries of a row in one forward.
         """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
-        positions = prompt.next_positions(self._model)
+        positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
+        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
         most = int(prompt.cache.get_seq_length()) + max_new_columns + max_tree
         return self.add(prompt.cache, positions, visible, others=others, max_columns=most)
 
     def add(
         self,
         cache: Any,
-        next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
+        following: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
         others: Sequence[KVRow] = (),
         max_columns: int = ENDLESS,  # How many each row may come to need.
     ) -> Sequence[KVRow]:
         """Takes in the KV of a prompt. If this breaks off, nothing has changed."""
-        length, positions = int(cache.get_seq_length()), next_positions[..., 0].cpu().numpy()
+        length, positions = int(cache.get_seq_length()), following[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()

@@ -74,12 +74,6 @@ class Prefilled:
     def cache(self) -> Any:
         return kv_of(self.model_kwargs)
 
-    def next_positions(self, model: Any) -> torch.Tensor:
-        """(..., B, 1): the position id of each row's next token; only to be asked for trees."""
-        positions = next_positions(model, self.input_ids, self.model_kwargs)
-        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
-        return positions
-
     @cached_property
     def visible(self) -> torch.Tensor | None:
         """(B, P): which columns count; None where all do."""
