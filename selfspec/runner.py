@@ -53,7 +53,6 @@ _CHANGES = (
 )
 # With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
 _COMPILING_PAYS = 200.0
-_STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
 class ModelRunner:
@@ -190,15 +189,10 @@ class ModelRunner:
     def packing_is_over(self) -> bool:
         return self.packing is None or self.packing.packing_is_over
 
-    def before_prompt(self, num_tokens: int) -> None:
-        """Packs weights before a prompt is read, if that pays by now."""
+    def before_forward(self, num_tokens: int) -> None:
+        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
-
-    def before_step(self, num_rows: int) -> None:
-        """Packs weights between two steps, if that pays by now."""
-        if self.packing is not None:
-            self.packing.before_forward(_STEP * num_rows)
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: the map of its hidden states, and its heads."""

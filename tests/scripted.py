@@ -129,7 +129,7 @@ class ScriptedRunner:
     def curve(self, backend: Any, num_rows: int) -> CostCurve:
         return CostCurve.unknown(1.0)
 
-    def before_step(self, num_rows: int) -> None:
+    def before_forward(self, num_tokens: int) -> None:
         pass
 
     def decoding(self) -> AbstractContextManager[None]:
