@@ -32,14 +32,6 @@ _REFUSED = {
 }
 
 
-class Traffic(NamedTuple):
-    """What a streamed model has read since it was loaded."""
-
-    num_bytes: int
-    seconds_read: float  # in the reader's thread
-    seconds_waited: float  # by forwards, for the reader
-
-
 class Place(NamedTuple):
     """Where a tensor of a layer goes when it is read, and the blank one that is there before."""
 
@@ -118,17 +110,17 @@ def blank(weight: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=weight.dtype, device="cpu").expand(weight.shape)
 
 
+def stream_of(model: Any) -> Stream | None:
+    """What gives the streamed layers of a model their weights; None if none are streamed."""
+    for module in model.modules():
+        for hook in hooks_on(module).values():
+            if isinstance(hook, _Hook):
+                return hook.stream
+    return None
+
+
 def is_streamed(model: Any) -> bool:
-    return _stream_of(model) is not None
-
-
-def traffic(model: Any) -> Traffic:
-    """What was read for a model so far; nothing for one that is not streamed."""
-    stream = _stream_of(model)
-    if stream is None:
-        return Traffic(0, 0.0, 0.0)
-    reader = stream.reader
-    return Traffic(reader.buffers.bytes_read, reader.seconds_read, reader.seconds_waited)
+    return stream_of(model) is not None
 
 
 class _Refusal(NamedTuple):
@@ -136,14 +128,6 @@ class _Refusal(NamedTuple):
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise UnsupportedError(self.reason)
-
-
-def _stream_of(model: Any) -> Stream | None:
-    for module in model.modules():
-        for hook in hooks_on(module).values():
-            if isinstance(hook, _Hook):
-                return hook.stream
-    return None
 
 
 def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
