@@ -2,8 +2,8 @@
 
 A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
 tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
-one that a fault would give. No bound on rounding decides, since real models in half precision
-round a lot.
+one that a fault would give. Real models in half precision round a lot, so a bound on rounding
+decides only for users' code, of which no wrong answer is known.
 """
 
 from __future__ import annotations

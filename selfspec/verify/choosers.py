@@ -90,35 +90,20 @@ class StepLogits:
         return self._choices[index][node], self._highest[index][node]
 
 
-class Chooser(Protocol):
-    """Chooses the tokens of one row, or of all rows of a batch that move together."""
-
-    @property
-    def moves_together(self) -> bool:
-        """Must all rows get their next token at once? Else each row is asked for alone."""
-        ...
-
-    def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step, the row's at `index`; waits for nothing."""
-        ...
-
-    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the token after each row's node; have all of these rows stopped now?"""
-        ...
-
-
 class GreedyChooser:
     """Greedy decoding with no processors: one batched argmax and one sync for a step.
 
     On a CPU, where nothing has to be waited for, only at the nodes that are visited.
     """
 
-    moves_together = False
+    moves_together = False  # Do all rows get their next token at once?
 
     def read(self, step_logits: StepLogits, index: int) -> None:
+        """Takes the logits of a step, the row's at `index`; waits for nothing."""
         self._step_logits, self._index = step_logits, index
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+        """Commits the token after each row's node; have all of these rows stopped now?"""
         token = self._step_logits.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
@@ -239,3 +224,6 @@ class BatchChooser:
             text.is_done = text.is_done or stops
         texts[0].on_token()
         return committed, all(text.is_done for text in texts)
+
+
+Chooser = GreedyChooser | ProcessedChooser | BatchChooser
