@@ -117,7 +117,9 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         foreign = foreign_code(model)
         is_known = not foreign and not own_values(model)
         over = ids if is_known else _over_windows(model, ids)
-        steps = None if is_known else _try_steps(tried, over, width)
+        steps = None
+        if not is_known:
+            steps = _attempt(check_logits, tried, over) or _attempt(check_steps, tried, over, width)
         types, reason, chain_reason = None, steps, steps
         if steps is None:
             types, reason = _try_tree(model, ids, over)
@@ -181,10 +183,6 @@ def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str
     return "its forward draws random numbers, as in training mode"
 
 
-def _try_steps(model: Any, ids: list[int], width: int) -> str | None:
-    return _attempt(check_logits, model, ids) or _attempt(check_steps, model, ids, width)
-
-
 def _try_tree(
     model: Any, ids: list[int], over: list[int]
 ) -> tuple[AttentionTypes | None, str | None]:
@@ -196,9 +194,9 @@ def _try_tree(
 
 
 def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
-    depth, crowds = TrialLayers.of(model), _crowds(model)
+    layers, crowds = TrialLayers.of(model), _crowds(model)
     for each in (ids, over) if over != ids else (ids,):
-        if reason := check_tree(model, each, types, depth, TreeBackend, crowds):
+        if reason := check_tree(model, each, types, layers, TreeBackend, crowds):
             return reason
     return check_logits(model, ids)
 

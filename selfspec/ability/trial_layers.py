@@ -48,7 +48,9 @@ class TrialLayers:
             return cls()
         config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
-        if layers is None or shares_kv or _wants_whole_forwards(model):
+        if layers is None or shares_kv or foreign_code(model):
+            return cls()
+        if any(is_compiled(each) or has_moving_hook(each) for each in model.modules()):
             return cls()
         kinds = kinds_of(model, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
@@ -98,12 +100,6 @@ def _run_once(model: Any, layers: nn.ModuleList) -> bool:
         for handle in handles:
             handle.remove()
     return ran == list(layers)
-
-
-def _wants_whole_forwards(model: nn.Module) -> bool:
-    return bool(foreign_code(model)) or any(
-        is_compiled(module) or has_moving_hook(module) for module in model.modules()
-    )
 
 
 def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:

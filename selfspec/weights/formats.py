@@ -128,10 +128,6 @@ class _Float16:
             return torch.cat([part.to(self._dtype) for part in parts])
 
 
-def _pack_same(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
-    return [_Reordered(weight) for weight in weights]
-
-
 def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
     """FBGEMM packs on one core, so each thread packs another part.
 
@@ -153,7 +149,7 @@ def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
 
 
 _FORMATS: dict[str, Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]] = {
-    "same": _pack_same,
+    "same": lambda weights: [_Reordered(weight) for weight in weights],
     "float16": _pack_float16,
 }
 
