@@ -153,8 +153,8 @@ class ModelRunner:
             self._loaded_kind = "streamed"
             if forward not in ("auto", "eager"):
                 reason = "its weights are streamed, and only plain operations wait for them"
-            packing = Packing.of(self.model) if self.may_pack else None
-        elif forward == "packed" or (self.may_pack and not self._captures):
+            packing = Packing.of(self.model) if self.config.may_pack else None
+        elif forward == "packed" or (self.config.may_pack and not self._captures):
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
@@ -175,10 +175,6 @@ class ModelRunner:
         asked = forward == "graph" or (forward == "auto" and device.can_capture)
         return asked and not is_streamed(self.model)
 
-    @property
-    def may_pack(self) -> bool:
-        return self.config.may_pack
-
     def forward_kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it.
 
@@ -192,10 +188,6 @@ class ModelRunner:
     def packed_bytes(self) -> int:
         """What copies of weights take, the weights themselves not counted."""
         return 0 if self.packing is None else self.packing.num_bytes
-
-    @property
-    def packing_is_over(self) -> bool:
-        return self.packing is None or self.packing.packing_is_over
 
     def before_forward(self, num_tokens: int) -> None:
         """Packs weights before a forward over some tokens of all rows, if that pays by now."""
