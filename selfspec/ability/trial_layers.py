@@ -37,11 +37,6 @@ class TrialLayers:
     num_layers: int | None = None
 
     @classmethod
-    def whole(cls) -> TrialLayers:
-        """All layers, and the head."""
-        return cls()
-
-    @classmethod
     def of(cls, model: Any) -> TrialLayers:
         """The first layers of this model that include each kind; all if the kinds are unknown.
 
@@ -50,16 +45,18 @@ class TrialLayers:
         plain step.
         """
         if model.config.is_encoder_decoder:  # Its layers are in two parts.
-            return cls.whole()
+            return cls()
         config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
-        if layers is None or shares_kv or _wants_whole_forwards(model):
-            return cls.whole()
+        if layers is None or shares_kv or foreign_code(model):
+            return cls()
+        if any(is_compiled(each) or has_moving_hook(each) for each in model.modules()):
+            return cls()
         kinds = kinds_of(model, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
         # A whole forward of a streamed model reads all of it from disk.
         if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
-            return cls.whole()
+            return cls()
         return cls(layers[needed - 1], needed)
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -74,11 +71,9 @@ class TrialLayers:
         raise RuntimeError("the forward did not run its layers")
 
     def types(self, attention: AttentionTypes) -> AttentionTypes:
-        """The attention types of the layers that are run."""
         return attention._replace(by_layer=attention.by_layer[: self.num_layers])
 
     def cut(self, cache: Any) -> None:
-        """Removes the cache's layers that are not run."""
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 
@@ -105,12 +100,6 @@ def _run_once(model: Any, layers: nn.ModuleList) -> bool:
         for handle in handles:
             handle.remove()
     return ran == list(layers)
-
-
-def _wants_whole_forwards(model: nn.Module) -> bool:
-    return bool(foreign_code(model)) or any(
-        is_compiled(module) or has_moving_hook(module) for module in model.modules()
-    )
 
 
 def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:

@@ -220,7 +220,6 @@ class Session:
         """The engine, which is made for the first row after a time in which none was there."""
         if self._engine is None:
             runner = self._runner
-            runner.renew()
             if self._limits is None:
                 self._limits = runner.limits(self._max_rows, self._max_bytes)
             lent = runner.backend(runner.ability(), self._limits)

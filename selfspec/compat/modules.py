@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,7 +54,6 @@ def hooked_modules(model: nn.Module) -> tuple[list[nn.Module], set[type[nn.Modul
 
 
 def hooks_of_all() -> dict[int, Callable[..., Any]]:
-    """The forward hooks of all modules of the process."""
     return {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
 
 
@@ -87,6 +86,26 @@ def is_compiled(module: nn.Module) -> bool:
     """
     forward = vars(module).get("forward")
     return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, a model that was compiled as a whole runs as it is, in all threads.
+
+    Forwards over drafts have many widths, for each of which torch would compile the model anew.
+    Without the private marks it does so.
+    """
+    own, instead = vars(model), dict[str, Any]()
+    if model._compiled_call_impl is not None:
+        instead["_compiled_call_impl"] = None
+    if (plain := getattr(own.get("forward"), "_torchdynamo_orig_callable", None)) is not None:
+        instead["forward"] = plain
+    before = {name: own[name] for name in instead}
+    own.update(instead)
+    try:
+        yield
+    finally:
+        own.update(before)
 
 
 def inside_wrappers(model: Any) -> Any:
@@ -132,16 +151,6 @@ def num_writes(tensor: torch.Tensor) -> int:
     count, only the next call would notice that a weight was written while a call ran.
     """
     return 0 if tensor.is_inference() else tensor._version
-
-
-def is_for_a_parameter() -> bool:
-    """Does a `__torch_function__` that calls this answer the `detach()` of `nn.Parameter(weight)`?
-
-    Without this, `nn.Parameter` of a weight of ours fails with torch's own message.
-    """
-    parameter: Any = nn.Parameter
-    asking = sys._getframe(1).f_back
-    return asking is not None and asking.f_code is parameter.__new__.__code__
 
 
 def has_moving_hook(module: nn.Module) -> bool:

@@ -62,7 +62,6 @@ class _AttentionCall(NamedTuple):
 
     @property
     def num_sharing(self) -> int:
-        """How many query heads share a head of keys."""
         return getattr(self.module, "num_key_value_groups", 1)
 
     @property
@@ -76,7 +75,6 @@ class _AttentionCall(NamedTuple):
         return self.mask is not None and self.mask.shape[:3] != (rows, 1, width)
 
     def of_stock(self) -> torch.Tensor:
-        """What stock's own code gives."""
         options = {"dropout": self.dropout, "scaling": self.scaling, **self.others}
         return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
 
@@ -186,7 +184,6 @@ def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
 
 
 def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
-    """Repeats each head of keys or values `number` times."""
     return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
@@ -201,13 +198,11 @@ class _Replacement:
         self._num_forwards = 0
 
     def enter(self) -> None:
-        """Puts ours in place of stock's."""
         with self._lock:
             self._num_forwards += 1
             self._exchange(sdpa_attention_forward, _attend)
 
     def leave(self) -> None:
-        """Puts stock's back after the last forward."""
         with self._lock:
             self._num_forwards -= 1
             if not self._num_forwards:

@@ -62,8 +62,6 @@ def head_heard(model: Any, hear: Callable[[torch.Tensor], torch.Tensor | None]) 
 
 
 class Forwarded(NamedTuple):
-    """What a forward over drafts gives."""
-
     logits: torch.Tensor  # (B, Q, V)
     states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for
 
@@ -93,7 +91,6 @@ def unplaced_id(model: Any) -> int | None:
 
 
 def max_positions(model: Any) -> int | None:
-    """The number of positions that the model has; None if its config doesn't say."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "max_position_embeddings", None)
 
@@ -104,7 +101,6 @@ def vocab_size(model: Any) -> int:
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Does the model's forward take an argument of this name?"""
     return argument in inspect.signature(model.forward).parameters
 
 

@@ -104,12 +104,10 @@ class CorpusTables:
         return cls(arrays, max_prefix, min_counts)
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays by name; not copied."""
         return dict(self._arrays)
 
     @property
     def num_prefixes(self) -> int:
-        """Prefixes of all lengths."""
         return sum(len(level.tokens) for level in self._levels)
 
     @property
@@ -159,7 +157,6 @@ class CorpusSource(Source):
         self._top_k = top_k
 
     def open(self, row: RowStart) -> CorpusCursor:
-        """A cursor after the prompt, of which the last few tokens matter."""
         return CorpusCursor(self, row.prompt_ids)
 
     def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:
@@ -189,11 +186,9 @@ class CorpusCursor(Cursor):
         return self._prefixes
 
     def expand(self, state: Prefixes) -> list[Candidate]:
-        """What followed those prefixes, longest first; at most the top K."""
         return self._source.next_tokens(state)
 
     def follow(self, state: Prefixes, token: int) -> Prefixes | None:
-        """The prefixes after any token; None where there are none."""
         return self._source.tables.step(state, token) or None
 
     def observe(self, record: StepRecord) -> None:
