@@ -6,9 +6,8 @@ layers take a small part of a forward's time.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import nn
 
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.modules import has_moving_hook, is_compiled
-from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.model import AttentionTypes, device_of, in_this_thread
 from selfspec.weights.streamed import is_streamed
 
 
@@ -64,7 +63,7 @@ class TrialLayers:
         if self.last_layer is None:
             return forward()
         try:
-            with _stopping_after(self.last_layer):
+            with in_this_thread(self.last_layer.register_forward_hook, _stop):
                 forward()
         except _Reached as reached:
             return reached.hidden
@@ -87,18 +86,12 @@ def layers_of(model: Any) -> nn.ModuleList | None:
 
 def _run_once(model: Any, layers: nn.ModuleList) -> bool:
     """Does a forward run each of these layers once, one after the other?"""
-    owner, ran = threading.get_ident(), []
-
-    def note(layer: nn.Module, *_: Any) -> None:
-        if threading.get_ident() == owner:
-            ran.append(layer)
-
-    handles = [layer.register_forward_hook(note) for layer in layers]
-    try:
+    ran: list[nn.Module] = []
+    with ExitStack() as hooks:
+        for layer in layers:
+            note = in_this_thread(layer.register_forward_hook, lambda each, *_: ran.append(each))
+            hooks.enter_context(note)
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)))
-    finally:
-        for handle in handles:
-            handle.remove()
     return ran == list(layers)
 
 
@@ -116,17 +109,5 @@ def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
     ]
 
 
-@contextmanager
-def _stopping_after(layer: nn.Module) -> Iterator[None]:
-    """Ends this thread's forwards after the layer; other threads may use the model as usual."""
-    owner = threading.get_ident()
-
-    def stop(_module: Any, _args: Any, output: Any) -> None:
-        if threading.get_ident() == owner:
-            raise _Reached(output if isinstance(output, torch.Tensor) else output[0])
-
-    handle = layer.register_forward_hook(stop)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _stop(_module: Any, _args: Any, output: Any) -> None:
+    raise _Reached(output if isinstance(output, torch.Tensor) else output[0])

@@ -7,8 +7,8 @@ ordinary KV cache of each text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from time import perf_counter
 from typing import Any
@@ -77,22 +77,14 @@ class DraftModel(Source):
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The logits (V,) after further tokens (1, N) of a text."""
-        with self._packed(ids.shape[1]):
+        if (packing := self._packing) is not None:
+            packing.before_forward(ids.shape[1])
+        with packing.in_use() if packing else nullcontext():
             output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
     def likely(self, logits: torch.Tensor) -> Likely:
         return likeliest(logits[None, : self._num_named], self._top_k)[0]
-
-    @contextmanager
-    def _packed(self, num_tokens: int) -> Iterator[None]:
-        """Inside, one forward is run over `num_tokens` tokens; packs weights first if that pays."""
-        if self._packing is None:
-            yield
-            return
-        self._packing.before_forward(num_tokens)
-        with self._packing.in_use():
-            yield
 
 
 class DraftText:

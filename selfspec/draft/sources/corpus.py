@@ -239,24 +239,16 @@ def _check_array(name: str, array: Array) -> None:
 
 
 def _check_level(arrays: Mapping[str, Array], length: int, max_prefix: int) -> None:
-    num_prefixes = len(arrays[f"token.{length}"])
-    num_next = len(arrays[f"next_token.{length}"])
-    _check_length(arrays, f"total.{length}", num_prefixes)
-    _check_length(arrays, f"next_count.{length}", num_next)
-    _check_offsets(arrays, f"next.{length}", num_prefixes, num_next)
-    if length < max_prefix:
-        num_children = len(arrays[f"token.{length + 1}"])
-        _check_offsets(arrays, f"child.{length}", num_prefixes, num_children)
-
-
-def _check_length(arrays: Mapping[str, Array], name: str, length: int) -> None:
-    if len(arrays[name]) != length:
-        raise ValueError(f"{name} must have {length} entries (got {len(arrays[name])})")
-
-
-def _check_offsets(arrays: Mapping[str, Array], name: str, num_owners: int, end: int) -> None:
     """Offsets run from 0 to the end of what they point into."""
-    _check_length(arrays, name, num_owners + 1)
-    ends = (int(arrays[name][0]), int(arrays[name][-1]))
-    if ends != (0, end):
-        raise ValueError(f"{name} must run from 0 to {end} (got {ends[0]} to {ends[1]})")
+    num_prefixes, num_next = (len(arrays[f"{kind}.{length}"]) for kind in ("token", "next_token"))
+    sizes = {"total": num_prefixes, "next_count": num_next, "next": num_prefixes + 1}
+    ends = {"next": num_next}
+    if length < max_prefix:
+        sizes["child"], ends["child"] = num_prefixes + 1, len(arrays[f"token.{length + 1}"])
+    for kind, size in sizes.items():
+        name, array = f"{kind}.{length}", arrays[f"{kind}.{length}"]
+        if len(array) != size:
+            raise ValueError(f"{name} must have {size} entries (got {len(array)})")
+        if kind in ends and (array[0], array[-1]) != (0, ends[kind]):
+            got = f"{array[0]} to {array[-1]}"
+            raise ValueError(f"{name} must run from 0 to {ends[kind]} (got {got})")
