@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NoReturn
+from typing import Any
 
-from selfspec.errors import AttachError, ConfigError, unknown_name
+from selfspec.errors import ConfigError, unknown_name
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
 BUDGETS = ("measured", "fixed")
@@ -99,21 +99,12 @@ class SpecConfig:
         """
         return self.forward == "auto" and self.budget == "measured"
 
-    def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Refuses a `SelfSpec` as `assistant_model=`, of which transformers asks this first."""
-        raise AttachError(
-            "assistant_model= must be a model (got a SelfSpec); call selfspec.attach(model) once, "
-            "then generate(..., assistant=spec)"
-        )
-
     @classmethod
     def of(cls, **knobs: Any) -> SpecConfig:
-        """Builds a config from keywords; an unknown one is answered with the nearest name."""
         cls._check_names(knobs)
         return cls(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
-        """A copy with some knobs set anew, checked like the first one."""
         self._check_names(knobs)
         return replace(self, **knobs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from selfspec.batch.prompt_call import Answer
 from selfspec.batch.prompts import Prompt, inputs_of
@@ -13,6 +13,8 @@ from selfspec.batch.session import Session
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
+
+T = TypeVar("T")
 
 
 def generate_many(
@@ -112,54 +114,29 @@ def _answers(
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    given, is_tried = _Given(enumerate(prompts)), False
+    errors, is_tried = list[Exception](), False
+    given = _until_error(enumerate(prompts), errors)
     while True:
-        for index, (prompt, schema) in given.next(session.num_wanted):
-            own_seed = None if seed is None else seed + index
-            arguments = {**common, "schema": schema}
-            error = _refusal(session, index, prompt, tokenizer, own_seed, arguments)
-            if error is not None:
+        for index, (prompt, schema) in islice(given, session.num_wanted):
+            own_seed, own = None if seed is None else seed + index, {**common, "schema": schema}
+            try:
+                session.submit(index, inputs_of(prompt, tokenizer), own_seed, own)
+            except Exception as error:
                 if not is_tried:
                     session.call(0, [0], 0, common)  # Raises what is wrong for any prompt.
                 yield Answer.refused(index, error)
             is_tried = True
-        if session.is_empty:
-            given.end()
+        if not session.is_empty:
+            yield from session.work()
+        elif errors:
+            raise errors[0]
+        else:
             return
-        yield from session.work()
 
 
-class _Given:
-    """What an iterator gives. If it raises, that is its end, and `end` raises the error."""
-
-    def __init__(self, values: Iterator[tuple[int, tuple[Prompt, Any]]]) -> None:
-        self._values = values
-        self._error: Exception | None = None
-
-    def next(self, most: int) -> Iterator[tuple[int, tuple[Prompt, Any]]]:
-        """The next ones, at most so many."""
-        try:
-            yield from islice(self._values, most)
-        except Exception as error:
-            self._error, self._values = error, iter(())
-
-    def end(self) -> None:
-        """Raises the error that ended the iterator, once all else is answered."""
-        if self._error is not None:
-            raise self._error
-
-
-def _refusal(
-    session: Session,
-    index: int,
-    prompt: Prompt,
-    tokenizer: Any,
-    seed: int | None,
-    arguments: dict[str, Any],
-) -> Exception | None:
-    """Lets a prompt wait, or says why it can't."""
+def _until_error(values: Iterable[T], errors: list[Exception]) -> Iterator[T]:
+    """The values up to the first error, which is raised once they are answered."""
     try:
-        session.submit(index, inputs_of(prompt, tokenizer), seed, arguments)
+        yield from values
     except Exception as error:
-        return error
-    return None
+        errors.append(error)

@@ -37,8 +37,7 @@ class ArrivalOrder:
     """The prompts that came first, up to the first that does not fit: none overtakes another."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
-        """The first ones, up to the first that does not fit.
-
+        """
         >>> ArrivalOrder().choose([10, 20, 5], running=[20], room=40)
         [0, 1]
         """
@@ -54,8 +53,7 @@ class ShortestFirst:
     """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
-        """The shortest ones, up to the first that does not fit.
-
+        """
         >>> ShortestFirst().choose([10, 20, 5], running=[20], room=20)
         [2]
         """
@@ -89,7 +87,6 @@ class Waiting:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
         self._line = SortedDict()  # Calls by their turns, which differ.
-        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of the call.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
@@ -102,7 +99,6 @@ class Waiting:
             turn = (False, self._work_started + call.max_columns, self._num_arrived)
         else:
             turn = (call.alone_reason is not None, 0, self._num_arrived)
-        self._turns[call.index] = turn
         self._line[turn] = call
 
     def start_next(self, running: Sequence[int], limits: Limits) -> PromptCall | None:
@@ -128,20 +124,16 @@ class Waiting:
         self._work_started += call.max_columns
         self.leave(call.index)
 
-    def leave(self, index: int) -> bool:
-        """Removes the call of this index; False if it does not wait."""
-        turn = self._turns.pop(index, None)
-        return self._line.pop(turn, None) is not None
+    def leave(self, index: int) -> None:
+        """Removes the call of this index, if it waits."""
+        for turn, call in self._line.items():
+            if call.index == index:
+                del self._line[turn]
+                return
 
     @property
     def first(self) -> PromptCall | None:
         return next(iter(self._line.values()), None)
-
-    @property
-    def next_alone(self) -> PromptCall | None:
-        """The first call, if it has to be decoded alone."""
-        first = self.first
-        return first if first is not None and first.alone_reason is not None else None
 
     def sharing(self) -> list[PromptCall]:
         """The first calls that may share forwards, up to the first that has to be alone."""

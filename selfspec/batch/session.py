@@ -89,18 +89,12 @@ class Session:
 
     @property
     def num_wanted(self) -> int:
-        """How many prompts more may wait now."""
         return _LOOK_AHEAD - len(self._waiting)
 
     @property
     def num_running(self) -> int:
         """How many texts are being written, the one whose prompt is being read among them."""
         return len(self._running) + (self._reading is not None)
-
-    @property
-    def kv_bytes(self) -> int:
-        """The memory that is set aside for keys and values."""
-        return 0 if self._kv is None else self._kv.nbytes
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -111,17 +105,11 @@ class Session:
 
     @property
     def is_empty(self) -> bool:
-        """Does no prompt wait or run?"""
-        return not (self._waiting or self._is_busy)
+        return not (self._waiting or self.num_running)
 
     @property
     def _rows(self) -> list[Row]:
         return [] if self._engine is None else self._engine.rows
-
-    @property
-    def _is_busy(self) -> bool:
-        """Does any row need a step, or any prompt that is being read?"""
-        return bool(self._running) or self._reading is not None
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
@@ -168,7 +156,7 @@ class Session:
                 row.fail(ReaderGone())
 
     def work(self) -> list[Answer]:
-        """Steps until an answer is complete, or nothing is left to do; returns those that are."""
+        """Steps until an answer is complete, or nothing is left to do."""
         answers: list[Answer] = []
         while not answers and not self.is_empty:
             answers = self.step()
@@ -182,9 +170,9 @@ class Session:
         beginning to end when its turn comes and no row runs. An error is the answer of the prompt
         that it belongs to. One that may have left any row in pieces is the answer of all rows.
         """
-        asked = self._waiting.next_alone
-        if asked is not None and not self._is_busy:
-            self._answer_alone(asked)
+        first = self._waiting.first
+        if first is not None and first.alone_reason is not None and not self.num_running:
+            self._answer_alone(first)
         elif not self.is_empty:
             self._step_together()
         answers, self._answers = self._answers, []
@@ -213,7 +201,7 @@ class Session:
                 raise
             self._break_off(error)
         finally:
-            if not self._is_busy:
+            if not self.num_running:
                 self._close()
 
     def _ready(self) -> Engine:
@@ -248,7 +236,6 @@ class Session:
                 self._end(asked, [], error)
 
     def _next_to_read(self) -> PromptCall | None:
-        """The next prompt that may start, if there is a place for it."""
         if self._limits is None or len(self._running) == self._max_rows:
             return None
         return self._waiting.start_next([row.kv.max_columns for row in self._rows], self._limits)
@@ -268,7 +255,6 @@ class Session:
         return num_read
 
     def _let_out(self, engine: Engine) -> None:
-        """Rows that have ended leave the batch, and their answers are complete."""
         for row in engine.leave():
             asked = self._running.pop(row.index)
             if asked.request is not None:
@@ -317,7 +303,6 @@ class Session:
             del self._running[asked.index]
 
     def _check_fits(self, asked: PromptCall, max_bytes: int) -> None:
-        """Refuses a prompt that would not fit into the memory if it were the only one."""
         if asked.alone_reason is not None:
             cache = kv_of(asked.call.model_kwargs)
             if not hasattr(cache, "layers") or foreign_layer(cache) is not None:

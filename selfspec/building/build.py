@@ -88,7 +88,6 @@ class _Build:
     facts: dict[str, Any] = field(default_factory=dict)  # Numbers for the card.
 
     def of(self, documents: Iterable[TokenIds | None]) -> CacheContents:
-        """A cache of the phrases of documents, and of what the model predicts in them."""
         recipe, tables, prior = self.recipe, {}, None
         if recipe.wants_lut:
             model = self.load_model().eval()

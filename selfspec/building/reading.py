@@ -66,7 +66,6 @@ def teach(
 
 @torch.inference_mode()
 def _add_states(sums: PriorSums, windows: Sequence[TokenIds], states: torch.Tensor) -> None:
-    """Adds the states (B, N, D) of windows."""
     before = torch.cat([row[: len(ids) - 1] for ids, row in zip(windows, states, strict=True)])
     after = torch.cat([row[1 : len(ids)] for ids, row in zip(windows, states, strict=True)])
     tokens = torch.from_numpy(np.concatenate([ids[1:] for ids in windows]))

@@ -76,7 +76,6 @@ class Remembered:
             self._saved_at = time.monotonic()
 
     def drop(self) -> None:
-        """Lets go of what was learned, without saving it."""
         with self._lock:
             self._learned = None
 

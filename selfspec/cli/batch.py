@@ -18,7 +18,6 @@ from selfspec.cli.options import Knobs, Model, WriteOptions
 from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
 from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
-from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
@@ -75,8 +74,6 @@ def _results(
 ) -> Iterator[LineResult]:
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
-    from selfspec.forward.model import vocab_size
-    from selfspec.plugin.row_rules import end_ids
 
     model, asked = writer.model, writer.asked
     session = Session(
@@ -87,16 +84,8 @@ def _results(
         max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
         scheduler=ShortestFirst(),  # The answers may come in any order.
     )
-    encoder = Encoder(
-        writer.tokenizer,
-        vocab_size(model),
-        writer.loaded.max_positions,
-        default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
-        length_option="--max-new-tokens",
-        images=writer.loaded.images,
-        end_ids=end_ids(model.generation_config),
-    )
-    return results(lines, session, encoder, model_name=writer.loaded.name, seed=writer.seed)
+    encoder, name = writer.encoder(), writer.loaded.name
+    return results(lines, session, encoder, model_name=name, seed=writer.seed)
 
 
 def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:

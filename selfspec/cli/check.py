@@ -76,7 +76,6 @@ def check(
 def _compared(
     asked: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
 ) -> int:
-    """Prints what the figures depend on, measures, and prints the report."""
     check_options(asked)
     config, console = SpecConfig(), Console(highlight=False)
     sees = any(each.has_images for each in questions)
@@ -116,7 +115,6 @@ def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
 
 
 def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
-    """What the figures depend on, and what a report of a fault needs."""
     import torch
 
     from selfspec import __version__

@@ -42,7 +42,6 @@ class Comparison:
 
     @property
     def total(self) -> GenerationStats:
-        """What was counted over all prompts."""
         return sum(self.stats.values(), GenerationStats())
 
     def speed_ups(self, axis: int) -> np.ndarray:
@@ -52,7 +51,6 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """The median over the rounds."""
         return float(np.median(self.speed_ups(1)))
 
     @property
@@ -64,7 +62,6 @@ class Comparison:
 
     @property
     def num_drafted(self) -> int:
-        """How many drafted tokens were in any forward."""
         return self.total.drafted_by_source.total()
 
     @property
@@ -81,7 +78,6 @@ class Comparison:
 def timed(
     writer: Writer, spec: SelfSpec | None, ids: Encoded, num_new: int
 ) -> tuple[list[int], float]:
-    """The new tokens of one call, and its seconds."""
     writer.reseed()
     start = perf_counter()
     new_ids = writer.new_ids(ids, spec, max_new_tokens=num_new)
@@ -97,7 +93,7 @@ def measure(
     seconds: float,
     say: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Answers all prompts plainly and with drafts, in rounds, while there is time.
+    """Answers all prompts in rounds, while there is time.
 
     Each round has a new `SelfSpec`, so all rounds draft alike: the first prompt from nothing or
     from a cache, and later ones from what was learned by then. A busy machine gets one round.

@@ -15,6 +15,7 @@ from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
 from selfspec.cli.paint import harmless
 from selfspec.cli.writer import loaded
 from selfspec.errors import CliError
+from selfspec.serving.schema import Settings
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
@@ -53,7 +54,9 @@ def generate(
     expected = None if prediction is None else _read(prediction, "--prediction")
     writer = loaded(asked, chats=chat)
     spec = writer.loaded.new_spec(config)
-    ids = _encoded(writer, text, chats=chat)
+    question = [{"role": "user", "content": text}] if chat else text
+    ids, _ = writer.encoder().arguments_for(question, Settings())
+    assert isinstance(ids, list)  # A text has no images.
     with (
         nullcontext(sys.stdout)
         if output is None
@@ -67,14 +70,12 @@ def generate(
 
 
 def _check_output(path: Path | None) -> None:
-    """Refuses what can't be a new file, before the model is loaded."""
     if path is None or (path.parent.is_dir() and not path.is_file() and not path.is_dir()):
         return  # It may be a device or a pipe.
     raise CliError(f"--output must be a new file in a folder that exists (got {str(path)!r})")
 
 
 def _read(path: Path | None, option: str) -> str:
-    """The text of a file, or of stdin."""
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
         return data.decode("utf-8-sig")
@@ -86,7 +87,6 @@ def _read(path: Path | None, option: str) -> str:
 
 
 def _read_prompt(file: Path | None, prompt: str | None) -> str:
-    """The text on the command line, that of a file, or all of stdin."""
     if prompt is not None and file is not None:
         raise CliError(f"give FILE or --prompt, not both (got {str(file)!r} and {prompt[:40]!r})")
     if file is not None and not file.exists():
@@ -99,21 +99,6 @@ def _read_prompt(file: Path | None, prompt: str | None) -> str:
     return text
 
 
-def _encoded(writer: Writer, text: str, *, chats: bool) -> list[int]:
-    """The ids of the prompt; refuses one that leaves no room for its answer."""
-    from selfspec.batch.prompts import encoded
-
-    asked = [{"role": "user", "content": text}] if chats else text
-    ids = encoded(asked, writer.tokenizer)
-    limit, num_new = writer.loaded.max_positions, writer.asked.max_new_tokens
-    if limit is not None and len(ids) + num_new > limit:
-        raise CliError(
-            f"prompt and new tokens must fit into the model's {limit} positions (got {len(ids)} + "
-            f"{num_new}); shorten the prompt, or lower --max-new-tokens"
-        )
-    return ids
-
-
 def _write(
     writer: Writer,
     spec: SelfSpec,
@@ -123,7 +108,6 @@ def _write(
     start: str,
     expected: str | None,
 ) -> None:
-    """Streams the continuation after `start`."""
     with ExitStack() as spinner:
 
         def show(piece: str, _origin: str = "") -> None:
@@ -134,6 +118,6 @@ def _write(
         show(start)
         spinner.enter_context(working("Reading the prompt", only_spinner=True))
         live = LiveText(writer.tokenizer, ids, show)
-        writer.write(ids, spec, streamer=live, prediction=writer.encode_prediction(expected))
+        writer.write(ids, spec, streamer=live, prediction=expected)
     if sink.isatty() and not live.text.endswith("\n"):
         sink.write("\n")

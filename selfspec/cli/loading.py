@@ -41,14 +41,12 @@ class Loaded:
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions that the model has; None if its config doesn't say."""
         from selfspec.forward.model import max_positions
 
         return max_positions(self.model)
 
     @property
     def dtype(self) -> str:
-        """The model's dtype, as options name it."""
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
@@ -60,7 +58,6 @@ class Loaded:
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
-        """A new `SelfSpec`, which knows what the cache and the remembered file hold."""
         from selfspec import SelfSpec
 
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
@@ -173,7 +170,6 @@ def images_of(options: RunOptions) -> ImageReader:
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
-    """Loads the tokenizer. That is quick, so its errors come before the model is read."""
     from transformers import AutoTokenizer
 
     source = options.model or str(TINY)

@@ -118,7 +118,6 @@ def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list
 
 
 def about_texts(measured: Comparison, is_wrong: bool) -> str:
-    """How many texts with drafts are the plain ones."""
     total, others = len(measured.lengths), ", ".join(sorted(measured.parted))
     same = f"{total - len(measured.parted)} of {total} are plain generate()'s, token for token"
     if not measured.parted:
@@ -157,6 +156,5 @@ def table_of(measured: Comparison) -> Table:
 
 
 def _means(rounds: list[list[float]]) -> list[float]:
-    """The mean seconds of each prompt, and those of all prompts together."""
     means = [sum(each) / len(each) for each in zip(*rounds, strict=True)]
     return [*means, sum(means)]

@@ -64,18 +64,15 @@ class Listening:
 
     @property
     def hosts(self) -> set[str]:
-        """The names by which the server may be called."""
         return {self.host, *self.allow_host} - set(_WILDCARDS)
 
     @property
     def kv_bytes(self) -> int | None:
-        """What keys and values may take; None if the option is not given."""
         if self.max_kv_memory is None:
             return None
         return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
     def check(self) -> None:
-        """Refuses wrong values before the model is loaded."""
         _ = self.kv_bytes
         if self.api_key is not None and not self.api_key.strip():
             raise CliError(
@@ -88,10 +85,7 @@ class Listening:
         _check_port(self.host, self.port)
 
     def memory_of_texts(self, bytes_per_token: int, default: int) -> int:
-        """What keys and values may take; refuses a memory in which texts have no room.
-
-        A text has one of `max_rows` + 1 shares.
-        """
+        """What keys and values may take. A text has one of `max_rows` + 1 shares."""
         memory = self.kv_bytes or default
         least = _LEAST_TOKENS * (self.max_rows + 1) * bytes_per_token
         if memory < least:
@@ -164,17 +158,18 @@ def serve(
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
-    model = answering.model
+    held = answering.model
+    encoder = Encoder(
+        answering.tokenizer,
+        vocab_size(held),
+        max_positions(held),
+        images=replace(images, fetches=listening.fetch_images),
+        end_ids=end_ids(held.generation_config),
+    )
     app = application(
         answering,
         name=name,
-        encoder=Encoder(
-            answering.tokenizer,
-            vocab_size(model),
-            max_positions(model),
-            images=replace(images, fetches=listening.fetch_images),
-            end_ids=end_ids(answering.model.generation_config),
-        ),
+        encoder=encoder,
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,
@@ -207,7 +202,6 @@ def _model_thread(
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuses an address that is taken, before the model is read."""
     try:
         for *kind, _name, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(*kind) as probe:

@@ -78,7 +78,6 @@ class Branches(Shape):
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
-        """The branches of one row; none where nothing may be learned."""
         own = copy.copy(self)
         own._random, own._padding = random.Random(_SEED), list(prompt_ids)
         num_branches = self._num_branches if prompt_ids and learns else 0
@@ -134,8 +133,6 @@ class Branches(Shape):
 
 
 class ContextCache(Source):
-    """A source: an empty context cache for each row."""
-
     name = "grams"
 
     def open(self, row: RowStart) -> ContextCacheCursor:
@@ -199,9 +196,3 @@ def method(
         "budget": "fixed",
         **options,
     }
-
-
-# The paper, tokens a step with a corpus: 2.01 on MT-bench, 2.31 on GSM-100, 2.98 and 3.22 on code.
-# Here, warmed on 46 other answers, 256 tokens, 64 nodes: 2.11 over Spec-Bench's six tasks, 2.09 of
-# them on MT-bench; 1.32 with answers of 40 tokens. The gap was the length. (SmolLM2-135M-Instruct.)
-#     python -m eval run --methods self-draft --cache own --max-new-tokens 256 --max-nodes 64 …

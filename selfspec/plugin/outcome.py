@@ -46,13 +46,10 @@ class _Counting(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
-    """Stock's output, with the statistics of the call as the attribute `stats`."""
-
     stats: GenerationStats
 
 
 def decoded_plainly(call: Call) -> Any:
-    """What stock's loop returns; an error instead under `strict`."""
     reason, stats = str(call.route.reason), call.stats
     stats.disable(reason)
     stats.mode, stats.forward = "plain", "eager"
@@ -80,7 +77,6 @@ def decoded_plainly(call: Call) -> Any:
 
 
 def decoded_with_drafts(call: Call, engine: Engine) -> Any:
-    """What stock's loop would return, from an engine that has no other rows."""
     request = request_of(call)
     call.stats.disable(call.route.reason)  # Chains have a reason, trees have none.
     try:

@@ -24,8 +24,6 @@ from selfspec.plugin.row_rules import looks_at_rows, row_stops
 
 
 class Outcome(Enum):
-    """What becomes of a call."""
-
     REFUSED = "an error, with the fix"
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
     PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
@@ -71,7 +69,6 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
 
 
 def refuse(asked: Arguments) -> None:
-    """Raises what can't be served by any loop of ours."""
     if reason := reason_for(Outcome.REFUSED, asked):
         raise UnsupportedError(reason)
 
@@ -136,7 +133,7 @@ def _tensors_of_plain_steps(call: Any) -> str | None:
 
 
 def _columns_it_keeps(call: Any) -> int | None:
-    """How many columns attention keeps of a longer text, the strongest ones, as in Doge."""
+    # Doge's attention keeps the strongest columns of a longer text.
     config = call.model.config.get_text_config(decoder=True)
     kept = getattr(config, "keep_window_size", None)
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None

@@ -102,7 +102,6 @@ def split_warpers(processors: Any) -> Processing:
 
 
 def _rules_all_out(warper: Any) -> bool:
-    """Does a warper keep no more than it says, and score what it rules out as minus infinity?"""
     keeps = getattr(warper, "min_tokens_to_keep", 1)
     return keeps == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
 

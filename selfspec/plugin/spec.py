@@ -201,11 +201,9 @@ class SelfSpec:
         """The call that `generate()` asks for, checked; runs nothing yet.
 
         `prediction` is what the answer will probably look like, as token ids: those of one text
-        for all prompts, or a list with those of one for each prompt. `draft_model` is the small
-        model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
-        `max_nodes` limits the trees of this call, beside the knob of that name; 1: no drafts.
-        `inputs_tensor` is what an encoder has read, which transformers hands over. `stats` counts
-        the call; None: new ones do. `scores` is a `TokenScores` for one text.
+        for all prompts, or a list with those of one for each. `draft_model` is used in place of the
+        `SelfSpec`'s own. `max_nodes` limits the trees of this call, beside the knob of that name;
+        1: no drafts. `inputs_tensor` is what an encoder has read. `scores` is a `TokenScores`.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -224,6 +222,7 @@ class SelfSpec:
                 "with the tokenizer's bos_token"
             )
         num_returned = generation_config.num_return_sequences or 1
+        limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
         if scores is not None:
             logits_processor = type(logits_processor)([scores, *logits_processor])
         predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
@@ -235,7 +234,7 @@ class SelfSpec:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             streamer=streamer,
-            max_nodes=self.config.max_nodes if max_nodes is None else self._limit(max_nodes),
+            max_nodes=limits.max_nodes,
             hears=None if scores is None or scores.prompt is None else scores.read,
             synced_gpus=synced_gpus,
             inputs_tensor=inputs_tensor,
@@ -246,16 +245,9 @@ class SelfSpec:
             stats=GenerationStats(num_calls=1) if stats is None else stats,
         )
 
-    def _limit(self, max_nodes: int) -> int:
-        """The limit of a call, checked as the knob is."""
-        return self.config.changed(max_nodes=max_nodes).max_nodes
-
     @wraps(open_call, assigned=())  # transformers hands over what its signature names.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls.
-
-        Decodes with drafts or plainly, and returns what stock would.
-        """
+        """The decoding loop, which the `generate()` of an attached model calls."""
         call, start = self.open_call(*args, **kwargs), perf_counter()
         try:
             if call.route.mode == "plain":
@@ -274,7 +266,6 @@ class SelfSpec:
         return result
 
     def count(self, stats: GenerationStats) -> None:
-        """Adds the statistics of a call that has ended or broken off."""
         with self._lock:
             self.stats = stats
             self.total_stats = self.total_stats + stats
@@ -289,7 +280,6 @@ class SelfSpec:
             self._remembered.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
-        """What is learned for a vocabulary of this size; made when it is first asked for."""
         return self._knowledge.learned(vocab_size)
 
     def forget(self) -> None:
@@ -328,8 +318,7 @@ class SelfSpec:
     def save_learned(self) -> None:
         """Saves what was learned to the file of `remember` now; what others saved there stays.
 
-        Nothing is written if nothing was learned since the last save. Raises `CacheError` if the
-        file can't be written or belongs to another tokenizer by now.
+        Nothing is written if nothing was learned since the last save.
         """
         if self._remembered is None:
             raise ConfigError(
@@ -366,18 +355,16 @@ class SelfSpec:
             self._listeners.remove(listener)
 
     def ability(self, model: Any) -> DraftSupport:
-        """What `model` can verify as it is now; tried on first use."""
+        """What a model can verify as it is now; tried on first use."""
         return self.models.run(inside_wrappers(model)).ability()
 
     def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
-        """How a call's draft model is asked, the one `given` or else our own; None without one."""
         draft = self.draft_model if given is None else given
         if draft is None:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(self, runner: ModelRunner, backend: Backend) -> Engine:
-        """What decodes the rows of one call, or of many that come and go."""
         return Engine(
             runner,
             backend,

@@ -38,7 +38,6 @@ class LineResult(NamedTuple):
 
     @classmethod
     def failed(cls, number: int, error: Exception, name: str | int | None = None) -> LineResult:
-        """Why a line has no answer, in the form of OpenAI's batch files."""
         code = getattr(error, "code", None) or type(error).__name__
         told = {"code": code, "message": one_line(error)}
         about = {"line": number, "custom_id": name, "response": None, "error": told}
@@ -47,8 +46,6 @@ class LineResult(NamedTuple):
 
 @dataclass
 class Progress:
-    """How far a file of prompts has come."""
-
     left: set[int] = field(default_factory=set)  # The numbers of the lines to be answered.
     unreadable: dict[int, RequestError] = field(default_factory=dict)  # Why others can't be read.
     total: int = 0
@@ -114,7 +111,6 @@ class BatchFiles:
         return progress
 
     def open_lines(self, progress: Progress) -> Iterator[PromptLine]:
-        """The lines that are left for the model."""
         for number, data in numbered_lines(self.prompts, "INPUT"):
             if number in progress.left:
                 yield read_line(number, data)
@@ -126,7 +122,6 @@ class BatchFiles:
             self.write(LineResult.failed(number, error))
 
     def write(self, result: LineResult) -> None:
-        """Appends an answer, or why there is none."""
         path = self.answers if result.is_answer else self.errors
         try:
             with path.open("ab") as stream:

@@ -134,8 +134,6 @@ def calls_of(
 
 
 class Exchange:
-    """The texts of one request to the server, from the first token to the last."""
-
     def __init__(self, model: ModelThread, request: Request) -> None:
         self.request = request
         self.answers: dict[int, Answer] = {}  # Those that are complete, by choice.
@@ -146,7 +144,6 @@ class Exchange:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many tokens all prompts have."""
         return sum(each.call.num_tokens for each in self._calls[:: self.request.n])
 
     async def prepare(

@@ -88,7 +88,6 @@ class ImageReader:
 
 
 def has_images(prompt: Any) -> bool:
-    """Does a conversation have any image?"""
     return any(_images_in(prompt))
 
 
@@ -102,7 +101,6 @@ def check_pixels(prompts: Iterable[Any], others: int) -> int:
 
 
 def _images_in(prompt: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the part of each image in messages."""
     is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
     for number, message in enumerate(prompt if is_chat else ()):
         if isinstance(message["content"], list):

@@ -117,7 +117,6 @@ def _not_tiny(temperature: float) -> float:
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """The prompts of a completion: texts or token ids."""
     prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
     are_prompts = all(each and (isinstance(each, str) or _are_ids(each)) for each in prompts)
     if not (are_prompts and 1 <= len(prompts) <= MAX_CHOICES):
@@ -189,10 +188,8 @@ Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Called(_Fields):
-    """The function of a call that a message reports, with its arguments as JSON."""
-
     name: Name
-    arguments: str
+    arguments: str  # JSON
 
 
 class ToolCall(_Fields):
@@ -225,7 +222,6 @@ class Message(_Fields):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
@@ -391,7 +387,6 @@ class Request(Settings):
 
     @property
     def prompts(self) -> list[Any]:
-        """What is answered: texts, conversations or token ids."""
         raise NotImplementedError
 
     @model_validator(mode="after")
