@@ -101,19 +101,14 @@ class SpecConfig:
 
     @classmethod
     def of(cls, **knobs: Any) -> SpecConfig:
-        cls._check_names(knobs)
-        return cls(**knobs)
+        return cls().changed(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
-        self._check_names(knobs)
-        return replace(self, **knobs)
-
-    @classmethod
-    def _check_names(cls, knobs: dict[str, Any]) -> None:
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(self)]
         for name in knobs:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
+        return replace(self, **knobs)
 
     def _check_count(self, name: str) -> None:
         value = getattr(self, name)

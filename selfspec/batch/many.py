@@ -37,8 +37,8 @@ def generate_many(
     Rows of a batch come and go: when a text ends, the next prompt takes its place without waiting
     for the others. Each text is what `generate()` gives for that prompt alone.
 
-    A prompt that fails ends no other text: it has an answer too, with the exception as its `error`
-    and the text as far as it came. ``if answer.error: raise answer.error`` stops at the first one.
+    A prompt that fails ends no other text: its answer has the exception as its `error`, and the
+    text as far as it came.
 
     Args:
         model: A causal language model of transformers; it need not be attached.
@@ -47,8 +47,8 @@ def generate_many(
             256 are taken ahead of the answers. If the iterable raises an error, the prompts that
             were taken are answered first.
         assistant: The `SelfSpec` that drafts and learns; a new one by default.
-        max_rows: The most texts that are written at the same time. More texts share each reading
-            of the weights, which pays as long as the device computes faster than it reads them.
+        max_rows: The most texts that are written at the same time. They share each reading of the
+            weights.
         max_memory: What the keys and values of all texts may take, in bytes or as text such as
             ``"2GB"``. A prompt starts only if its longest answer fits too. None: no limit.
         seed: For sampling: prompt `i` is drawn as after ``torch.manual_seed(seed + i)``. None:
@@ -65,10 +65,7 @@ def generate_many(
             `max_nodes`, a limit of their trees; OpenAI's `presence_penalty` and
             `frequency_penalty`, from -2 to 2.
 
-    Raises:
-        UnsupportedError: The arguments can't be served for any prompt: the first prompt is
-            refused, and so is a prompt of one token. This raises whatever `generate()` raises of
-            the arguments, before any text is written.
+    What is wrong with the arguments for every prompt is raised, before any text is written.
     """
     if assistant is not None:
         check_assistant(assistant)

@@ -37,10 +37,8 @@ _log = logging.getLogger("selfspec")
 class Remembered:
     """The file of one `SelfSpec`, and which part of what it learned is in there already.
 
-    Args:
-        path: The file. It is made at the first save, readable by its owner only.
-        tokenizer: The model's tokenizer, to which the file belongs.
-        saves: Whether anything is learned that may be saved.
+    It is made at the first save, readable by its owner only, and belongs to the tokenizer. `saves`
+    says whether anything is learned that may be saved.
     """
 
     def __init__(self, path: str | os.PathLike[str], tokenizer: Any, *, saves: bool) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
@@ -30,7 +29,6 @@ from selfspec.machine.memory import free_memory
 from selfspec.serving.prompt_files import num_tokens
 
 if TYPE_CHECKING:
-    from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
@@ -95,9 +93,8 @@ def _compared(
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
         new_spec = partial(model.new_spec, config)
         measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
-    curve = _learned_curve(measured, spec, found)
     eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
-    return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
+    return print_report(console, measured, asked, sees=sees, eight_bits=eight_bits)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
@@ -135,13 +132,6 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
         f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
         *([heads] if named else []),
     ]
-
-
-def _learned_curve(measured: Comparison, spec: SelfSpec, asked: Prompts) -> CostCurve | None:
-    """What a step costs by its width, as the calls of the last round have taught."""
-    length = int(median(num_tokens(ids) for _, ids in asked)) + _LEAST_TOKENS
-    costs, forward = measured.costs, spec.stats.forward or "eager"
-    return None if costs is None else costs.learned(forward, length)
 
 
 def _in_eight_bits(

@@ -19,7 +19,6 @@ from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
-    from selfspec.forward.costs import Costs
     from selfspec.plugin import SelfSpec
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
@@ -38,7 +37,6 @@ class Comparison:
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # of each prompt, all rounds
     parted: set[str] = field(default_factory=set)  # prompts with another text than the plain
     shares: list[float] = field(default_factory=list)  # of the processor, on a CPU
-    costs: Costs | None = None  # what steps took in the last round
 
     @property
     def total(self) -> GenerationStats:
@@ -120,7 +118,6 @@ def measure(
             found.stats[kind] = found.stats.get(kind, GenerationStats()) + spec.stats
             if new_ids != text:
                 found.parted.add(kind)
-        found.costs = spec.models.run(writer.model).costs
         now = perf_counter()
         if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break

@@ -48,10 +48,10 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     With it, `prediction=` takes what the answer will probably look like: token ids, or text with
     `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()`.
 
-    An `assistant` that is given here is the default one: it drafts in each call that names none, so
-    that pipelines, servers and other people's code gain as they are. What it can't draft for, such
-    as beam search, goes on as without it, with one warning of the logger ``selfspec``; it refuses
-    that under `strict`. ``generate(..., assistant=None)`` switches it off for a call.
+    An `assistant` that is given here is the default one, which drafts in each call that names none.
+    What it can't draft for, such as beam search, goes on as without it, with one warning of the
+    logger ``selfspec``; under `strict` that is refused. ``generate(..., assistant=None)`` switches
+    it off for a call.
 
     Works on a PEFT wrapper or on the model inside it, and on what `torch.compile(model)` gives,
     whose `generate()` is that of the model inside. Attaching twice changes nothing, or only the

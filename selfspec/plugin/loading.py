@@ -46,8 +46,7 @@ def load(
     forward, ahead of it, from the model's safetensors files. A streamed model can't be moved, cast,
     saved, copied or trained, and its weights can't be written.
 
-    With `weights="int8"`, its linear layers and its embedding get 8 bits, a layer at a time. It
-    takes about half the memory of 16 bits, and a step reads half as much. All else computes in
+    With `weights="int8"`, its linear layers and its embedding get 8 bits. All else computes in
     `dtype`, where ``"auto"`` is float32, the fastest there and the one in which texts with drafts
     are those without. The page "Weights in 8 bits" says what that costs in quality.
 
@@ -56,12 +55,10 @@ def load(
         max_memory: What weights, buffers, KV and forwards may take together: bytes, or text such
             as ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
             If all fits, nothing is streamed.
-        max_length: Of `max_memory`, room for a prompt and answer of this many tokens is set aside:
-            for its KV, and for a forward that reads it at once. Longer texts work too, and take
-            more memory.
-        max_texts: The KV of this many such texts is set aside, which are decoded at the same time.
-        draft_model: The small model that will draft for this one. What it takes is a part of
-            `max_memory`, so that fewer layers of this model are resident.
+        max_length: Of `max_memory`, room for a prompt and answer of this many tokens is set aside.
+            Longer texts work too, and take more memory.
+        max_texts: How many such texts, which are decoded at the same time, have room.
+        draft_model: The small model that will draft, and takes a part of `max_memory`.
         dtype: ``"auto"`` is the checkpoint's own.
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
             it is a CPU or a CUDA device, where streamed layers come from pinned memory if that

@@ -103,7 +103,7 @@ class SelfSpec:
                 raise ConfigError(f"{name.lower()} must be a {name} (got {given!r:.80})")
         if draft_model is not None:
             check_draft_model(draft_model)
-        self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
+        self.config = (config or SpecConfig()).changed(**knobs)
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
@@ -137,16 +137,14 @@ class SelfSpec:
         tokenizer: Any = None,
         **options: Any,
     ) -> SelfSpec:
-        """A `SelfSpec` that starts with what a cache holds.
+        """A `SelfSpec` that starts with what a cache holds: a file, or a repository on the Hub.
 
         Args:
-            path_or_hub_id: A file that `save_pretrained` or `selfspec cache build` wrote, with or
-                without its ending ``.safetensors``, or a repository on the Hub.
+            path_or_hub_id: A file may be named without its ending ``.safetensors``.
             revision: Branch, tag or commit of the Hub repository.
             tokenizer: The model's tokenizer; a cache of another one is refused. Without it, a
                 model is refused at its first call if its vocabulary lacks ids of the cache.
-            options: Knobs, and all else that `SelfSpec` takes. What a file of `remember` holds goes
-                on top of the cache.
+            options: Knobs, and all else that `SelfSpec` takes.
         """
         contents = load_cache(path_or_hub_id, revision=revision, tokenizer=tokenizer)
         return cls(contents=contents, **options)
@@ -345,8 +343,7 @@ class SelfSpec:
     def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
         """Inside, calls `listener` with the `StepRecord` of every row in every step.
 
-        The first record of a row has a tree of one node: the token that the prompt's forward
-        yields.
+        The first record of a row has a tree of one node: the prompt's forward yields its token.
         """
         self._listeners.append(listener)
         try:
