@@ -14,6 +14,7 @@ from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.model_names import check_model_name, file_here, find_model
 from selfspec.serving.images import ImageReader
+from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -56,6 +57,15 @@ class Loaded:
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
         bits = " in 8 bits" * is_in_eight_bits(self.model)
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
+
+    def encoder(self, **how: Any) -> Encoder:
+        """Turns prompts into tokens and arguments, within what the model allows."""
+        from selfspec.forward.model import vocab_size
+        from selfspec.plugin.row_rules import end_ids
+
+        ends = end_ids(self.model.generation_config)
+        limits = (vocab_size(self.model), self.max_positions)
+        return Encoder(self.tokenizer, *limits, **{"images": self.images, "end_ids": ends, **how})
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
         from selfspec import SelfSpec

@@ -53,19 +53,8 @@ class Writer:
         torch.manual_seed(self.seed)
 
     def encoder(self) -> Encoder:
-        """Turns prompts into tokens and arguments, as the command's options have them."""
-        from selfspec.forward.model import vocab_size
-        from selfspec.plugin.row_rules import end_ids
-
-        return Encoder(
-            self.tokenizer,
-            vocab_size(self.model),
-            self.loaded.max_positions,
-            default={"max_new_tokens": self.asked.max_new_tokens, **self.choice()},
-            length_option="--max-new-tokens",
-            images=self.loaded.images,
-            end_ids=end_ids(self.model.generation_config),
-        )
+        default = {"max_new_tokens": self.asked.max_new_tokens, **self.choice()}
+        return self.loaded.encoder(default=default, length_option="--max-new-tokens")
 
     def write(
         self,

@@ -111,8 +111,6 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
     [
         ("--host", "no host"),
         ("--api-key", " "),
-        ("--allow-origin", "example.org"),
-        ("--allow-origin", "https://example.org/"),
         ("--max-kv-memory", "much"),
         ("--max-kv-memory", "1"),
         ("--max-memory", "lots"),
