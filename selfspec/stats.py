@@ -9,14 +9,12 @@ from typing import Any
 
 from selfspec.records import DraftTree, StepRecord, sources_of
 
-ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
-
 _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
 
 # What follows from the fields, and is written with them.
 _DERIVED = (
-    *("tokens_per_step", "nodes_per_step", "overhead", "speed_up"),
+    *("tokens_per_step", "nodes_per_step", "speed_up"),
     *("num_draft_tokens", "num_accepted_tokens", "mean_acceptance_length", "acceptance_rates"),
 )
 
@@ -123,12 +121,6 @@ class GenerationStats:
     def acceptance_rates(self) -> list[float]:
         """The share of steps with drafts in which each position's token was accepted."""
         return [each / self.num_drafts for each in self.num_accepted_tokens_per_pos]
-
-    @property
-    def overhead(self) -> float:
-        """Share of the decoding time that is not the forward."""
-        decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
-        return 1 - self.seconds["forward"] / decoding if decoding else 0.0
 
     @property
     def speed_up(self) -> float | None:

@@ -91,7 +91,6 @@ def generate_many(
 
 
 def _with_schemas(prompts: Iterable[Prompt], schema: Any) -> Iterator[tuple[Prompt, Any]]:
-    """Each prompt with what its answer must be."""
     is_list, number = isinstance(schema, (list, tuple)), 0
     for number, prompt in enumerate(prompts, start=1):
         if is_list and number > len(schema):

@@ -120,7 +120,6 @@ class Waiting:
         return None
 
     def start(self, call: PromptCall) -> None:
-        """Removes a call whose prompt is read now."""
         self._work_started += call.max_columns
         self.leave(call.index)
 

@@ -146,7 +146,6 @@ class Session:
         self._waiting.add(call)
 
     def cancel(self, index: int) -> None:
-        """Forgets a prompt whose answer nobody wants, wherever it is."""
         self._waiting.leave(index)
         if self._reading is not None and self._reading.index == index:
             self._spec.count(self._reading.call.stats)

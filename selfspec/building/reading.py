@@ -90,7 +90,6 @@ def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:
 
 @torch.inference_mode()
 def _kv_after(model: Any, prefix: Sequence[int]) -> Any:
-    """The KV cache after the prefix; None if there is no prefix."""
     if not prefix:
         return None
     ids = torch.tensor([list(prefix)], device=model.device)

@@ -89,7 +89,6 @@ def _results(
 
 
 def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:
-    """Writes each result and shows a bar; returns how many lines have no answer."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     about = rich.TextColumn("{task.fields[tokens]} tokens")

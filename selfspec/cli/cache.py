@@ -28,7 +28,6 @@ cache = App(
 
 
 def _key(name: str, negative: tuple[str, ...] | None = ()) -> Parameter:
-    """An option for a key of a recipe, with the text that `Recipe` has for it."""
     return Parameter(help=Recipe.model_fields[name].description, negative=negative)
 
 

@@ -58,8 +58,6 @@ def chat(
 
 
 class ChatLoop:
-    """Answers questions until the user leaves."""
-
     def __init__(
         self,
         writer: Writer,

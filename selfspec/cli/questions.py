@@ -50,7 +50,6 @@ class Question(NamedTuple):
         return has_images(self.prompt)
 
     def encoded(self, loaded: Loaded) -> Encoded:
-        """The tokens of the prompt, with what belongs to its images."""
         from selfspec.batch.prompts import inputs_of
 
         prompt = as_turn(self.prompt, loaded.tokenizer) if self.is_turn else self.prompt

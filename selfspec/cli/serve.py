@@ -165,7 +165,6 @@ def serve(
 def _model_thread(
     asked: DraftOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, Loaded]:
-    """Loads everything, and starts nothing yet."""
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread
     from selfspec.weights.streamed.memory_plan import kv_bytes

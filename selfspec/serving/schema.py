@@ -375,7 +375,7 @@ class StreamOptions(_Fields):
     include_usage: bool = False
 
 
-class Request(Settings):
+class TextRequest(Settings):
     """What both of OpenAI's routes for texts take."""
 
     model: str | None = None
@@ -390,7 +390,7 @@ class Request(Settings):
         raise NotImplementedError
 
     @model_validator(mode="after")
-    def _check_together(self) -> Request:
+    def _check_together(self) -> TextRequest:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options must come with stream: true", field="stream_options")
         if self.n * len(self.prompts) > MAX_CHOICES:
@@ -403,7 +403,7 @@ class Request(Settings):
         return {**super().arguments(), **({"prediction": predicted} if predicted else {})}
 
 
-class Chat(Request):
+class Chat(TextRequest):
     messages: Messages
     logprobs: bool = False
     top_logprobs: NumScores | None = None
@@ -450,7 +450,7 @@ class Chat(Request):
         return self
 
 
-class Completion(Request):
+class Completion(TextRequest):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
     logprobs: NumScores | None = None
