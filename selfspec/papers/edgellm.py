@@ -15,14 +15,8 @@ after the branch that it likes best (provisional generation).
 
 ``SelfSpec.as_in("edgellm", draft_model=small)``, with a target of `selfspec.load`, which reads
 layers ahead of the forward.
-
-What the text leaves open, and how it is read here:
-
-- What a branch is before it has a token of its own: every candidate is one, and as long as the
-  branch that it would go on with.
-- The draft LLM reads several branches in one forward there, and here one node, with the path to it.
-- α stays between 1e-6 and 0.99, and goes on from one answer to the next.
-- Provisional generation is left out: it was right in too few steps to pay (docs/papers.md).
+Provisional generation is left out: it was right in too few steps to pay. `docs/papers.md` says what
+else differs here.
 """
 
 from __future__ import annotations
@@ -41,11 +35,11 @@ from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
 
-_LEAST, _MOST = 1e-6, 0.99
+_LEAST, _MOST = 1e-6, 0.99  # of α, which goes on from one answer to the next
 
 
 class Pacer(Shape):
-    """A shape: equations 1 and 2 say whose turn it is."""
+    """A shape: equations 1 and 2 say whose turn it is. Each candidate is a branch."""
 
     def __init__(self, max_nodes: int) -> None:
         self._max_nodes = max_nodes
