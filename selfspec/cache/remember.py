@@ -179,10 +179,10 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
 
 
 def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:
-    """Replays the new rows into tables made of what is kept; these never outgrow those in memory.
+    """Replays the new rows into tables made of what is kept, so that it never outgrows them.
 
-    Of two rates, the one with more trials wins, since another process may have counted it. The
-    model has at least `num_ids` tokens. Corpora are left out.
+    Of two rates, the one with more trials wins. The model has at least `num_ids` tokens. Corpora
+    are left out.
     """
     kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.

@@ -49,11 +49,10 @@ def batch(
     files = BatchFiles(prompts, answers)
     with files.locked():
         progress = files.progress()
-        num_bad, total = len(progress.unreadable), progress.total
+        num_bad, total = progress.num_unreadable, progress.total
         if not progress.left and not num_bad:
             say(f"All {total} lines are answered in {answers}.")
             return 0
-        files.begin(progress)
         if num_bad:
             say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -44,11 +44,10 @@ class LineResult(NamedTuple):
         return cls(json.dumps(about, ensure_ascii=False), is_answer=False)
 
 
-@dataclass
-class Progress:
-    left: set[int] = field(default_factory=set)  # The numbers of the lines to be answered.
-    unreadable: dict[int, RequestError] = field(default_factory=dict)  # Why others can't be read.
-    total: int = 0
+class Progress(NamedTuple):
+    left: set[int]  # The numbers of the lines to be answered.
+    num_unreadable: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -85,41 +84,38 @@ class BatchFiles:
             yield
 
     def progress(self) -> Progress:
-        """Which lines an earlier run has left to be answered, and which can't be read.
+        """Which lines an earlier run has left to be answered.
 
-        Removes an answer whose end is missing. An output that belongs to another input is refused,
-        and not changed.
+        Removes an answer whose end is missing, and begins the file of errors with the lines that
+        can't be read. An output that belongs to another input is refused, and not changed.
         """
         answered, num_whole_bytes = self._answered()
-        progress = Progress()
+        left, unreadable, total = set[int](), list[LineResult](), 0
         for number, data in numbered_lines(self.prompts, "INPUT"):
-            progress.total += 1
+            total += 1
             known = answered.pop(number, None)
             try:
                 line = read_line(number, data)
             except RequestError as error:
-                progress.unreadable[number] = error
+                unreadable.append(LineResult.failed(number, error))
                 continue
             if known is None:
-                progress.left.add(number)
+                left.add(number)
             elif known != line.checksum:
                 raise self._foreign(f"holds an answer to another line {number}")
         for number in answered:
             raise self._foreign(f"holds an answer to line {number}, which is not in INPUT")
         if self.answers.exists() and self.answers.stat().st_size > num_whole_bytes:
             os.truncate(self.answers, num_whole_bytes)
-        return progress
+        self.errors.unlink(missing_ok=True)
+        for each in unreadable:
+            self.write(each)
+        return Progress(left, len(unreadable), total)
 
     def open_lines(self, progress: Progress) -> Iterator[PromptLine]:
         for number, data in numbered_lines(self.prompts, "INPUT"):
             if number in progress.left:
                 yield read_line(number, data)
-
-    def begin(self, progress: Progress) -> None:
-        """Starts a new file of errors, with the lines that can't be read."""
-        self.errors.unlink(missing_ok=True)
-        for number, error in progress.unreadable.items():
-            self.write(LineResult.failed(number, error))
 
     def write(self, result: LineResult) -> None:
         path = self.answers if result.is_answer else self.errors
