@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 
 from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
+from selfspec.cost.ledger import MeanRatio
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -54,6 +55,10 @@ class Engine:
     leaves before the last.
     """
 
+    # Tables that learn a step late name fewer right tokens, as if steps took longer: by this share,
+    # and by this one for each node.
+    late_costs = (0.02, 0.001)
+
     def __init__(
         self,
         runner: ModelRunner,
@@ -78,6 +83,9 @@ class Engine:
         self._learned = learned
         self._device = Device() if device is None else device
         self._listeners = listeners
+        self._untaught: list[Committed] = []  # What sources and calibration are still to learn.
+        self._taught = 0.0  # The seconds that this took the last time,
+        self._gain = MeanRatio(0.0, weight=1.0)  # and those that a step gains if it is done late.
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
 
@@ -164,6 +172,7 @@ class Engine:
         self.rows += rows
         tops = self._fetch_tops(first.logits.logits)
         committed = self._learn(rows, first.records, _Seen(first.logits, tops, None))
+        self._teach()
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
@@ -175,6 +184,7 @@ class Engine:
             while not all(row.is_done for row in self.rows):
                 self.leave()
                 self._step()
+        self._teach()
 
     def step(self) -> None:
         """One forward and all that belongs to it."""
@@ -193,11 +203,19 @@ class Engine:
         trees = self._draft(step)
         drafted = laps.end("draft")
         committed = self._verified(list(zip(self.rows, trees, strict=True)), laps)
+        is_late = self._device.works_beside and self._gain.value > 0
+        if not is_late:
+            self._teach()
         done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
         took = StepTime(width, drafted - prepared, done - drafted - backend.setting_up)
         if _RETRY not in laps.seconds:
             step.observe(took, [record for _, record in committed])
+            # While the device is waited for, there is time to learn.
+            hidden = min(self._taught, laps.seconds["verify"] + is_late * self._taught)
+            always, for_each = self.late_costs
+            costs = (always + for_each * width) * (took.drafting + took.rest)
+            self._gain.observe(hidden - costs, 1.0)
         done = laps.end("learn")
         for row, record in committed:
             row.stats.count_step(record)
@@ -255,6 +273,7 @@ class Engine:
         read = read_logits(rows, logits, self._device)
         laps.end("verify")
         tops = self._fetch_tops(read.logits)
+        self._teach()
         laps.end("learn")
         return _Seen(read, tops, states)
 
@@ -277,6 +296,8 @@ class Engine:
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
         self._keep(_without_gaps(done))
+        if not self.rows:
+            self._teach()
         return left
 
     def _keep(self, live: list[int]) -> None:
@@ -323,7 +344,30 @@ class Engine:
                     record.states = seen.states[index]
                 with row.guarded():
                     row.drafter.observe(record)
+        self._untaught += [each for each in committed if each[0].drafter.learned.learns]
         return committed
+
+    def _teach(self) -> None:
+        """Lets the calibration and the tables learn from the last step, if they have not yet.
+
+        Rows that share them do so in one write. It is done late, while the device computes the next
+        step, where that saves more time than it costs tokens.
+        """
+        if not self._untaught:
+            return
+        start = self._clock()
+        sharing: dict[int, list[Committed]] = {}
+        untaught, self._untaught = self._untaught, []
+        for row, record in untaught:
+            calibration = row.drafter.learned.calibration
+            with row.guarded():
+                calibration.observe(record)
+            sharing.setdefault(id(calibration), []).append((row, record))
+        for lessons in sharing.values():
+            row = lessons[0][0]
+            with row.guarded():
+                row.drafter.learned.observe_steps([record for _, record in lessons])
+        self._taught = self._clock() - start
 
     def _call_listeners(self, committed: list[Committed]) -> None:
         for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.

@@ -166,7 +166,7 @@ class TopK(NamedTuple):
 class Lesson(NamedTuple):
     """The predictions at the nodes of a tree, the accepted ones last: they win over others."""
 
-    pairs: NDArray[np.int64]  # (N, 2): the token above each node, -1 above the root, and its own
+    pairs: NDArray[np.int64]  # (N, 2): the token above each node, and its own
     top: TopK  # (N, K): what comes after
 
 
@@ -176,15 +176,17 @@ class StepRecord:
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped
-    before. Both are empty where drafts led to NaN; only a budget sees such a record. `top` is None
-    where nobody learns. `states` (N, D) is what entered the output head for each node, if a cursor
-    of the row asked for it and the forward could tell.
+    before. Both are empty where drafts led to NaN; only a budget sees such a record. `above` is
+    the token in front of the root, -1 if there is none. `top` is None where nobody learns. `states`
+    (N, D) is what entered the output head for each node, if a cursor of the row asked for it and
+    the forward could tell.
     """
 
     row: int
     tree: DraftTree
     path: list[int]
     committed_ids: list[int]
+    above: int = -1
     top: TopK | None = None
     states: Any = None
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
@@ -195,7 +197,7 @@ class StepRecord:
         if self._lesson is None and self.top is not None:
             tree, on_path = self.tree, set(self.path)
             order = [node for node in range(len(tree)) if node not in on_path] + self.path
-            tokens = [*tree.tokens, -1]  # The root's parent, -1, is the last one.
+            tokens = [*tree.tokens, self.above]  # The root's parent, -1, is the last one.
             pairs = [(tokens[tree.parents[node]], tokens[node]) for node in order]
             self._lesson = Lesson(np.array(pairs, np.int64), self.top.at(order))
         return self._lesson

@@ -74,6 +74,7 @@ def _walked(group: list[Drafted], logits: StepLogits | None, first: int = 0) -> 
     drafts they are the model's own, and stock chooses by them.
     """
     rows, starts = [row for row, _ in group], [row.num_new for row, _ in group]
+    above = [(-1, -1, *row.prompt_ids[-2:], *row.new_ids[-2:])[-2] for row in rows]
     is_spoiled = False
 
     def commit(nodes: Sequence[int]) -> tuple[Sequence[int], bool] | None:
@@ -86,6 +87,8 @@ def _walked(group: list[Drafted], logits: StepLogits | None, first: int = 0) -> 
     for row in rows:
         row.note_nan(is_spoiled)
     return [
-        StepRecord(row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:])
-        for (row, tree), path, start in zip(group, paths, starts, strict=True)
+        StepRecord(
+            row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:], above=token
+        )
+        for (row, tree), path, start, token in zip(group, paths, starts, above, strict=True)
     ]

@@ -191,6 +191,8 @@ def _learn(memory: Learned, row: Row, so_far: list[int], record: StepRecord) -> 
     _teach(memory, [*so_far[-2:], *record.committed_ids])
     row.new_ids += record.committed_ids
     row.drafter.observe(record)
+    if memory.learns:
+        memory.calibration.observe(record)
     so_far += record.committed_ids
 
 

@@ -96,7 +96,13 @@ class Knowledge:
             elif name == "corpus" and loaded is not None and loaded.corpus is not None:
                 sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
         sources += [source.copy() for source in self._extra_sources]
-        learned = Learned(sources, self._calibration.copy(), top_k, shape=self._shape)
+        learned = Learned(
+            sources,
+            self._calibration.copy(),
+            top_k,
+            shape=self._shape,
+            strict=self._config.strict,
+        )
         if loaded is not None:
             learned.map_prior = loaded.map_prior
             restore(learned, loaded, vocab_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,10 +11,7 @@ from selfspec.config import SpecConfig
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
-from selfspec.errors import one_line
 from selfspec.records import DraftTree, Pays, StepRecord
-
-_log = logging.getLogger("selfspec")
 
 
 class Drafter:
@@ -37,7 +33,7 @@ class Drafter:
         banned: int | None = None,  # A token after which no draft can be verified.
     ) -> None:
         start = replace(start, learns=learned.learns, map_prior=learned.map_prior)
-        self.learned, self._is_strict = learned, config.strict
+        self.learned = learned
         self._unopened = [(source, start) for source in (*learned.sources, *sources)]
         self._cursors: list[Cursor] = []
         self._names: list[str] = []  # Those of the cursors' sources.
@@ -59,7 +55,7 @@ class Drafter:
             try:
                 cursor = source.open(start)
             except Exception as error:
-                self._say_failed(source.name, error)
+                self.learned.say_failed(source.name, error)
                 continue
             if cursor is not None:
                 self._cursors.append(cursor)
@@ -89,9 +85,7 @@ class Drafter:
         return any(self._ask_all(lambda cursor: cursor.wants_states))
 
     def observe(self, record: StepRecord) -> None:
-        """Moves every cursor past the committed tokens; they and the calibration learn."""
-        if self.learned.learns:
-            self.learned.calibration.observe(record)
+        """Moves every cursor past the committed tokens. What rows share learns by itself."""
         self._shape.observe(record)
         self._ask_all(lambda cursor: cursor.observe(record))
 
@@ -108,13 +102,4 @@ class Drafter:
     def _drop(self, cursor: Cursor, error: Exception) -> None:
         index = self._cursors.index(cursor)
         del self._cursors[index]
-        self._say_failed(self._names.pop(index), error)
-
-    def _say_failed(self, name: str, error: Exception) -> None:
-        """Warns of a source once, however many texts it fails in."""
-        if self._is_strict:
-            raise error
-        level = logging.DEBUG if name in self.learned.failed else logging.WARNING
-        self.learned.failed.add(name)
-        text = "the source %r has failed, and drafts nothing more in this text: %s"
-        _log.log(level, text, name, one_line(error), exc_info=error)
+        self.learned.say_failed(self._names.pop(index), error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,10 @@ from numpy.typing import NDArray
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.records import TopK
+from selfspec.errors import one_line
+from selfspec.records import StepRecord, TopK
+
+_log = logging.getLogger("selfspec")
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Learned:
     top_k: int  # Sources see this many of each node's likeliest next tokens.
     learns: bool = True
     shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
+    strict: bool = False  # Is a source that fails an error?
     failed: set[str] = field(default_factory=set)  # Sources whose failure was warned of.
     map_prior: Mapping[str, NDArray[Any]] | None = None  # What maps of hidden states begin with.
 
@@ -43,6 +48,13 @@ class Learned:
         """The arrays of every source that a cache can keep."""
         return {s.name: arrays for s in self.sources if (arrays := s.arrays())}
 
+    def observe_steps(self, records: Sequence[StepRecord]) -> None:
+        """Lets every source learn from steps of several rows, by one write to each table."""
+        if lessons := [lesson for record in records if (lesson := record.lesson)]:
+            pairs = np.concatenate([lesson.pairs for lesson in lessons])
+            tops = zip(*(lesson.top for lesson in lessons), strict=True)
+            self.observe_pairs(pairs, TopK(*map(np.concatenate, tops)))
+
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Lets every source learn what the model predicted after some tokens.
 
@@ -50,4 +62,16 @@ class Learned:
         one, the other is -1.
         """
         for source in self.sources:
-            source.observe_pairs(pairs, top)
+            try:
+                source.observe_pairs(pairs, top)
+            except Exception as error:
+                self.say_failed(source.name, error)
+
+    def say_failed(self, name: str, error: Exception) -> None:
+        """Warns of a source once, however many texts it fails in."""
+        if self.strict:
+            raise error
+        level = logging.DEBUG if name in self.failed else logging.WARNING
+        self.failed.add(name)
+        text = "the source %r has failed, and drafts nothing more in this text: %s"
+        _log.log(level, text, name, one_line(error), exc_info=error)

@@ -9,10 +9,11 @@ path π is scored (equation 2) by
 
     s(π) = Π p_draft(x_i | x_<i) · δ^(|π| - 1) · Π α^(rank_i - 1).
 
-Paths below a threshold τ are pruned, but the first level is always there. A tree may keep its shape
-for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache. Here
-one stream does all of it in order: a second one made steps on an H200 no shorter, and tables that
-learn a step late name fewer right tokens (docs/log.md has both).
+Paths below a threshold τ are pruned, but the first level is always there. A tree may keep its
+shape for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache on
+streams of its own. Here tables are in the CPU's memory, and a second stream for KV made steps on an
+H200 no shorter. What is worth hiding is learning: `Engine` lets the tables learn while a GPU works
+on the next forward, where that saves more time than it costs tokens (docs/log.md).
 
 ``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up; its tables were filled from
 ShareGPT, in place of which there is the recipe `dialogue` of ``selfspec cache build``.
@@ -98,7 +99,7 @@ class Tables(Source):
         self._rows: dict[int, dict[int, float]] = {}
 
     def open(self, row: RowStart) -> TablesCursor:
-        return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1, learns=row.learns)
+        return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Takes in what the model predicted after each last token."""
@@ -151,8 +152,8 @@ class Tables(Source):
 class TablesCursor(Cursor):
     """The end of one row's text, which is its last token."""
 
-    def __init__(self, tables: Tables, last: int, *, learns: bool) -> None:
-        self._tables, self._last, self._learns = tables, last, learns
+    def __init__(self, tables: Tables, last: int) -> None:
+        self._tables, self._last = tables, last
 
     def root(self) -> int:
         return self._last
@@ -164,8 +165,6 @@ class TablesCursor(Cursor):
         return token
 
     def observe(self, record: StepRecord) -> None:
-        if self._learns and (lesson := record.lesson):
-            self._tables.observe_pairs(lesson.pairs, lesson.top)
         self._last = record.committed_ids[-1]
 
 

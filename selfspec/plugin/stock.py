@@ -122,6 +122,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
         row.new_ids += committed
         row.drafter.observe(record)
+        if row.drafter.learned.learns:
+            row.drafter.learned.calibration.observe(record)
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]

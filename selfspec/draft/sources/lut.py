@@ -87,7 +87,7 @@ class LutSource(Source):
 
     def open(self, row: RowStart) -> LutCursor:
         before, last = (-1, -1, *row.prompt_ids[-2:])[-2:]
-        return LutCursor(self, (before, last), learns=row.learns)
+        return LutCursor(self, (before, last))
 
     def copy(self) -> LutSource:
         """A copy for one request; costs one pass over the table."""
@@ -218,10 +218,9 @@ def _with_next(top: TopK, next_ids: NDArray[np.int32]) -> TopK:
 class LutCursor(Cursor):
     """What a table knows after the end of one row's text, which is its last two tokens."""
 
-    def __init__(self, source: LutSource, pair: Pair, *, learns: bool) -> None:
+    def __init__(self, source: LutSource, pair: Pair) -> None:
         self._source = source
         self._pair = pair
-        self._learns = learns
 
     def root(self) -> Pair:
         return self._pair
@@ -233,11 +232,5 @@ class LutCursor(Cursor):
         return (state[1], token)
 
     def observe(self, record: StepRecord) -> None:
-        """Learns from all nodes."""
-        before, last = self._pair
-        if self._learns and (lesson := record.lesson):
-            pairs = lesson.pairs.copy()
-            pairs[len(pairs) - len(record.path), 0] = before  # It is above the root.
-            self._source.observe_pairs(pairs, lesson.top)
-        before, last = (before, last, *record.committed_ids)[-2:]
+        before, last = (*self._pair, *record.committed_ids)[-2:]
         self._pair = (before, last)

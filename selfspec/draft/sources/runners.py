@@ -45,10 +45,9 @@ class RunnersCursor(Cursor):
     def observe(self, record: StepRecord) -> None:
         """Takes the runners-up from the last accepted node."""
         self._runners = ()
-        lesson = record.lesson
-        if lesson is None or not record.committed_ids:
+        if record.top is None or not record.committed_ids:
             return
-        ids, probabilities = lesson.top.at(-1)
+        ids, probabilities = record.top.at(record.path[-1])
         others = [
             (id_, half >> MANTISSA_BITS)
             for id_, half in zip(ids.tolist(), probabilities.view(np.uint16).tolist(), strict=True)

@@ -141,7 +141,11 @@ class Source:
         """Called once before each step that rows share."""
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Learns what the model predicted after each pair (N, 2) of the prompt's tokens."""
+        """Learns what the model predicted after each pair (N, 2) of a prompt's or a tree's tokens.
+
+        One call teaches what a step of several rows has shown; of equal pairs the last one is the
+        newest.
+        """
 
     def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
         """Learns the token that came after each pair (N, 2), where no model gives its chances."""

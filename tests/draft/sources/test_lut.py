@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selfspec.draft.calibration import Calibration
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY, LutSource, RowStart
 from selfspec.records import DraftTree, StepRecord, TopK
 from tests.strategies import candidates_of
@@ -101,21 +103,25 @@ def step(path: list[int], *, learned: bool = True) -> StepRecord:
     tree.add(tree.add(0, 4, 0.3), 2, 0.2)
     rows = top(*([(10 + node, 0.5)] for node in range(len(tree)))) if learned else None
     committed = [*(tree.tokens[node] for node in path[1:]), 9]
-    return StepRecord(row=0, tree=tree, path=path, committed_ids=committed, top=rows)
+    return StepRecord(row=0, tree=tree, path=path, committed_ids=committed, above=8, top=rows)
+
+
+def observe(source: LutSource, *records: StepRecord) -> None:
+    Learned([source], Calibration(), top_k=1).observe_steps(records)
 
 
 def test_every_node_is_learned_from_and_accepted_ones_win() -> None:
     """Node 1 and node 4 both carry token 2: of the rejected ones the last, else the accepted."""
     source = LutSource(V, 1)
-    source.open(RowStart(prompt_ids=[1])).observe(step([0]))
+    observe(source, step([0, 1]), step([0]))  # Of two rows the last one wins.
     assert [held(source, (0, t)) for t in (1, 2, 3, 4)] == [[10], [14], [12], [13]]
-    source.open(RowStart(prompt_ids=[1])).observe(step([0, 1]))
+    observe(source, step([0, 1]))
     assert [held(source, (0, t)) for t in (1, 2, 3, 4)] == [[10], [11], [12], [13]]
 
 
 def test_every_node_teaches_its_pair_and_the_root_that_of_the_text() -> None:
     source = LutSource(V, 1, order=2)
-    source.open(RowStart(prompt_ids=[8, 1])).observe(step([0, 1]))
+    observe(source, step([0, 1]))
     for pair, token in {(8, 1): 10, (1, 2): 11, (2, 3): 12, (1, 4): 13, (4, 2): 14}.items():
         assert held(source, pair) == [token]
 
@@ -134,16 +140,10 @@ def test_a_cursor_stands_behind_what_was_committed(order: int) -> None:
         assert (short.root(), short.expand(root)) == (root, [])
 
 
-@orders
-@pytest.mark.parametrize(("learns", "learned"), [(False, True), (True, False)])
-def test_a_frozen_cursor_and_a_step_without_logits_teach_nothing(
-    learns: bool, learned: bool, order: int
-) -> None:
-    source = LutSource(V, 1, order=order)
-    cursor = source.open(RowStart(prompt_ids=[1], learns=learns))
-    cursor.observe(step([0, 1], learned=learned))
+def test_a_step_without_logits_teaches_nothing() -> None:
+    source = LutSource(V, 1)
+    observe(source, step([0, 1], learned=False))
     assert source.arrays()["ids"].size == 0
-    assert cursor.root() == (2, 9)
 
 
 @settings(deadline=None)
