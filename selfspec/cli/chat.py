@@ -21,12 +21,10 @@ from selfspec.errors import SelfSpecError, unknown_name
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
-    from selfspec.cli.conversation import Turn
     from selfspec.cli.writer import Writer
 
 _PROMPT = "> "
 _COMMANDS = {
-    "/retry": "ask the last question again",
     "/system TEXT": "start over with this system message, or without one if TEXT is left out",
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
@@ -99,9 +97,7 @@ class ChatLoop:
     def _handle(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         if not line.startswith("/"):
-            self._answer(lambda: self.conversation.ask(line))
-        elif command == "/retry":
-            self._answer(self.conversation.retry)
+            self._answer(line)
         elif command == "/system":
             self.conversation.begin(rest)
             self._note("The conversation starts over.")
@@ -117,10 +113,10 @@ class ChatLoop:
             known = [name.split()[0] for name in _COMMANDS]
             self._note(f"error: {unknown_name('command', command, known)}")
 
-    def _answer(self, ask: Callable[[], Turn]) -> None:
+    def _answer(self, question: str) -> None:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
-            turn = ask()
+            turn = self.conversation.ask(question)
         stats = self._spec.stats
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
         if stats.step_seconds:

@@ -74,12 +74,6 @@ class Conversation:
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
         return turn
 
-    def retry(self) -> Turn:
-        if len(self.messages) <= len(self._opening):
-            raise CliError("/retry needs a question that was asked (got none so far)")
-        *self.messages, question, _answer = self.messages
-        return self.ask(question["content"])
-
     def _budget(self, num_prompt_tokens: int) -> int:
         limit = self._writer.loaded.max_positions
         wanted = self._writer.asked.max_new_tokens
