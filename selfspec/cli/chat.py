@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.live_text import OWN
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import ChatOptions, Flag, Knobs, Model
+from selfspec.cli.options import ChatOptions, Knobs, Model
 from selfspec.cli.paint import Painter
 from selfspec.cli.writer import loaded
 from selfspec.errors import SelfSpecError, unknown_name
@@ -39,7 +38,6 @@ def chat(
     /,
     *,
     system: str | None = None,
-    show_drafts: Flag = False,
     asked: ChatOptions = ChatOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
@@ -47,29 +45,20 @@ def chat(
 
     Args:
         system: A system message to begin with.
-        show_drafts: Colour the tokens that were drafted.
     """
     asked, config = replace(asked, model=model), knobs.config()
     check_options(asked)
     writer = loaded(asked, chats=True, packs=config.may_pack)
-    ChatLoop(writer, config, system=system, show_drafts=show_drafts).run(_reader())
+    ChatLoop(writer, config, system).run(_reader())
 
 
 class ChatLoop:
-    def __init__(
-        self,
-        writer: Writer,
-        config: SpecConfig,
-        *,
-        system: str | None = None,
-        show_drafts: bool = False,
-    ) -> None:
+    def __init__(self, writer: Writer, config: SpecConfig, system: str | None = None) -> None:
         from selfspec.cli.conversation import Conversation
 
         self._console = Console(highlight=False)
         self._painter = Painter(self._console)
         self._spinner = ExitStack()
-        self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.loaded.new_spec(config)
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
@@ -77,8 +66,6 @@ class ChatLoop:
     def run(self, read: Callable[[], str]) -> None:
         """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
         self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
-        if self._show_drafts and self._painter.in_colour:
-            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
         while True:
             try:
                 line = read().strip()
@@ -128,9 +115,9 @@ class ChatLoop:
         self._console.print()
         self._note(f"({', '.join(parts)})")
 
-    def _show(self, piece: str, origin: str) -> None:
+    def _show(self, piece: str, _origin: str) -> None:
         self._spinner.close()
-        self._painter.show(piece, origin if self._show_drafts else OWN)
+        self._painter.show(piece)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))
