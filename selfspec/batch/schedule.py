@@ -47,9 +47,7 @@ class ArrivalOrder:
 class ShortestFirst:
     """The shortest prompts, as many as fit, so that rows of similar lengths run together.
 
-    Rows that run together all take as much memory as the longest. So more of them fit than in order
-    of arrival, and answers are complete earlier on average. While shorter prompts arrive, a long
-    one waits.
+    So more of them fit than in order of arrival. While shorter prompts arrive, a long one waits.
     """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
@@ -77,10 +75,8 @@ def _that_fit(
 class Waiting:
     """Calls that wait, in the order of their turns. Calls that are decoded alone come last.
 
-    With `short_first` a short prompt may overtake a long one, but every call gets its turn. The
-    turn of a call is its length plus the length of all calls that had started when it came. So a
-    call of 1,000 tokens is overtaken only by calls that come before 1,000 more tokens of work are
-    started.
+    With `short_first` a short prompt may overtake a long one, but every call gets its turn: its
+    length plus the length of all calls that had started when it came.
     """
 
     def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:

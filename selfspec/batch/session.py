@@ -165,9 +165,9 @@ class Session:
     def step(self) -> list[Answer]:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
-        Returns the answers that are complete. A prompt that can't share forwards is answered from
-        beginning to end when its turn comes and no row runs. An error is the answer of the prompt
-        that it belongs to. One that may have left any row in pieces is the answer of all rows.
+        Returns the answers that are complete. A prompt that can't share forwards is answered when
+        its turn comes and no row runs. An error is the answer of the prompt that it belongs to, or
+        of all rows, if it may have left any of them in pieces.
         """
         first = self._waiting.first
         if first is not None and first.alone_reason is not None and not self.num_running:

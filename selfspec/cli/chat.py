@@ -126,8 +126,7 @@ class ChatLoop:
 def _reader() -> Callable[[], str]:
     """Each call gives the next question, or raises `EOFError` after the last one.
 
-    From a pipe each line is a question, and is printed with the prompt in front of it, so that the
-    output reads like a chat. At a terminal a text that is pasted is one question.
+    From a pipe each line is one, and is printed too. At a terminal a text that is pasted is one.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         from prompt_toolkit import PromptSession

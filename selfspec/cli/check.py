@@ -140,7 +140,6 @@ def _in_eight_bits(
     """What `--weights int8` would bring, or why that wasn't measured.
 
     None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
-    Memory holds the second model beside the first: 2 bytes for each parameter must be free.
     """
     from selfspec.weights import eight_bit_bytes, missing_for_eight_bits
 

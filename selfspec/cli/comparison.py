@@ -93,8 +93,7 @@ def measure(
 ) -> Comparison:
     """Answers all prompts in rounds, while there is time.
 
-    Each round has a new `SelfSpec`, so all rounds draft alike: the first prompt from nothing or
-    from a cache, and later ones from what was learned by then. A busy machine gets one round.
+    Each round has a new `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
     """
     end, limit = perf_counter() + seconds, writer.loaded.max_positions or math.inf
     found = Comparison(writer.loaded.dtype)

@@ -95,12 +95,11 @@ def load_all(
     sees: bool = False,
     packs: bool = False,
 ) -> Loaded:
-    """The model, and what drafts start with.
+    """The model, and what drafts start with, whose errors come before the model is read.
 
-    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
-    caches are quick to read, so their errors come before the model is read. With `sees`, a model
-    that can read images is loaded with what it reads them with. With `packs`, weights are packed in
-    place where that pays: the model will write for long, and is not compared with itself.
+    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. With `sees`, a
+    model that can read images is loaded with what it reads them with. With `packs`, weights are
+    packed in place where that pays.
     """
     from selfspec.cache import Remembered, load_cache
 
@@ -196,19 +195,16 @@ def load_model(
     packs: bool = False,
     **room: Any,
 ) -> Any:
-    """Loads the model, in the dtype and onto the device that the options name.
+    """Loads the model by `selfspec.load()`, if that packs it or the options need it.
 
-    `selfspec.load()` loads it if it `packs`, or if the options name a memory or weights; else
-    transformers does. `room` says what `--max-memory` sets aside for texts and a draft model.
-    Without that option, `sees` says whether the model can read images.
+    `room` says what `--max-memory` sets aside for texts and a draft model. Without that option,
+    `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole
 
     source, dtype = options.model or str(TINY), options.dtype
     if options.model is None and dtype == "auto":
-        # It is saved in half precision to keep the package small. In float32 the promise of the
-        # same text holds to the last token.
-        dtype = "float32"
+        dtype = "float32"  # It is saved in half precision to keep the package small.
     how: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
     memory, weights = getattr(options, "max_memory", None), getattr(options, "weights", None)
     with _one_line(f"the {what} of {source!r}"):

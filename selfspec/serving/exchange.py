@@ -151,9 +151,9 @@ class Exchange:
     ) -> None:
         """Refuses what can't be answered beside all exchanges that are not over.
 
-        Images are fetched first, since an address may take ten seconds to answer. Then they are
-        decoded and calls are prepared, one request at a time, each in a thread that ends: one that
-        stayed would keep OpenMP threads, and more of these than cores slow down all answers.
+        Images are fetched first, since an address may take ten seconds to answer. Then calls are
+        prepared, one request at a time, each in a thread that ends: one that stayed would keep
+        OpenMP threads, and more of these than cores slow down all answers.
         """
         loop, fetched = asyncio.get_running_loop(), encoder.images.fetched
         self._model.check_open(self.request.n * len(self.request.prompts))

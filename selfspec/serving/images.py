@@ -27,10 +27,9 @@ _IN_DATA = re.compile(r"data:image/[\w.+-]+;base64,(?P<base64>.*)", re.ASCII | r
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads the images of conversations for a model's processor.
+    """Reads the images of conversations for a model's processor; asks addresses if it `fetches`.
 
-    Without a processor, `reason` says why there is none, and images are refused. Addresses are
-    asked only with `fetches`.
+    Without a processor, `reason` says why there is none, and images are refused.
     """
 
     processor: Any = None

@@ -156,8 +156,7 @@ def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
 class Encoder:
     """Turns prompts and settings into tokens and arguments, within what the model allows.
 
-    What the settings leave out is as in `default`, arguments of `generate()`. `length_option` is
-    how the user names the length that these have.
+    What the settings leave out is as in `default`, whose length the user names `length_option`.
     """
 
     tokenizer: Any
