@@ -7,8 +7,8 @@ It refuses keywords that it does not know. An answer is JSON as `json.dumps` wri
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -56,7 +56,7 @@ class Guides:
     def __init__(self, tokenizer: Any, model: Any) -> None:
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # That of a processor.
         self._model = model
-        self._compiled: OrderedDict[Guide, Any] = OrderedDict()
+        self._compiled = lru_cache(_MOST_KEPT)(self._compile)
         self._words: Any = None
 
     def applied(self, *, schema: Any = None, **arguments: Any) -> dict[str, Any]:
@@ -71,21 +71,13 @@ class Guides:
         return {**arguments, "logits_processor": given} if own else arguments
 
     def processor(self, guide: Guide) -> GuideProcessor:
-        if guide not in self._compiled:
-            if len(guide.text) > _MOST_CHARACTERS:
-                rule = f"a schema must have at most {_MOST_CHARACTERS} characters"
-                raise UnsupportedError(f"{rule} (got {len(guide.text)})")
-            matcher, error = self._compile(guide)
-            if error:
-                raise UnsupportedError(f"the schema can't be used: {error}")
-            self._compiled[guide] = matcher
-            if len(self._compiled) > _MOST_KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(guide)
-        return GuideProcessor(self._compiled[guide].deep_copy(), self._words)
+        if len(guide.text) > _MOST_CHARACTERS:
+            rule = f"a schema must have at most {_MOST_CHARACTERS} characters"
+            raise UnsupportedError(f"{rule} (got {len(guide.text)})")
+        return GuideProcessor(self._compiled(guide).deep_copy(), self._words)
 
-    def _compile(self, guide: Guide) -> tuple[Any, str]:
-        """A matcher at the start of a text, and what is wrong with the guide."""
+    def _compile(self, guide: Guide) -> Any:
+        """A matcher at the start of a text."""
         if find_spec("llguidance") is None:
             raise UnsupportedError(
                 "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
@@ -106,9 +98,12 @@ class Guides:
             matcher = llguidance.LLMatcher(self._words, grammar, log_level=0)
             if not matcher.is_error():
                 matcher.compute_bitmask()
+            why = _why(matcher)
         except ValueError as error:
-            return None, one_line(error)[:200]
-        return matcher, _why(matcher)
+            why = one_line(error)[:200]
+        if why:
+            raise UnsupportedError(f"the schema can't be used: {why}")
+        return matcher
 
 
 def _why(matcher: Any) -> str:
