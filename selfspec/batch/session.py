@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -82,7 +83,6 @@ class Session:
         self._engine: Engine | None = None
         self._kv: TreeKV | None = None  # That of the engine.
         self._running: dict[int, PromptCall] = {}  # By the index of its row.
-        self._limits: Limits | None = None  # Known once there was an engine.
         self._lent = ExitStack()  # What the engine runs its forwards on.
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
         self._answers: list[Answer] = []  # `step` returns them at its end.
@@ -106,6 +106,10 @@ class Session:
     @property
     def is_empty(self) -> bool:
         return not (self._waiting or self.num_running)
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return self._runner.limits(self._max_rows, self._max_bytes)
 
     @property
     def _rows(self) -> list[Row]:
@@ -208,8 +212,6 @@ class Session:
         if self._engine is None:
             runner = self._runner
             runner.renew()
-            if self._limits is None:
-                self._limits = runner.limits(self._max_rows, self._max_bytes)
             lent = runner.backend(runner.ability(), self._limits)
             backend = self._lent.enter_context(lent)
             self._engine, self._kv = self._spec.engine(runner, backend), backend.kv
@@ -235,7 +237,7 @@ class Session:
                 self._end(asked, [], error)
 
     def _next_to_read(self) -> PromptCall | None:
-        if self._limits is None or len(self._running) == self._max_rows:
+        if len(self._running) == self._max_rows:
             return None
         return self._waiting.start_next([row.kv.max_columns for row in self._rows], self._limits)
 
@@ -308,9 +310,7 @@ class Session:
                 return  # A recurrent or windowed state takes little room.
             most = most_read = max_bytes // kv_bytes(self._model, 1)
         else:
-            limits = self._limits or self._runner.limits(self._max_rows, max_bytes)
-            self._limits = limits
-            most = (limits.max_tokens or 0) - limits.spare
+            most = (self._limits.max_tokens or 0) - self._limits.spare
             most_read = most // self._max_rows  # All places are set aside while one is read.
         if asked.max_columns > most or asked.call.num_tokens > most_read:
             raise UnsupportedError(
