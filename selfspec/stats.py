@@ -199,7 +199,9 @@ class GenerationStats:
         if self.num_draft_forwards:
             lines.append(f"  {self.num_draft_forwards} forwards for drafts")
         if self.disabled_reason:
-            lines.append(f"{self._which_calls}not drafted as asked: {self.disabled_reason}")
+            disabled, calls = self.num_disabled_calls, self.num_calls
+            some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
+            lines.append(f"{some}not drafted as asked: {self.disabled_reason}")
         if self.paused:
             lines.append(f"  {self.paused}")
         if self.heads_reason:
@@ -216,12 +218,6 @@ class GenerationStats:
         total = sum(self.seconds.values())
         stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
         return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
-
-    @property
-    def _which_calls(self) -> str:
-        if self.num_disabled_calls in (0, self.num_calls):
-            return ""
-        return f"{self.num_disabled_calls} of {self.num_calls} calls "
 
     @property
     def _verdict(self) -> str:
