@@ -16,6 +16,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -207,8 +208,9 @@ def _same(texts: list[list[int]], asked: Asked) -> str:
     return f" ({sum(map(list.__eq__, texts, asked.stock))} of {len(texts)} texts)"
 
 
-def _forward_ms(width: int, num_tokens: int, asked: Asked) -> str:
-    forward, seconds = fixed_forward(asked.model, width, num_tokens, captures=True), []
+def _forward_ms(compiles: bool, width: int, num_tokens: int, asked: Asked) -> str:
+    ways, seconds = {"captures": True, "compiles": compiles}, []
+    forward = fixed_forward(asked.model, width, num_tokens, **ways)
     for _ in range(_FORWARDS):
         start = perf_counter()
         forward()[0, 0, 0].item()  # Which waits for the device.
@@ -243,9 +245,11 @@ def _of_stock(row: str, name: str, needs_card: bool = False) -> Cell:
     return Cell(_TOKEN, row, "ms", needs_card, partial(_by_stock, name))
 
 
-def _by_width(after: int, width: int) -> Cell:
-    measure = partial(_forward_ms, width, after)
-    return Cell(_FORWARD, f"after {after} tokens", str(width), False, measure)
+def _by_width(compiles: bool) -> Iterator[Cell]:
+    for after, width in product(_AFTER, _WIDTHS):
+        row = f"after {after} tokens" + ", compiled layers" * compiles
+        measure = partial(_forward_ms, compiles, width, after)
+        yield Cell(_FORWARD, row, str(width), compiles, measure)
 
 
 def _of_width(nodes: int) -> Cell:
@@ -257,9 +261,10 @@ CELLS = (  # What is worth most comes first.
     _of_stock("plain generate()", STOCK),
     _ours("selfspec, by graphs", True, "graph"),
     _ours("selfspec without drafts, by graphs", True, "graph", **_NO_DRAFTS),
-    *(_by_width(after, width) for after in _AFTER for width in _WIDTHS),
+    *_by_width(False),
     Cell(_KERNELS, "not replayed", "kernels", True, partial(_kernels, False)),
     _ours("selfspec, compiled layers by graphs", True, "graph", compile=True),
+    *_by_width(True),
     Cell(_KERNELS, "compiled layers", "kernels", True, partial(_kernels, True)),
     *map(_of_width, (8, 16, 32)),
     _ours("selfspec, run eagerly", False, "eager", forward="eager"),

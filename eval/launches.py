@@ -75,7 +75,7 @@ def launches(model: Any, width: int) -> dict[str, Any]:
 
 
 def compiled_kernels(model: Any, width: int) -> int | None:
-    """The most kernels of a compiled layer of any kind; None if none could be compiled."""
+    """The most kernels of a compiled layer of any kind; None if one of another width serves."""
     from torch._inductor.utils import run_and_get_code
 
     asked: Any = {"captures": False, "compiles": True}

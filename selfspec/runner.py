@@ -20,6 +20,7 @@ from selfspec.ability.state import State, state_of
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
+from selfspec.compat.modules import uncompiled
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner
@@ -33,7 +34,7 @@ from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
-from selfspec.forward.room import Fixed, Growing, Limits, Shared
+from selfspec.forward.room import Growing, Limits, Shared
 from selfspec.machine.device import device_for
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.neural.hidden_map import HiddenStateSource
@@ -65,8 +66,7 @@ class ModelRunner:
 
     `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
     `map_worth` what maps of its hidden states have, and `heads_worth` what its heads have.
-    `packing` packs weights when that pays; it is None where weights must not be packed. `reason`
-    says why the model is not run as the config asks.
+    `packing` packs weights when that pays; it is None where weights must not be packed.
     """
 
     def __init__(self, model: Any, config: SpecConfig) -> None:
@@ -75,7 +75,7 @@ class ModelRunner:
         self.ledger = Ledger()
         self.map_worth, self.heads_worth = SourceWorth(), SourceWorth()
         self.packing: Packing | None = None
-        self.reason: str | None = None
+        self._reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         # By the state of the model, and by the width of the trial where that counts.
@@ -109,7 +109,8 @@ class ModelRunner:
                 return DraftSupport("plain", _CHANGES, None)
             start = perf_counter()
             try:
-                found = probe(model, width)
+                with uncompiled(model):
+                    found = probe(model, width)
             except BrokenTrial as broken:  # The next call tries again.
                 return DraftSupport("plain", str(broken), None)
             taken = (type(model).__name__, found.mode, perf_counter() - start)
@@ -133,7 +134,8 @@ class ModelRunner:
         key = state_of(self.model), kind
         with self._trying:
             if key not in self._needed:
-                found = needed_reason(self.model, input_ids, generation_config, arguments)
+                with uncompiled(self.model):
+                    found = needed_reason(self.model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = found
@@ -144,8 +146,8 @@ class ModelRunner:
         tried = {each.theirs for each, _ in self._abilities if each.general == state.general}
         return bool(state.theirs) and len(tried - {state.theirs, ()}) >= _MOST_TRIALS
 
-    def renew(self) -> None:
-        """Looks at the model's weights as they are now; to be called before a call runs it."""
+    def _renew(self) -> None:
+        """Looks at the model's weights as they are now."""
         forward, reason, packing = self.config.forward, None, None
         is_packed = any(map(is_packed_in_place, self.model.modules()))
         self._loaded_kind = "packed" if is_packed else "eager"
@@ -160,7 +162,13 @@ class ModelRunner:
                 reason = packing.pack(whatever_memory=True)
         if self.config.compile is True and not self._captures:
             reason = reason or "compiled layers are for captured forwards alone, and it has none"
-        self.packing, self.reason = packing, self._checked(reason)
+        self.packing, self._reason = packing, self._checked(reason)
+
+    @property
+    def reason(self) -> str | None:
+        """Why the model is not run as the config asks; None if it is."""
+        refused = self._captured.layers_reason if self._compiles else None
+        return self._reason or (refused and f"its layers are not compiled: {refused}")
 
     @property
     def _captures(self) -> bool:
@@ -261,25 +269,23 @@ class ModelRunner:
         them `shows_states`.
         """
         model, attention, captures = self.model, ability.attention, self._captures
-        if attention is None:
-            why = "a chain grows the stock KV cache, which has no fixed slots"
-            reason = self._checked(why if captures else None)
-            yield ChainBackend(model, kind=self.forward_kind, reason=reason)
-            return
         compiles, start = captures and self._compiles, perf_counter()
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
-        if captures and shows_states:
+        if captures and attention is None:
+            lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
+        elif captures and shows_states:
             lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
-        elif captures:
-            lent = self._captured.borrow(model, attention, compiles=compiles)
-        with lent as found:
+        elif captures and attention is not None:
+            lent = self._captured.borrow(model, attention, limits, compiles=compiles)
+        with uncompiled(model), lent as found:
+            self._renew()
             if isinstance(found, StaticRunner):
-                if compiles and self._captured.layers_reason:
-                    self.reason = f"its layers are not compiled: {self._captured.layers_reason}"
-                found.kv.policy = Fixed(limits)
+                assert attention is not None
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, found, strict=strict)
                 self._captured_seconds += perf_counter() - start
+            elif attention is None:
+                yield ChainBackend(model, kind=self.forward_kind, reason=self._checked(found))
             else:
                 policy = Growing() if limits is None else Shared(limits)
                 asked: Any = {"kind": self.forward_kind, "reason": self._checked(found)}

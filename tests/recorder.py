@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 from torch.overrides import _pop_mode_temporarily as pop_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
@@ -202,6 +203,7 @@ def record_compiled_layers(monkeypatch: pytest.MonkeyPatch, backend: str) -> lis
     monkeypatch.setattr("selfspec.compat.compilers._BACKEND", backend)
     compiled._of_class.cache_clear()
     torch._dynamo.reset()
+    counters.clear()
     return called
 
 

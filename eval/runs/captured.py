@@ -92,8 +92,8 @@ def fixed_forward(
 ) -> Callable[[], torch.Tensor]:
     """A forward of a chain of `width` nodes after a prompt, in fixed slots; it can be repeated.
 
-    With `captures` it is a replay if the device can, and with `compiles` it runs compiled layers.
-    It has run once, which made all that lasts.
+    With `captures` it is a replay if the device can, and with `compiles` it runs compiled layers;
+    refuses what can't be had. It has run once, which made all that lasts.
     """
     attention = SelfSpec().ability(model).attention
     assert attention is not None
@@ -119,4 +119,7 @@ def fixed_forward(
         return backend.forward(backend.lay_out(rows, [tree])).logits
 
     forward()
+    reason = forwards.reason or (forwards.layers and forwards.layers.reason)
+    if reason:
+        raise EvalError(f"its forwards can't be run so: {reason}")
     return forward

@@ -211,7 +211,6 @@ class Session:
         """The engine, which is made for the first row after a time in which none was there."""
         if self._engine is None:
             runner = self._runner
-            runner.renew()
             lent = runner.backend(runner.ability(), self._limits)
             backend = self._lent.enter_context(lent)
             self._engine, self._kv = self._spec.engine(runner, backend), backend.kv

@@ -27,14 +27,15 @@ def tracing() -> Iterator[None]:
     """Around each call of what `compiled` gave.
 
     Without the first setting, a layer's own number is a constant of its graph, so that each layer
-    becomes another graph. Without the second, half precision is rounded in other places than by
-    the single operations. An older torch that lacks one of them does without it.
+    becomes another graph. Without the last, half precision is rounded in other places than by the
+    single operations. An older torch that lacks one of them does without it.
     """
     import torch._dynamo.config as of_dynamo
     import torch._inductor.config as of_inductor
+    import torch.compiler.config as of_compiler
 
     wanted: list[tuple[Any, str, Any]] = [
-        (of_dynamo, "allow_unspec_int_on_nn_module", True),
+        (of_compiler, "dynamic_sources", r".*\.layer_idx?$"),
         (of_dynamo, "recompile_limit", _MOST_GRAPHS),
         (of_inductor, "emulate_precision_casts", True),
     ]

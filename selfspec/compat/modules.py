@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,6 +88,26 @@ def is_compiled(module: nn.Module) -> bool:
     """
     forward = vars(module).get("forward")
     return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside, a model that was compiled as a whole runs as it is, in all threads.
+
+    Forwards over drafts have many widths, for each of which torch would compile the model anew.
+    Without the private marks it does so.
+    """
+    own, instead = vars(model), dict[str, Any]()
+    if model._compiled_call_impl is not None:
+        instead["_compiled_call_impl"] = None
+    if (plain := getattr(own.get("forward"), "_torchdynamo_orig_callable", None)) is not None:
+        instead["forward"] = plain
+    before = {name: own[name] for name in instead}
+    own.update(instead)
+    try:
+        yield
+    finally:
+        own.update(before)
 
 
 def inside_wrappers(model: Any) -> Any:

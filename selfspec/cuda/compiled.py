@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -21,11 +21,12 @@ from torch import nn
 from selfspec.ability.trial_layers import TrialLayers, kinds_of, layers_of
 from selfspec.ability.trials import prefilled
 from selfspec.compat.compilers import compiled, missing_compiler, tracing
+from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.backends import TreeBackend
-from selfspec.forward.eager import Logits
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes, num_readable
+from selfspec.forward.room import Fixed, Limits
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
@@ -78,8 +79,7 @@ class CompiledLayers:
         """Those of a model, or why it has none."""
         if missing := missing_compiler(model.device):
             return missing
-        layers = layers_of(model)
-        if layers is None:
+        if (layers := layers_of(model)) is None:
             return "its layers are in several lists"
         return cls(layers, kinds_of(model, layers))
 
@@ -92,20 +92,11 @@ class CompiledLayers:
     def running(self, kv: TreeKV) -> Iterator[None]:
         """Inside, this thread's forwards over `kv` run compiled layers."""
         assert kv.layout is not None
-        owner = threading.get_ident()
-        own = [LayerKV(layer, kv.layout) for layer in kv.cache.layers]
         before = [vars(layer).get("forward") for layer in self._layers]
+        owner = threading.get_ident()
         for index, layer in enumerate(self._layers):
-            stock = layer.forward
-
-            def forward(
-                *args: Any, _index: int = index, _stock: Callable[..., Any] = stock, **kwargs: Any
-            ) -> Any:
-                if threading.get_ident() != owner:
-                    return _stock(*args, **kwargs)
-                return self._run(_index, _stock, kv.cache, own[_index], args, kwargs)
-
-            layer.forward = forward
+            caches = kv.cache, LayerKV(kv.cache.layers[index], kv.layout)
+            layer.forward = partial(self._run, owner, index, layer.forward, caches)
         try:
             yield
         finally:
@@ -117,17 +108,17 @@ class CompiledLayers:
 
     def _run(
         self,
+        owner: int,
         index: int,
         stock: Callable[..., Any],
-        whole: Any,
-        own: LayerKV,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        caches: tuple[Any, LayerKV],
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """A layer's forward, compiled with its own keys and values in place of the whole cache."""
-        layer, kind = self._layers[index], self._kinds[index]
+        layer, kind, (whole, own) = self._layers[index], self._kinds[index], caches
         of: Any = type(layer)
-        if kind in self._broken:
+        if kind in self._broken or threading.get_ident() != owner:
             return stock(*args, **kwargs)
         swapped = [own if arg is whole else arg for arg in args]
         named = {name: own if arg is whole else arg for name, arg in kwargs.items()}
@@ -159,47 +150,61 @@ def _of_class(kind: Any) -> Callable[..., Any]:
     return compiled(forward)
 
 
-@torch.no_grad()
-def trial(
-    model: Any, attention: AttentionTypes, forwards: Any, layers: CompiledLayers
+def compile_layers(
+    model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None
 ) -> str | None:
-    """Compiles the layers, and says why they must not be used; None if they may be.
-
-    Their logits may differ from those of the layers as they are by about as much as these differ
-    from themselves in a forward of another width.
-    """
+    """Lets a runner that no call uses run compiled layers, or says why it must not."""
     start = perf_counter()
-    forward = _chains(model, attention, forwards)
-    own = {width: forward(width, None) for width in _WIDTHS}
-    ours = {width: forward(width, layers) for width in _WIDTHS}
+    try:
+        with decoding_switches(model), torch.no_grad():
+            refused = _trial(model, attention, runner, limits)
+    except Exception as error:  # The captured forwards of before go on.
+        refused = f"trying them fails ({type(error).__name__})"
     _log.info("compiling layers took %.1f s", perf_counter() - start)
-    if not layers.is_of_use:
-        return layers.reason
-    wide, narrow = own.values()
+    if refused is not None:
+        runner.use(None)
+    return refused
+
+
+def _trial(model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None) -> str | None:
+    """Runs compiled layers for the first time, and says why they must not be used, if so.
+
+    Where rows come and go, what several rows need is compiled too. Logits may differ from those of
+    the layers as they are by about as much as these differ between forwards of two widths.
+    """
+    layers = CompiledLayers.of(model)
+    if isinstance(layers, str):
+        return layers
+    own = _chains(model, attention, runner, limits)
+    runner.use(layers)
+    ours = _chains(model, attention, runner, limits)
+    if runner.reason or not layers.is_of_use:
+        return runner.reason or layers.reason
+    wide, narrow, *_ = own
     noise = (wide[:, : narrow.shape[1]] - narrow).abs().max()
     step = torch.finfo(wide.dtype).eps * wide.abs().max()
     allowed = torch.maximum(_TIMES * noise, _STEPS * step)
-    far = max((ours[width] - own[width]).abs().max() for width in _WIDTHS)
+    far = torch.stack([(a - b).abs().max() for a, b in zip(own, ours, strict=True)]).max()
     if bool(far <= allowed):  # False for NaN, too.
         return None
     return f"its compiled layers differ from its own by {far:.2g}, where {allowed:.2g} is rounding"
 
 
 def _chains(
-    model: Any, attention: AttentionTypes, forwards: Any
-) -> Callable[[int, CompiledLayers | None], torch.Tensor]:
-    """Gives the logits (1, W, V) of a chain of a width after a short prompt, by some layers."""
-    prompt = [token % num_readable(model) for token in range(_PROMPT)]
-    kv = prefilled(model, prompt, TrialLayers.whole())
-    backend = TreeBackend(model, attention, forwards)
-    rows = backend.add(kv, torch.tensor([[_PROMPT]], device=model.device))
-
-    def logits(width: int, layers: CompiledLayers | None) -> torch.Tensor:
-        tree = DraftTree.of_root(0)
-        for node in range(1, width):
-            tree.add(node - 1, node % num_readable(model), 1.0)
-        forwards.layers = layers
-        run: Logits = backend.lay_out(rows, [tree])
-        return backend.forward(run).logits.clone()
-
-    return logits
+    model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None
+) -> list[torch.Tensor]:
+    """The logits (B, W, V) of chains of each width after short prompts, of one row and of two."""
+    tokens, found = [token % num_readable(model) for token in range(max(_PROMPT, *_WIDTHS))], []
+    for num_rows in range(1, min(2, 1 if limits is None else limits.max_rows) + 1):
+        kv = prefilled(model, tokens[:_PROMPT], TrialLayers.whole(), num_rows)
+        positions = torch.tensor([[_PROMPT]] * num_rows, device=model.device)
+        runner.kv.policy = Fixed(limits)
+        backend = TreeBackend(model, attention, runner)
+        rows = backend.add(kv, positions, max_columns=_PROMPT + max(_WIDTHS))
+        for width in _WIDTHS:
+            tree = DraftTree.of_root(0)
+            for node in range(1, width):
+                tree.add(node - 1, tokens[node], 1.0)
+            run = backend.lay_out(rows, [tree] * num_rows)
+            found.append(backend.forward(run).logits.clone())
+    return found

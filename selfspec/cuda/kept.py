@@ -20,11 +20,12 @@ from selfspec.ability.state import addresses_of, state_of
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
-from selfspec.cuda.compiled import CompiledLayers, trial
+from selfspec.cuda.compiled import compile_layers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
-from selfspec.machine.device import Repeating, device_for
+from selfspec.forward.room import Fixed, Limits
+from selfspec.machine.device import device_for
 
 
 class KeptRunner:
@@ -34,13 +35,19 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
-        self.layers_reason: str | None = None  # Why the layers are not compiled, once asked for.
+        self._refused: str | None = None  # Why no layers are compiled, once they were asked for.
+
+    @property
+    def layers_reason(self) -> str | None:
+        """Why layers are not compiled, or some of them are not; None if nobody has asked."""
+        layers = getattr(self._found, "layers", None)
+        return self._refused if layers is None else layers.reason
 
     @contextmanager
     def borrow(
-        self, model: Any, attention: AttentionTypes, *, compiles: bool = False
+        self, model: Any, attention: AttentionTypes, limits: Limits | None, *, compiles: bool
     ) -> Iterator[StaticRunner | str]:
-        """Yields the runner for one call, or why that call can't have it.
+        """Yields the runner for one call or session, or why that can't have it.
 
         With `compiles`, its layers are compiled first, if they can be and were not yet.
         """
@@ -49,8 +56,10 @@ class KeptRunner:
             return
         try:
             found = _capture_reason(model, attention) or self._fresh(model, attention)
-            if compiles and not isinstance(found, str):
-                self._compile(model, attention, found)
+            if isinstance(found, StaticRunner):
+                if compiles and found.layers is None and self._refused is None:
+                    self._refused = compile_layers(model, attention, found, limits)
+                found.kv.policy = Fixed(limits)
             yield found
         finally:
             self._lock.release()
@@ -60,7 +69,7 @@ class KeptRunner:
         state = state_of(model), addresses_of(model)
         if state != self._state:
             # This frees the old runner before there is a new one.
-            self._state, self._found, self.layers_reason = None, "", None
+            self._state, self._found, self._refused = None, "", None
             try:
                 self._found = _tried(model, attention)
             except BrokenTrial as broken:
@@ -70,24 +79,6 @@ class KeptRunner:
             # Without graphs, eager forwards are faster than those over fixed slots.
             self._found = self._found.reason
         return self._found
-
-    def _compile(self, model: Any, attention: AttentionTypes, runner: StaticRunner) -> None:
-        """Lets the runner run compiled layers if a trial finds nothing against them."""
-        if runner.layers is not None or self.layers_reason is not None:
-            return
-        layers = CompiledLayers.of(model)
-        if isinstance(layers, str):
-            self.layers_reason = layers
-            return
-        tried = StaticRunner(attention, Repeating(), model.device)
-        try:
-            with decoding_switches(model):
-                self.layers_reason = trial(model, attention, tried, layers)
-        except Exception as error:  # The captured forwards of before go on.
-            self.layers_reason = f"trying them fails ({type(error).__name__})"
-        if self.layers_reason is None:
-            runner.use(layers)
-            self.layers_reason = layers.reason  # Of the kinds that stay as they are.
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:

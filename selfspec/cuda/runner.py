@@ -43,6 +43,7 @@ class ForwardKey(NamedTuple):
     shape: InputShape
     num_keys: tuple[tuple[str, int], ...]  # for each attention type
     dtype: torch.dtype  # the masks' dtype
+    is_padded: bool  # Are there columns that don't count?
 
 
 class StaticRunner:
@@ -64,16 +65,16 @@ class StaticRunner:
         self._windows = attention.windows
         self._device = device
         self._torch_device = torch_device
-        self._shown: torch.Tensor | None = None  # What was copied to `_visible`; None: all count.
+        self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
         self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
         self._outputs: dict[InputShape, torch.Tensor] = {}  # (R, W, V): the logits
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the slots that the replays use
 
-    def use(self, layers: CompiledLayers) -> None:
-        """Runs compiled layers in all forwards that are captured from now on."""
-        self.layers = layers
+    def use(self, layers: CompiledLayers | None) -> None:
+        """Runs compiled layers, or those of the model, in all forwards captured from now on."""
+        self.layers, self.reason = layers, None
         self._replays.clear()
 
     def fitting(self, shape: InputShape) -> InputShape:
@@ -96,7 +97,8 @@ class StaticRunner:
         if shape not in self._inputs:
             self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
         self._device.send(inputs, into=self._inputs[shape])
-        key = ForwardKey(shape, tuple(self.kv.num_keys(shape.width).items()), self.kv.kind.dtype)
+        num_keys = tuple(self.kv.num_keys(shape.width).items())
+        key = ForwardKey(shape, num_keys, self.kv.kind.dtype, self.kv.visible is not None)
         self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         if replay is None:
@@ -111,7 +113,9 @@ class StaticRunner:
     def _show(self, num_rows: int) -> None:
         """Copies which of a prompt's columns count, where that has changed."""
         visible, held = self.kv.visible, self._visible
-        num_columns = 1 if visible is None else visible.shape[1]
+        if visible is None:
+            return
+        num_columns = visible.shape[1]
         if num_rows > len(held) or num_columns > held.shape[1]:
             columns = -(-num_columns // _MULTIPLE) * _MULTIPLE
             shape = max(num_rows, self.kv.num_rows, len(held)), max(columns, held.shape[1])
@@ -120,8 +124,7 @@ class StaticRunner:
         elif visible is self._shown:
             return
         held.fill_(True)
-        if visible is not None:
-            held[: len(visible), :num_columns] = visible
+        held[: len(visible), :num_columns] = visible
         self._shown = visible
 
     def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
@@ -154,7 +157,7 @@ class StaticRunner:
             key.shape,
             windows=self._windows,
             num_keys=dict(key.num_keys),
-            visible=self._visible,
+            visible=self._visible if key.is_padded else None,
             dtype=key.dtype,
         )
         self.kv.layout = layout

@@ -63,8 +63,18 @@ class InputShape(NamedTuple):
     def sizes(self) -> list[int]:
         """How many numbers each part of the inputs has, in their order."""
         rows, width, lead, num_types = self
-        sees = -(-rows * width * width // 8)  # Eight bytes are a number.
-        return [2 * rows * width, rows, rows, num_types, 1, rows * prod(lead), sees]
+        unseen = -(-rows * width * width // 8)  # Eight bytes are a number.
+        by_type = num_types * (2 * rows + width + 1)
+        return [2 * rows * width, 1, rows * width * prod(lead), by_type, unseen]
+
+
+class _OfType(NamedTuple):
+    """What an attention type needs; columns are counted from the one of its first slot."""
+
+    lengths: torch.Tensor  # (R,)
+    starts: torch.Tensor  # (R,)
+    slots: torch.Tensor  # (W,): which of the keys are the trees' nodes
+    first: torch.Tensor  # (1,): the first slot's column
 
 
 class _Inputs(NamedTuple):
@@ -72,12 +82,10 @@ class _Inputs(NamedTuple):
 
     ids: torch.Tensor  # (R, W)
     depths: torch.Tensor  # (R, W)
-    lengths: torch.Tensor  # (R,)
-    starts: torch.Tensor  # (R,)
-    firsts: torch.Tensor  # (types,)
     front: torch.Tensor  # (1,)
-    positions: torch.Tensor  # (..., R)
-    sees: torch.Tensor  # (R, W, W) bool
+    positions: torch.Tensor  # (..., R, W)
+    types: list[_OfType]
+    unseen: torch.Tensor  # (R, W, W) bool: is node j neither node i nor one of its ancestors?
 
 
 class Layout(NamedTuple):
@@ -143,7 +151,10 @@ def hiding(
 
 
 def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> torch.Tensor:
-    """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU."""
+    """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU.
+
+    What the CPU can work out costs the device no operation.
+    """
     rows, width, lead, _ = shape
     surplus = rows - len(trees)
     trees = [*trees, *[_NO_TREE] * surplus]
@@ -152,16 +163,19 @@ def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> tor
         missing = width - len(tree.tokens)
         ids += tree.tokens + tree.tokens[:1] * missing
         depths += tree.depths + [0] * missing
-    sees = ancestors([tree.parents for tree in trees], width)
-    positions = state.positions
-    if surplus:
-        positions = np.zeros((*lead, rows), np.int64)
-        positions[..., :-surplus] = state.positions
-    numbers = [*ids, *depths, *state.lengths, *nothing, *state.starts, *nothing, *state.firsts]
+    columns, by_type = [*state.lengths, *nothing, *state.starts, *nothing], []
+    for first in state.firsts:
+        by_type += [column - first for column in columns]
+        by_type += [*range(state.front - first, state.front - first + width), first]
+    positions = np.zeros((*lead, rows, width), np.int64)
+    positions[..., : rows - surplus, :] = state.positions[..., None]
+    positions += np.reshape(depths, (rows, width))
+    unseen = ~ancestors([tree.parents for tree in trees], width)
     parts = [
-        np.array([*numbers, state.front], np.int64),
+        np.array([*ids, *depths, state.front], np.int64),
         positions.ravel(),
-        np.frombuffer(sees.tobytes() + bytes(-sees.size % 8), np.int64),
+        np.array(by_type, np.int64),
+        np.frombuffer(unseen.tobytes() + bytes(-unseen.size % 8), np.int64),
     ]
     return torch.from_numpy(np.concatenate(parts))
 
@@ -180,71 +194,70 @@ def read(
     Costs O(R · W · columns) on the device of `flat`; on CUDA, the CPU reads none of its numbers.
     """
     inputs = _split(flat, shape)
-    nodes = inputs.front + torch.arange(shape.width, device=flat.device)
-    slots = {name: nodes - inputs.firsts[index] for index, name in enumerate(windows)}
+    columns = torch.arange(max(num_keys.values()), device=flat.device)
+    shown = None if visible is None else visible[: shape.rows]
+    own = dict(zip(windows, inputs.types, strict=True))
     masks = {
         name: None
         if window is None
-        else _mask(
-            inputs,
-            window,
-            torch.arange(num_keys[name], device=flat.device) + inputs.firsts[index],
-            slots[name],
-            None if visible is None else visible[: shape.rows],
-            dtype,
-        )
-        for index, (name, window) in enumerate(windows.items())
+        else _mask(inputs, own[name], window, columns[: num_keys[name]], shown, dtype)
+        for name, window in windows.items()
     }
-    positions = inputs.positions[..., None] + inputs.depths
-    return Layout(inputs.ids, positions, masks, slots, inputs.front[0])
+    slots = {name: each.slots for name, each in own.items()}
+    return Layout(inputs.ids, inputs.positions, masks, slots, inputs.front[0])
 
 
 def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
-    rows, width, lead, _ = shape
-    nodes, lengths, starts, firsts, front, positions, words = torch.split(flat, shape.sizes)
+    rows, width, lead, num_types = shape
+    nodes, front, positions, by_type, words = torch.split(flat, shape.sizes)
     ids, depths = nodes.view(2, rows, width).unbind()
-    sees = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
-    positions = positions.view(*lead, rows)
-    return _Inputs(ids, depths, lengths, starts, firsts, front, positions, sees)
+    types = torch.split(by_type.view(num_types, -1), [rows, rows, width, 1], dim=1)
+    unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
+    return _Inputs(
+        ids,
+        depths,
+        front,
+        positions.view(*lead, rows, width),
+        [_OfType(*each) for each in zip(*types, strict=True)],
+        unseen,
+    )
 
 
 def _mask(
     inputs: _Inputs,
+    own: _OfType,
     window: Window,
     columns: torch.Tensor,  # (K,): those of the keys
-    slots: torch.Tensor,  # (W,): which of the keys are the trees' nodes
     visible: torch.Tensor | None,  # (R, columns)
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The mask (R, 1, W, K) of a window: 0 where a node may look, else the lowest number."""
-    hidden = columns >= inputs.lengths[:, None]  # (R, K)
+    lengths, unseen, width = own.lengths[:, None, None], inputs.unseen, len(own.slots)
+    hidden = columns >= lengths.expand(-1, width, -1)  # (R, W, K)
     if visible is not None:
-        hidden |= ~visible.index_select(1, columns.clamp(max=visible.shape[1] - 1))
-    lowest, sees = torch.finfo(dtype).min, inputs.sees
-    mask = _additive(hidden, lowest, dtype)[:, None].repeat(1, sees.shape[1], 1)
+        known = (columns + own.first).clamp(max=visible.shape[1] - 1)
+        hidden |= ~visible.index_select(1, known)[:, None]
     if window.kind != "full":
-        queries = (inputs.lengths[:, None] + inputs.depths)[:, :, None]  # (R, W, 1)
-        starts = inputs.starts[:, None, None]
-        mask.masked_fill_(~_in_window(window, columns, queries, starts), lowest)
-        sees = sees & _in_window(window, queries.mT, queries, starts)
-    return mask.index_copy_(2, slots, _additive(~sees, lowest, dtype))[:, None]
+        queries = lengths + inputs.depths[..., None]  # (R, W, 1)
+        starts = own.starts[:, None, None]
+        hidden |= _is_outside(window, columns, queries, starts)
+        if window.kind == "chunked" or window.size < width:  # Else no tree is as deep as it.
+            unseen = unseen | _is_outside(window, queries.mT, queries, starts)
+    hidden.index_copy_(2, own.slots, unseen)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
 
 
-def _additive(hidden: torch.Tensor, lowest: float, dtype: torch.dtype) -> torch.Tensor:
-    zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-    return zeros.masked_fill_(hidden, lowest)
-
-
-def _in_window(
+def _is_outside(
     window: Window, keys: torch.Tensor, queries: torch.Tensor, starts: torch.Tensor
 ) -> torch.Tensor:
-    """Whether each key is in each query's window; all are given by column.
+    """Whether each key is in front of each query's window; all are given by column.
 
     `starts` are the columns where each row's first chunk begins.
     """
     if window.kind == "sliding":
-        return keys > queries - window.size
-    return (keys - starts) // window.size == (queries - starts) // window.size
+        return keys <= queries - window.size
+    return (keys - starts) // window.size != (queries - starts) // window.size
 
 
 _FULL = Window()

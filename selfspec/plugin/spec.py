@@ -252,7 +252,6 @@ class SelfSpec:
                 call.stats.spend("prepare", perf_counter() - start)
                 result = decoded_plainly(call)
             else:
-                call.runner.renew()
                 wants_heads = bool(call.setting("use_mtp"))
                 with call.runner.backend(call.ability, shows_states=wants_heads) as backend:
                     call.stats.spend("prepare", perf_counter() - start)

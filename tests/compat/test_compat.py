@@ -498,17 +498,20 @@ def test_a_new_parameter_of_a_weight_of_ours_is_told_from_other_reads():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
-def test_compiled_code_is_seen():
+def test_compiled_code_is_seen_and_can_be_left_out():
     model = nn.Sequential(nn.Linear(2, 2))
     assert not modules.is_compiled(model)
     assert modules.inside_compiled(model) is model
     assert modules.inside_compiled(torch.compile(model)) is model
     assert modules.inside_wrappers(torch.compile(model)) is model
     model.compile()
-    assert modules.is_compiled(model)
     other = nn.Linear(2, 2)
     other.forward = torch.compile(other.forward)
-    assert modules.is_compiled(other)
+    for each in (model, other):
+        assert modules.is_compiled(each)
+        with modules.uncompiled(each), modules.uncompiled(each):
+            assert not modules.is_compiled(each)
+        assert modules.is_compiled(each)
 
 
 def test_what_moves_a_module_is_called_by_its_name():

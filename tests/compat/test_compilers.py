@@ -37,18 +37,16 @@ def test_a_number_of_a_layer_makes_no_other_graph(monkeypatch):
 
 
 def test_the_settings_are_there_and_are_put_back():
-    """Without the second, half precision is rounded elsewhere than by single operations."""
-    import torch._dynamo.config as of_dynamo
-    import torch._inductor.config as of_inductor
+    """Without the last, half precision is rounded elsewhere than by single operations."""
+    from torch._inductor import config
 
-    before = of_dynamo.allow_unspec_int_on_nn_module, of_inductor.emulate_precision_casts
+    def found():
+        return torch.compiler.config.dynamic_sources, config.emulate_precision_casts
+
+    before = found()
     with compilers.tracing():
-        assert of_dynamo.allow_unspec_int_on_nn_module
-        assert of_inductor.emulate_precision_casts
-    assert before == (
-        of_dynamo.allow_unspec_int_on_nn_module,
-        of_inductor.emulate_precision_casts,
-    )
+        assert found() == (r".*\.layer_idx?$", True)
+    assert found() == before
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
