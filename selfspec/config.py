@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from selfspec.errors import ConfigError, unknown_name
+from selfspec.errors import AttachError, ConfigError, unknown_name
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
 BUDGETS = ("measured", "fixed")
@@ -98,6 +98,13 @@ class SpecConfig:
         another way turns out to be faster, and in half precision it could.
         """
         return self.forward == "auto" and self.budget == "measured"
+
+    def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
+        # transformers asks this first of `assistant_model=`, which many try with a `SelfSpec`.
+        raise AttachError(
+            "assistant_model= must be a model (got a SelfSpec); call selfspec.attach(model) once, "
+            "then generate(..., assistant=spec)"
+        )
 
     @classmethod
     def of(cls, **knobs: Any) -> SpecConfig:
