@@ -468,7 +468,7 @@ def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
 ) -> None:
     spec, model = wild(), tiny_model()
     session, fuse = Session(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
-    monkeypatch.setattr(spec.models.run(model), "renew", fuse.burn)
+    monkeypatch.setattr(spec.models.run(model), "_renew", fuse.burn)
     answers = played(session)
     assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
 
