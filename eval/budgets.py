@@ -25,7 +25,7 @@ from eval.report.table import Table
 from eval.runs.environment import told
 from eval.runs.simulate import Clock, Text, recorded_texts, replay, vocab_size
 from selfspec import GenerationStats, SelfSpec, SpecConfig
-from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger, MeasuredBudget
+from selfspec.cost import Budget, CostCurve, Ledger, MeasuredBudget
 
 FIXED = (2, 4, 8, 16)
 
@@ -125,7 +125,7 @@ def compared(texts: Sequence[Text], case: Case, options: Any) -> dict[str, Gaine
     found = {"measured": gained(SpecConfig.of(**knobs), measured)}
     for width in FIXED:
         config = SpecConfig.of(**{**knobs, "max_nodes": width})
-        found[str(width)] = gained(config, lambda: FixedBudget)
+        found[str(width)] = gained(config, lambda: Budget)
     return found
 
 

@@ -28,7 +28,7 @@ from eval.report.pages import page, write_pictures
 from eval.report.pictures import Picture, lines
 from eval.report.table import Table
 from eval.runs.environment import told
-from selfspec.machine.user_files import replace_text
+from selfspec.machine.user_files import replace_bytes
 
 _COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#57606a", "#56b4e9")
 _SERVING = (PLANNED, "no pipeline", "no batching", "fixed length", "no speculation")
@@ -197,7 +197,7 @@ def _drawn(case: str, figures: dict[str, Lines]) -> Iterator[Picture]:
 
 def _write(options: argparse.Namespace, drawn: Sequence[Picture], tables: Sequence[Table]) -> None:
     if options.out:
-        replace_text(options.out, page("An edge network, simulated", tables, drawn))
+        replace_bytes(options.out, page("An edge network, simulated", tables, drawn).encode())
         print(f"\npage: {options.out}")
     if options.pictures:
         named = [picture._replace(title=f"edge {picture.title}") for picture in drawn]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from selfspec.cost import Budget, FixedBudget, MeasuredBudget, Step, StepTime
+from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
 from selfspec.cost.ledger import MeanRatio
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
@@ -35,6 +35,7 @@ from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walk
 Listener: TypeAlias = Callable[[StepRecord], None]
 Committed: TypeAlias = tuple[Row, StepRecord]
 
+_STEP = 4  # About the tokens of a row in a step, for what packing would save.
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
 
 
@@ -75,7 +76,7 @@ class Engine:
         self.config = config.changed(top_k=1) if backend.chains_only else config
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
-        own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else FixedBudget()
+        own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else Budget()
         self.budget = own if budget is None else budget
         self._run_as = ("", 0)
         # A source that belongs to the model looks at hidden states.
@@ -99,7 +100,7 @@ class Engine:
         runner, reader, stats = self._runner, request.reader, request.stats
         num_others, start = len(self.rows), self._clock()
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_prompt(reader.num_rows * max(num_read, 1))
+        runner.before_forward(reader.num_rows * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         with runner.reading():
@@ -193,7 +194,7 @@ class Engine:
 
     def _step(self) -> None:
         laps, backend = Laps(self._clock), self.backend
-        self._runner.before_step(len(self.rows))
+        self._runner.before_forward(_STEP * len(self.rows))
         start = laps.end("prepare")
         budget = self._told_budget()
         self._prepare(budget)

@@ -152,6 +152,21 @@ class DraftTree:
 Pays = Callable[[DraftTree, float], bool]
 
 
+class TimeBudget:
+    """What a cursor may spend that takes time of its own. This one counts no seconds."""
+
+    def break_even_tokens(self, seconds: float) -> float:
+        """How many tokens of one row a source must bring for some seconds of its own to pay."""
+        return 0.0
+
+    def affords(self, seconds: float | None) -> bool:
+        """May a source take some seconds to begin? None: nobody knows how many it takes."""
+        return True
+
+    def charge(self, seconds: float) -> None:
+        """Takes in what a source took to begin."""
+
+
 class TopK(NamedTuple):
     """The model's K likeliest next tokens after each of N tokens."""
 

@@ -25,13 +25,9 @@ _ROOM = 256  # New tokens for which the ids that processors read have room at fi
 class Streamer(Protocol):
     """transformers' streamer protocol."""
 
-    def put(self, value: torch.Tensor) -> None:
-        """Takes one token of each row."""
-        ...
+    def put(self, value: torch.Tensor) -> None: ...
 
-    def end(self) -> None:
-        """Nothing more will come."""
-        ...
+    def end(self) -> None: ...
 
 
 class Stops(NamedTuple):
@@ -80,18 +76,15 @@ class Row:
 
     @property
     def last_token(self) -> int:
-        """The last token of the text; 0 for a prompt without ids."""
         ids = self.new_ids or self.prompt_ids
         return ids[-1] if ids else 0
 
     @property
     def num_new(self) -> int:
-        """How many tokens were committed."""
         return len(self.new_ids)
 
     @property
     def length(self) -> int:
-        """The tokens of the text, the prompt with its padding included."""
         return self.prompt.shape[1] + len(self.new_ids)
 
     @property
@@ -143,7 +136,6 @@ class Row:
         return self.is_done
 
     def fail(self, error: Exception) -> None:
-        """Ends the row where it is."""
         self.error, self.is_done, self.on_token = error, True, _no_listener
 
     def note_nan(self, found: bool) -> None:

@@ -54,7 +54,6 @@ _CHANGES = (
 )
 # With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
 _COMPILING_PAYS = 200.0
-_STEP = 4  # About the tokens of a row in a step, for what packing would save.
 
 
 class ModelRunner:
@@ -89,7 +88,6 @@ class ModelRunner:
 
     @property
     def model(self) -> Any:
-        """The model, which a call is running."""
         model = self._model()
         assert model is not None
         return model
@@ -155,8 +153,8 @@ class ModelRunner:
             self._loaded_kind = "streamed"
             if forward not in ("auto", "eager"):
                 reason = "its weights are streamed, and only plain operations wait for them"
-            packing = Packing.of(self.model) if self.may_pack else None
-        elif forward == "packed" or (self.may_pack and not self._captures):
+            packing = Packing.of(self.model) if self.config.may_pack else None
+        elif forward == "packed" or (self.config.may_pack and not self._captures):
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
@@ -177,11 +175,6 @@ class ModelRunner:
         asked = forward == "graph" or (forward == "auto" and device.can_capture)
         return asked and not is_streamed(self.model)
 
-    @property
-    def may_pack(self) -> bool:
-        """Whether weights may be packed unasked, by the clock."""
-        return self.config.may_pack
-
     def forward_kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it.
 
@@ -196,20 +189,10 @@ class ModelRunner:
         """What copies of weights take, the weights themselves not counted."""
         return 0 if self.packing is None else self.packing.num_bytes
 
-    @property
-    def packing_is_over(self) -> bool:
-        """Is nothing more going to be packed?"""
-        return self.packing is None or self.packing.packing_is_over
-
-    def before_prompt(self, num_tokens: int) -> None:
-        """Packs weights before a prompt is read, if that pays by now."""
+    def before_forward(self, num_tokens: int) -> None:
+        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
-
-    def before_step(self, num_rows: int) -> None:
-        """Packs weights between two steps, if that pays by now."""
-        if self.packing is not None:
-            self.packing.before_forward(_STEP * num_rows)
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: the map of its hidden states, and its heads."""

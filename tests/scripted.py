@@ -16,7 +16,7 @@ import torch
 
 from selfspec import row as rows_
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget, CostCurve, FixedBudget, Ledger
+from selfspec.cost import Budget, CostCurve, Ledger
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
@@ -129,7 +129,7 @@ class ScriptedRunner:
     def curve(self, backend: Any, num_rows: int) -> CostCurve:
         return CostCurve.unknown(1.0)
 
-    def before_step(self, num_rows: int) -> None:
+    def before_forward(self, num_tokens: int) -> None:
         pass
 
     def decoding(self) -> AbstractContextManager[None]:
@@ -219,7 +219,7 @@ class Run:
     config: SpecConfig = SpecConfig(max_nodes=6)  # noqa: RUF009 frozen
     learns: bool = True
     device: Device = Device()  # noqa: RUF009 has no state
-    budget: Budget = FixedBudget()  # noqa: RUF009 has no state
+    budget: Budget = Budget()  # noqa: RUF009 has no state
     shape: Shape = Shape()  # noqa: RUF009 has no state
     clock: Callable[[], float] = perf_counter
 
@@ -269,7 +269,7 @@ class Run:
             ScriptedRunner(self.config.changed(learning=LEARNING[self.learns], top_k=3)),
             self.backend,
             learned=lambda _vocab_size: self.learned,
-            budget=FixedBudget() if self.budget is None else self.budget,
+            budget=Budget() if self.budget is None else self.budget,
             device=self.device,
             listeners=[self.records.append],
             clock=self.clock,

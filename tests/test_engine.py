@@ -311,7 +311,7 @@ class Card(Device):
     now = busy_until = 0.0
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        return Fetched(tensors, self)
+        return Fetched(tensors, self.synchronize)
 
     def synchronize(self) -> None:
         self.now = max(self.now, self.busy_until)

@@ -30,7 +30,7 @@ import transformers
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load, per_token
-from selfspec.weights.streamed import traffic
+from selfspec.weights.streamed.stream import stream_of
 
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "accelerate",
@@ -175,9 +175,9 @@ def _one(method: Method, model: Any, ids: torch.Tensor, max_new_tokens: int) -> 
 
 def _read(model: Any) -> tuple[float, float, float]:
     """Bytes read, seconds of reading, and seconds of waiting for it, since the model was loaded."""
-    found = traffic(model)
-    if found.num_bytes:
-        return found
+    if (stream := stream_of(model)) is not None:
+        reader = stream.reader
+        return reader.buffers.bytes_read, reader.seconds_read, reader.seconds_waited
     return float(psutil.Process().io_counters().read_bytes), 0.0, 0.0
 
 

@@ -18,7 +18,7 @@ from eval.report.steps import curve_table, stages_table
 from eval.report.summary import summary, trust
 from eval.report.table import Table
 from eval.report.tables import methods_table, steps_table, tasks_table, verdict, winners
-from selfspec.machine.user_files import replace_text
+from selfspec.machine.user_files import replace_bytes
 
 Summary = Mapping[str, Any]
 
@@ -32,9 +32,10 @@ def write_report(folder: Path, record: Record) -> str:
     """Writes the three files; returns the Markdown."""
     figures = summary(record)
     text = markdown(figures)
-    replace_text(folder / "summary.json", json.dumps(figures, indent=1) + "\n")
-    replace_text(folder / "report.md", text)
-    replace_text(folder / "report.html", report_page(figures, pictures(figures, record)))
+    replace_bytes(folder / "summary.json", f"{json.dumps(figures, indent=1)}\n".encode())
+    replace_bytes(folder / "report.md", text.encode())
+    page = report_page(figures, pictures(figures, record))
+    replace_bytes(folder / "report.html", page.encode())
     return text
 
 
@@ -44,7 +45,7 @@ def write_pictures(folder: Path, drawn: Iterable[Picture]) -> list[Path]:
     written = []
     for picture in drawn:
         path = folder / f"{picture.title.lower().replace(',', '').replace(' ', '-')}.svg"
-        replace_text(path, picture.svg)
+        replace_bytes(path, picture.svg.encode())
         written.append(path)
     return written
 

@@ -22,7 +22,7 @@ from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from selfspec import GenerationStats, SelfSpec, SpecConfig, StepRecord
 from selfspec.cache import load_cache
-from selfspec.cost import Budget, FixedBudget, StepTime
+from selfspec.cost import Budget, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -148,7 +148,7 @@ def replay(
 
     Trees are as wide as the budget says by the clock; None: all that they may, in no time.
     """
-    budget, clock = budget or FixedBudget(), clock or Clock({1: 0.0})
+    budget, clock = budget or Budget(), clock or Clock({1: 0.0})
     stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
     length = len(text.prompt_ids) + len(text.output_ids)
     prompt = torch.tensor([text.prompt_ids])

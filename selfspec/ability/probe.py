@@ -2,8 +2,8 @@
 
 A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
 tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
-one that a fault would give. No bound on rounding decides, since real models in half precision
-round a lot.
+one that a fault would give. Real models in half precision round a lot, so a bound on rounding
+decides only for users' code, of which no wrong answer is known.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class DraftSupport(NamedTuple):
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
-        """Chains, and why there are no trees."""
         return cls("chain", f"{reason}; drafting chains instead of trees", None)
 
 
@@ -118,7 +117,9 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         foreign = foreign_code(model)
         is_known = not foreign and not own_values(model)
         over = ids if is_known else _over_windows(model, ids)
-        steps = None if is_known else _try_steps(tried, over, width)
+        steps = None
+        if not is_known:
+            steps = _attempt(check_logits, tried, over) or _attempt(check_steps, tried, over, width)
         types, reason, chain_reason = None, steps, steps
         if steps is None:
             types, reason = _try_tree(model, ids, over)
@@ -150,7 +151,7 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
     ids = _probe_ids(model)
     assert ids is not None
     with torch.no_grad():
-        return _attempt(check_tree, model, ids, types, TrialLayers.whole(), new_backend)
+        return _attempt(check_tree, model, ids, types, TrialLayers(), new_backend)
 
 
 def attention_for_trees(model: Any) -> AttentionTypes | str:
@@ -182,10 +183,6 @@ def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str
     return "its forward draws random numbers, as in training mode"
 
 
-def _try_steps(model: Any, ids: list[int], width: int) -> str | None:
-    return _attempt(check_logits, model, ids) or _attempt(check_steps, model, ids, width)
-
-
 def _try_tree(
     model: Any, ids: list[int], over: list[int]
 ) -> tuple[AttentionTypes | None, str | None]:
@@ -197,9 +194,9 @@ def _try_tree(
 
 
 def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
-    depth, crowds = TrialLayers.of(model), _crowds(model)
+    layers, crowds = TrialLayers.of(model), _crowds(model)
     for each in (ids, over) if over != ids else (ids,):
-        if reason := check_tree(model, each, types, depth, TreeBackend, crowds):
+        if reason := check_tree(model, each, types, layers, TreeBackend, crowds):
             return reason
     return check_logits(model, ids)
 

@@ -31,11 +31,14 @@ class State(NamedTuple):
 
 def state_of(model: Any) -> State:
     """A value that changes with what may change how a model's forward is computed."""
-    kind = device_of(model).type
+    kind, configs = (
+        device_of(model).type,
+        (model.config, model.config.get_text_config(decoder=True)),
+    )
     general = (
         _autocast(kind),
         torch.get_float32_matmul_precision(),
-        tuple(_settings(each, kind) for each in {id(c): c for c in _configs(model)}.values()),
+        tuple(_settings(each, kind) for each in {id(c): c for c in configs}.values()),
         state_of_modules(model),
     )
     return State(general, (*(each.code for each in foreign_code(model)), *own_values(model)))
@@ -59,10 +62,6 @@ def _autocast(kind: str) -> torch.dtype | None:
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
-
-
-def _configs(model: Any) -> tuple[Any, Any]:
-    return model.config, model.config.get_text_config(decoder=True)
 
 
 def _settings(config: Any, device: str) -> Hashable:

@@ -6,9 +6,8 @@ layers take a small part of a forward's time.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import nn
 
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.modules import has_moving_hook, is_compiled
-from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.model import AttentionTypes, device_of, in_this_thread
 from selfspec.weights.streamed import is_streamed
 
 
@@ -37,11 +36,6 @@ class TrialLayers:
     num_layers: int | None = None
 
     @classmethod
-    def whole(cls) -> TrialLayers:
-        """All layers, and the head."""
-        return cls()
-
-    @classmethod
     def of(cls, model: Any) -> TrialLayers:
         """The first layers of this model that include each kind; all if the kinds are unknown.
 
@@ -50,16 +44,18 @@ class TrialLayers:
         plain step.
         """
         if model.config.is_encoder_decoder:  # Its layers are in two parts.
-            return cls.whole()
+            return cls()
         config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
-        if layers is None or shares_kv or _wants_whole_forwards(model):
-            return cls.whole()
+        if layers is None or shares_kv or foreign_code(model):
+            return cls()
+        if any(is_compiled(each) or has_moving_hook(each) for each in model.modules()):
+            return cls()
         kinds = kinds_of(model, layers)
         needed = max(kinds.index(kind) + 1 for kind in kinds)
         # A whole forward of a streamed model reads all of it from disk.
         if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
-            return cls.whole()
+            return cls()
         return cls(layers[needed - 1], needed)
 
     def outcome(self, forward: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -67,18 +63,16 @@ class TrialLayers:
         if self.last_layer is None:
             return forward()
         try:
-            with _stopping_after(self.last_layer):
+            with in_this_thread(self.last_layer.register_forward_hook, _stop):
                 forward()
         except _Reached as reached:
             return reached.hidden
         raise RuntimeError("the forward did not run its layers")
 
     def types(self, attention: AttentionTypes) -> AttentionTypes:
-        """The attention types of the layers that are run."""
         return attention._replace(by_layer=attention.by_layer[: self.num_layers])
 
     def cut(self, cache: Any) -> None:
-        """Removes the cache's layers that are not run."""
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 
@@ -92,25 +86,13 @@ def layers_of(model: Any) -> nn.ModuleList | None:
 
 def _run_once(model: Any, layers: nn.ModuleList) -> bool:
     """Does a forward run each of these layers once, one after the other?"""
-    owner, ran = threading.get_ident(), []
-
-    def note(layer: nn.Module, *_: Any) -> None:
-        if threading.get_ident() == owner:
-            ran.append(layer)
-
-    handles = [layer.register_forward_hook(note) for layer in layers]
-    try:
+    ran: list[nn.Module] = []
+    with ExitStack() as hooks:
+        for layer in layers:
+            note = in_this_thread(layer.register_forward_hook, lambda each, *_: ran.append(each))
+            hooks.enter_context(note)
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)))
-    finally:
-        for handle in handles:
-            handle.remove()
     return ran == list(layers)
-
-
-def _wants_whole_forwards(model: nn.Module) -> bool:
-    return bool(foreign_code(model)) or any(
-        is_compiled(module) or has_moving_hook(module) for module in model.modules()
-    )
 
 
 def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
@@ -127,17 +109,5 @@ def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
     ]
 
 
-@contextmanager
-def _stopping_after(layer: nn.Module) -> Iterator[None]:
-    """Ends this thread's forwards after the layer; other threads may use the model as usual."""
-    owner = threading.get_ident()
-
-    def stop(_module: Any, _args: Any, output: Any) -> None:
-        if threading.get_ident() == owner:
-            raise _Reached(output if isinstance(output, torch.Tensor) else output[0])
-
-    handle = layer.register_forward_hook(stop)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _stop(_module: Any, _args: Any, output: Any) -> None:
+    raise _Reached(output if isinstance(output, torch.Tensor) else output[0])

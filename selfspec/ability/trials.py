@@ -242,7 +242,7 @@ def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
     a row gives alone, and several tokens in one forward the same, `width` of them too. How far the
     first row of two is off shows the rounding. To be asked where code runs that is no library's.
     """
-    start, whole = len(ids) - _AFTER, TrialLayers.whole()
+    start, whole = len(ids) - _AFTER, TrialLayers()
     text = _Text(ids, range(len(ids)), range(start, len(ids)), start)
     ((alone,), (again,), (first, second)) = (
         _stepped(model, text, number, whole) for number in (1, 1, 2)
@@ -264,7 +264,7 @@ def _depends_on_width(model: Any, text: _Text, width: int, limit: float) -> bool
 
     The steps of the last ones follow a forward over all tokens before them, so that they are few.
     """
-    start, end, whole = text.num_prompt, text.num_prompt + width, TrialLayers.whole()
+    start, end, whole = text.num_prompt, text.num_prompt + width, TrialLayers()
     if width <= _AFTER:
         return False
     ids = [*text.ids, *(text.ids[-1 - i % _AFTER] for i in range(end - len(text.ids)))]

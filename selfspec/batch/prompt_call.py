@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from selfspec.batch.token_scores import TokenScore, TokenScores
-from selfspec.compat.generation import KV_NAMES, kv_of, with_kv
+from selfspec.compat.generation import KV, KV_NAMES, kv_of
 from selfspec.errors import UnsupportedError, kept
 from selfspec.machine.device import own_seed
 from selfspec.plugin.arguments import for_drafts, loop_of
@@ -170,7 +170,7 @@ def call_for(
     if alone_reason is None:
         request = request_of(call, index=index, generator=generator, fails_alone=True)
     else:  # Its own call prepares the rest anew, and images would take memory until then.
-        call = replace(call, model_kwargs=with_kv(kv_of(call.model_kwargs)))
+        call = replace(call, model_kwargs={KV: kv_of(call.model_kwargs)})
     return PromptCall(
         index=index,
         call=call,

@@ -76,7 +76,7 @@ class Writer:
         A streamer that has a method `hear` gets the record of each step, too.
         """
         from selfspec.batch.prompt_call import inputs_on
-        from selfspec.compat.generation import with_kv
+        from selfspec.compat.generation import KV
 
         hear = getattr(streamer, "hear", None)
         with spec.listening(hear) if spec and hear else nullcontext():
@@ -85,7 +85,7 @@ class Writer:
                 assistant=spec,
                 prediction=prediction,
                 streamer=streamer,
-                **with_kv(kv),
+                **{KV: kv},
                 return_dict_in_generate=True,
                 max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
                 **self.choice(),

@@ -7,7 +7,7 @@ outputs; before, it was `past_key_values`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -27,14 +27,11 @@ try:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.utils import output_capturing
 except ImportError as error:
     if untried := untried_reason(transformers.__version__):
         raise ImportError(f"{untried}, where something is missing: {error}") from error
     raise
-try:
-    from transformers.utils import output_capturing
-except ImportError:  # Then no hook is known to be harmless, and captured graphs are refused.
-    output_capturing = None
 
 __all__ = ["sdpa_attention_forward"]  # It belongs to transformers.
 
@@ -42,24 +39,13 @@ KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
 
 
-def _kv_name() -> str:
-    """The name that the outputs of this version give to the KV cache."""
-    names = {each.name for each in fields(GenerateDecoderOnlyOutput)}
-    return next((name for name in KV_NAMES if name in names), KV_NAMES[0])
-
-
 # The argument and the output field of this version that hold the KV cache.
-KV = _kv_name()
+KV = next(name for name in KV_NAMES if name in {x.name for x in fields(GenerateDecoderOnlyOutput)})
 
 
 def kv_of(arguments: Mapping[str, Any]) -> Any:
     """The KV cache among a model's arguments or in its output; None if there is none."""
     return arguments.get(KV)
-
-
-def with_kv(kv: Any) -> dict[str, Any]:
-    """The KV cache as an argument of a model's forward."""
-    return {KV: kv}
 
 
 def kv_of_decoder(kv: Any) -> Any:
@@ -235,7 +221,7 @@ def keeps_a_state(model: Any) -> bool:
 
 def is_of_output_capturing(module_name: str) -> bool:
     """Is this the module whose hooks act only if a caller wants hidden states or attentions?"""
-    return output_capturing is not None and module_name == output_capturing.__name__
+    return module_name == output_capturing.__name__  # type: ignore[no-any-return]
 
 
 def decoding_switches(model: Any) -> AbstractContextManager[Any]:
@@ -243,6 +229,4 @@ def decoding_switches(model: Any) -> AbstractContextManager[Any]:
 
     Without it, the model gives the same text more slowly.
     """
-    switches: Callable[[], AbstractContextManager[Any]]
-    switches = getattr(model, "_optimize_model_for_decode", nullcontext)
-    return switches()
+    return model._optimize_model_for_decode()  # type: ignore[no-any-return]

@@ -30,7 +30,6 @@ def reordered(weight: torch.Tensor) -> Any:
 
 
 def reordered_product(x: torch.Tensor, packed: Any, bias: torch.Tensor | None) -> torch.Tensor:
-    """`linear` with a reordered weight."""
     outcome: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
         x, packed, bias, "none", [], ""
     )
@@ -47,13 +46,11 @@ def float16_packed(weight: torch.Tensor) -> object:
 
 
 def float16_product(x: torch.Tensor, packed: object) -> torch.Tensor:
-    """`linear` in float32 with a weight that was packed in float16."""
     outcome: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
     return outcome
 
 
 def float16_unpacked(packed: object) -> torch.Tensor:
-    """The weight that was packed in float16, in float32."""
     weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(packed)[0]
     return weight
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -55,7 +54,6 @@ def hooked_modules(model: nn.Module) -> tuple[list[nn.Module], set[type[nn.Modul
 
 
 def hooks_of_all() -> dict[int, Callable[..., Any]]:
-    """The forward hooks of all modules of the process."""
     return {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
 
 
@@ -153,16 +151,6 @@ def num_writes(tensor: torch.Tensor) -> int:
     count, only the next call would notice that a weight was written while a call ran.
     """
     return 0 if tensor.is_inference() else tensor._version
-
-
-def is_for_a_parameter() -> bool:
-    """Does a `__torch_function__` that calls this answer the `detach()` of `nn.Parameter(weight)`?
-
-    Without this, `nn.Parameter` of a weight of ours fails with torch's own message.
-    """
-    parameter: Any = nn.Parameter
-    asking = sys._getframe(1).f_back
-    return asking is not None and asking.f_code is parameter.__new__.__code__
 
 
 def has_moving_hook(module: nn.Module) -> bool:

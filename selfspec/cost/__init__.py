@@ -3,7 +3,7 @@
 Knows widths, seconds and scores; not what runs, and nothing of tensors.
 """
 
-from selfspec.cost.budget import Budget, FixedBudget, MeasuredBudget, Step, StepTime
+from selfspec.cost.budget import Budget, MeasuredBudget, Step, StepTime
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
 from selfspec.cost.width import Choice, WidthSearch, best_width
@@ -13,7 +13,6 @@ __all__ = [
     "Budget",
     "Choice",
     "CostCurve",
-    "FixedBudget",
     "Ledger",
     "MeasuredBudget",
     "Step",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger, MeanRatio
 from selfspec.cost.width import WidthSearch, best_width
-from selfspec.records import DraftTree, Pays, StepRecord
+from selfspec.records import DraftTree, Pays, StepRecord, TimeBudget
 
 # Sources learn what the model says after a verified node: that brings about 0.01 tokens later.
 _LESSON = 0.01
@@ -51,7 +51,7 @@ class Step:
         """Learns what the step took, and what came of it."""
 
 
-class Budget:
+class Budget(TimeBudget):
     """Decides on the steps of one call, or of rows that come and go.
 
     `SelfSpec(budget=...)` takes one of your own; it can't change the text. This one takes all that
@@ -72,21 +72,6 @@ class Budget:
     def paused(self, num_plain: int, num_steps: int) -> str | None:
         """Why drafting was paused, if `num_plain` of a call's steps are a good part of them."""
         return None
-
-    def break_even_tokens(self, seconds: float) -> float:
-        """How many tokens of one row a source must bring for some seconds of its own to pay."""
-        return 0.0
-
-    def affords(self, seconds: float | None) -> bool:
-        """May a source take some seconds to begin? None: nobody knows how many it takes."""
-        return True
-
-    def charge(self, seconds: float) -> None:
-        """Takes in what a source took to begin."""
-
-
-class FixedBudget(Budget):
-    """Always all that is allowed, and a draft model reads whatever is wanted."""
 
 
 class MeasuredBudget(Budget):
@@ -145,7 +130,6 @@ class MeasuredBudget(Budget):
         return self.curve.knows_plain and needed < self.ledger.room() * plain
 
     def charge(self, seconds: float) -> None:
-        """Drafts have lost that."""
         steps = seconds / self.curve.seconds(1)
         self.ledger.observe(steps, -steps)
 
@@ -159,7 +143,6 @@ class MeasuredStep(Step):
         self._search: WidthSearch | None = None  # The one that grew the last tree.
 
     def search(self) -> Pays | None:
-        """Says where the growth of a tree may stop."""
         if self.max_nodes <= 1:
             return None
         search = self._search = WidthSearch(self._budget.curve, self.max_nodes, self._num_pending)

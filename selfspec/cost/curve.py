@@ -56,7 +56,6 @@ class CostCurve:
         If they are not timed, only what they are relative to each other is expected, and the first
         plain steps say what one is in seconds.
         """
-        _check(points)
         widths = sorted({1, *points})
         heights = _rising([points.get(width, points[min(points)]) for width in widths])
         self._plain = heights[0]
@@ -204,17 +203,6 @@ def _slope(widths: Sequence[int], heights: Sequence[float], since: int) -> float
     if len(widths) == 1:
         return heights[0]
     return (heights[-1] - heights[since]) / (widths[-1] - widths[since])
-
-
-def _check(points: Mapping[int, float]) -> None:
-    widest = len(_PLACES) - 1
-    if not points:
-        raise ValueError("a curve must have a point at least (got none)")
-    for width, seconds in points.items():
-        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= widest:
-            raise ValueError(f"a width must be a whole number in 1 … {widest} (got {width!r})")
-        if not 0 < seconds < math.inf:
-            raise ValueError(f"seconds must be > 0 and finite (got {seconds!r})")
 
 
 def monotone(values: Sequence[float]) -> list[float]:

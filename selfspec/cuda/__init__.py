@@ -1,3 +1,1 @@
 """Forwards of fixed shape over KV slots with fixed addresses, captured as CUDA graphs."""
-
-__all__: list[str] = []

@@ -196,7 +196,7 @@ def _chains(
     """The logits (B, W, V) of chains of each width after short prompts, of one row and of two."""
     tokens, found = [token % num_readable(model) for token in range(max(_PROMPT, *_WIDTHS))], []
     for num_rows in range(1, min(2, 1 if limits is None else limits.max_rows) + 1):
-        kv = prefilled(model, tokens[:_PROMPT], TrialLayers.whole(), num_rows)
+        kv = prefilled(model, tokens[:_PROMPT], TrialLayers(), num_rows)
         positions = torch.tensor([[_PROMPT]] * num_rows, device=model.device)
         runner.kv.policy = Fixed(limits)
         backend = TreeBackend(model, attention, runner)

@@ -1,3 +1,1 @@
 """What to guess: sources of candidates, how likely each is, and the tree that is grown of them."""
-
-__all__: list[str] = []

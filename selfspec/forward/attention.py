@@ -40,11 +40,11 @@ def grouped_attention() -> Iterator[None]:
         yield
         return
     _replacement.enter()
-    outside, _this_thread.forward = _this_thread.forward, _Forward()
+    outside, _this_thread.masks = _this_thread.masks, {}
     try:
         yield
     finally:
-        _this_thread.forward = outside
+        _this_thread.masks = outside
         _replacement.leave()
 
 
@@ -62,7 +62,6 @@ class _AttentionCall(NamedTuple):
 
     @property
     def num_sharing(self) -> int:
-        """How many query heads share a head of keys."""
         return getattr(self.module, "num_key_value_groups", 1)
 
     @property
@@ -76,7 +75,6 @@ class _AttentionCall(NamedTuple):
         return self.mask is not None and self.mask.shape[:3] != (rows, 1, width)
 
     def of_stock(self) -> torch.Tensor:
-        """What stock's own code gives."""
         options = {"dropout": self.dropout, "scaling": self.scaling, **self.others}
         return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
 
@@ -92,43 +90,11 @@ class _AttentionCall(NamedTuple):
         return heads.transpose(1, 2).contiguous()
 
 
-class _Forward:
-    """The masks for joined heads, which all layers of one forward share."""
-
-    def __init__(self) -> None:
-        self._masks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def attend(self, asked: _AttentionCall) -> torch.Tensor:
-        """The outcome (B, Q, heads, D); heads are joined where that is faster."""
-        if asked.needs_stock:
-            return asked.of_stock()
-        num_joined = _num_joined(asked.query, asked.num_sharing, asked.mask)
-        if not num_joined:
-            return asked.of_stock()
-        queries = asked.joined_queries(num_joined)
-        on_cpu = queries.device.type == "cpu"
-        outcome = scaled_dot_product_attention(
-            torch.cat([queries, queries], dim=2) if on_cpu and queries.shape[2] == 1 else queries,
-            _copied(asked.key, asked.num_sharing // num_joined),
-            _copied(asked.value, asked.num_sharing // num_joined),
-            attn_mask=self.mask_for(num_joined, asked.mask),
-            dropout_p=asked.dropout,
-            scale=asked.scaling,
-        )
-        return asked.apart(outcome[:, :, : queries.shape[2]])
-
-    def mask_for(self, num_heads: int, mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask (B, 1, heads * Q, columns) for joined heads, made once."""
-        if mask is None or num_heads == 1 or mask.shape[2] == 1:
-            return mask
-        key = id(mask), num_heads
-        if key not in self._masks:  # Holding the mask keeps its id from being reused.
-            self._masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
-        return self._masks[key][1]
+_Masks = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 class _ThisThread(threading.local):
-    forward: _Forward | None = None
+    masks: _Masks | None = None  # Those for joined heads, which all layers of a forward share.
 
 
 def _attend(
@@ -145,9 +111,36 @@ def _attend(
     asked = _AttentionCall(module, query, key, value, attention_mask, dropout, scaling, others)
     if torch.compiler.is_compiling():
         return _traced(asked), None
-    if _this_thread.forward is None:
-        return asked.of_stock(), None
-    return _this_thread.forward.attend(asked), None
+    masks = _this_thread.masks
+    return asked.of_stock() if masks is None else _joined(asked, masks), None
+
+
+def _joined(asked: _AttentionCall, masks: _Masks) -> torch.Tensor:
+    """The outcome (B, Q, heads, D); heads are joined where that is faster."""
+    number = 0 if asked.needs_stock else _num_joined(asked.query, asked.num_sharing, asked.mask)
+    if not number:
+        return asked.of_stock()
+    queries, num_copies = asked.joined_queries(number), asked.num_sharing // number
+    doubles = queries.device.type == "cpu" and queries.shape[2] == 1
+    outcome = scaled_dot_product_attention(
+        torch.cat([queries, queries], dim=2) if doubles else queries,
+        _copied(asked.key, num_copies),
+        _copied(asked.value, num_copies),
+        attn_mask=_mask_for(number, asked.mask, masks),
+        dropout_p=asked.dropout,
+        scale=asked.scaling,
+    )
+    return asked.apart(outcome[:, :, : queries.shape[2]])
+
+
+def _mask_for(num_heads: int, mask: torch.Tensor | None, masks: _Masks) -> torch.Tensor | None:
+    """The mask (B, 1, heads * Q, columns) for joined heads, made once."""
+    if mask is None or num_heads == 1 or mask.shape[2] == 1:
+        return mask
+    key = id(mask), num_heads
+    if key not in masks:  # Holding the mask keeps its id from being reused.
+        masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
+    return masks[key][1]
 
 
 def _traced(asked: _AttentionCall) -> torch.Tensor:
@@ -186,7 +179,6 @@ def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None
 
 
 def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
-    """Repeats each head of keys or values `number` times."""
     return states if number == 1 else states.repeat_interleave(number, dim=1)
 
 
@@ -201,13 +193,11 @@ class _Replacement:
         self._num_forwards = 0
 
     def enter(self) -> None:
-        """Puts ours in place of stock's."""
         with self._lock:
             self._num_forwards += 1
             self._exchange(sdpa_attention_forward, _attend)
 
     def leave(self) -> None:
-        """Puts stock's back after the last forward."""
         with self._lock:
             self._num_forwards -= 1
             if not self._num_forwards:

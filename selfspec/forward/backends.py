@@ -1,9 +1,9 @@
-"""What runs a model over drafts: the interface, and trees over slots of keys and values."""
+"""What runs a model over drafts: trees over slots of keys and values, or chains (`chains`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,90 +12,15 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.errors import UnsupportedError
+from selfspec.forward.chains import ChainBackend
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
-from selfspec.forward.prompt import Prefilled
+from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.forward.room import ENDLESS, Fixed, KVRow
 from selfspec.forward.slots import LARGE, kinds_in, split
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
-
-
-class Backend(Protocol):
-    """Runs the model over drafts of some rows, and keeps the KV of the accepted paths."""
-
-    chains_only: bool  # Does it take no trees?
-
-    @property
-    def kv(self) -> TreeKV | None:
-        """The slots of rows that may leave; None if they all leave together."""
-        ...
-
-    @property
-    def shows_states(self) -> bool:
-        """Can its forwards give hidden states?"""
-        ...
-
-    @property
-    def kind(self) -> str:
-        """How forwards are run, as `GenerationStats.forward` names it."""
-        ...
-
-    @property
-    def reason(self) -> str | None:
-        """Why forwards are not run as the config asks; None if they are."""
-        ...
-
-    @property
-    def setting_up(self) -> float:
-        """Seconds of the last `lay_out` that went into what later forwards will use too."""
-        ...
-
-    @property
-    def front(self) -> int:
-        """How many columns of the KV are in front of the next tree."""
-        ...
-
-    @property
-    def num_pending(self) -> int | None:
-        """How many committed tokens the next forward reads again; None if none ever has to be."""
-        ...
-
-    def admit(
-        self, prompt: Prefilled, others: Sequence[Any], *, max_new_columns: int, max_tree: int
-    ) -> Sequence[Any]:
-        """Takes in the rows of a prompt that was read; returns what each is to hold as its KV.
-
-        `others` are what the rows hold that are there. `max_new_columns` is how far after the
-        prompt the last token may be, drafted or not, and `max_tree` the most queries of a row in
-        one forward.
-        """
-        ...
-
-    def max_width(self, max_nodes: int) -> int:
-        """How many of `max_nodes` nodes the next forward may have."""
-        ...
-
-    def lay_out(self, rows: Sequence[Any], trees: Sequence[DraftTree]) -> Any:
-        """The arguments of one forward over trees of some rows, given by what they hold."""
-        ...
-
-    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
-        """The logits of every node, and its hidden state if that is asked for and can be had."""
-        ...
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
-        ...
-
-    def wipe(self, rows: Sequence[int]) -> None:
-        """Removes what drafts have left after the committed columns of these rows of a forward."""
-        ...
-
-    def release(self, *, fills: bool = True) -> None:
-        """Gives the cache its stock layers back; `fills` says whether anybody gets the cache."""
-        ...
 
 
 class TreeBackend:
@@ -110,7 +35,7 @@ class TreeBackend:
     into its place, so that the rows lie side by side, as a forward needs them.
     """
 
-    num_pending = None
+    num_pending = None  # How many committed tokens the next forward reads again; here none.
     chains_only = False
 
     def __init__(
@@ -130,41 +55,50 @@ class TreeBackend:
 
     @property
     def kv(self) -> TreeKV:
-        """The keys and values of the rows."""
+        """The slots of rows that may leave; chains have none, and all rows leave together."""
         return self._forwards.kv
 
     @property
     def kind(self) -> str:
+        """How forwards are run, as `GenerationStats.forward` names it."""
         return self._forwards.kind
 
     @property
     def reason(self) -> str | None:
+        """Why forwards are not run as the config asks; None if they are."""
         return self._forwards.reason
 
     @property
     def front(self) -> int:
+        """How many columns of the KV are in front of the next tree."""
         return self.kv.front
 
     def admit(
         self, prompt: Prefilled, others: Sequence[KVRow], *, max_new_columns: int, max_tree: int
     ) -> Sequence[KVRow]:
-        """Takes in the rows of a prompt that was read. Only those that come first may be padded."""
+        """Takes in the rows of a prompt that was read; returns what each is to hold as its KV.
+
+        `others` are what the rows hold that are there; only rows that come first may be padded.
+        `max_new_columns` is how far after the prompt the last token may be, drafted or not, and
+        `max_tree` the most queries of a row in one forward.
+        """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
-        positions = prompt.next_positions(self._model)
+        positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
+        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
         most = int(prompt.cache.get_seq_length()) + max_new_columns + max_tree
         return self.add(prompt.cache, positions, visible, others=others, max_columns=most)
 
     def add(
         self,
         cache: Any,
-        next_positions: torch.Tensor,  # (..., B, 1): the position id of each row's next token
+        following: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
         others: Sequence[KVRow] = (),
         max_columns: int = ENDLESS,  # How many each row may come to need.
     ) -> Sequence[KVRow]:
         """Takes in the KV of a prompt. If this breaks off, nothing has changed."""
-        length, positions = int(cache.get_seq_length()), next_positions[..., 0].cpu().numpy()
+        length, positions = int(cache.get_seq_length()), following[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
@@ -234,18 +168,24 @@ class TreeBackend:
         """A replay runs no hook."""
         return isinstance(self._forwards, EagerForwards)
 
-    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
+    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
         """The logits, which the next captured forward overwrites, and the hidden states."""
         return forwarded(self._model, layout, with_states=with_states and self.shows_states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
         self.kv.commit(paths)
 
     def wipe(self, rows: Sequence[int]) -> None:
+        """Removes what drafts have left after the committed columns of these rows of a forward."""
         self.kv.wipe(rows)
 
     def release(self, *, fills: bool = True) -> None:
+        """Gives the cache its stock layers back; `fills` says whether anybody gets the cache."""
         self.kv.release(fills=fills)
+
+
+Backend = TreeBackend | ChainBackend
 
 
 def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:

@@ -100,8 +100,7 @@ class ChainBackend:
             self._states.keep()
         return self._inputs(self._num_pending + self._width)
 
-    def forward(self, layout: dict[str, Any], *, with_states: bool = False) -> Forwarded:
-        """The logits of the chains, and the hidden states if they are asked for."""
+    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
         if self._takes_number:
             layout["logits_to_keep"] = self._width
 

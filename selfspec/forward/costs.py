@@ -8,34 +8,27 @@ what shape to expect.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from selfspec.cost import CostCurve
 from selfspec.forward.backends import Backend
 from selfspec.forward.model import device_of
 from selfspec.machine.hardware import calculates_in
-from selfspec.weights import PackedWeight
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
 # disk or over a bus for each step, queries cost little compared with that. On an H200 a query took
-# 0.001 to 0.005. A CPU that can't calculate in half precision takes each query row by row. Kernels
-# for quantised weights took 0.03 to 0.18.
+# 0.001 to 0.005. A CPU that can't calculate in half precision takes each query row by row.
 _QUERY = {
     "cuda": 0.004,
     "streamed": 0.01,
     "packed": 0.1,
-    "quantised": 0.15,
     "row by row": 0.7,
     "other": 0.2,
 }
-
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class _Situation(NamedTuple):
@@ -98,35 +91,21 @@ class Costs:
 
 
 def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
-    """The curve for the length that is nearest, if there is any."""
     here = _doublings(first)
     return curves[min(curves, key=lambda other: abs(_doublings(other) - here))] if curves else None
 
 
 def _query_of(model: Any, backend: Backend) -> float:
-    """The guess for what one more query costs."""
     device = device_of(model)
-    if backend.kind == "streamed" or len(_devices(model)) > 1:
+    # As streaming or accelerate has distributed the parts of a model.
+    on = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
+    if backend.kind == "streamed" or len(on) > 1:
         return _QUERY["streamed"]
     if device.type == "cpu" and backend.kind == "packed":
         return _QUERY["packed"]
     if device.type == "cpu" and not calculates_in(model.dtype):
         return _QUERY["row by row"]
-    if _is_quantised(model):
-        return _QUERY["quantised"]
     return _QUERY.get(device.type, _QUERY["other"])
-
-
-def _is_quantised(model: Any) -> bool:
-    """Does a model compute from quantised weights? A GGUF may be widened when it is read."""
-    if getattr(model, "hf_quantizer", None) is None and not getattr(model, "is_quantized", False):
-        return False
-    plain = {nn.Parameter, torch.Tensor, PackedWeight}
-    tensors = (*model.parameters(), *model.buffers())
-    return any(
-        type(each) not in plain or (each.dim() > 1 and each.dtype not in _FLOATS)
-        for each in tensors
-    )
 
 
 def _doublings(num_columns: int) -> int:
@@ -137,8 +116,3 @@ def _forward_of(backend: Backend) -> str:
     if not backend.chains_only:
         return backend.kind
     return "chain" if backend.kind == "eager" else f"{backend.kind} chain"
-
-
-def _devices(model: Any) -> Counter[str]:
-    """The parts of a model on each device, as streaming or accelerate distributed them."""
-    return Counter(map(str, (getattr(model, "hf_device_map", None) or {}).values()))

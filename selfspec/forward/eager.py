@@ -74,7 +74,6 @@ class EagerForwards:
         return shape
 
     def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
-        """Sends the inputs of the next forward to the device; returns what runs it."""
         kv, visible = self.kv, self.kv.visible
         end, firsts = kv.front + shape.width, kv.first_columns
         layout = read(

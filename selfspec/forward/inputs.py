@@ -49,7 +49,6 @@ def other_inputs(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def only_followed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without all others."""
     return {name: value for name, value in arguments.items() if name in _FOLLOWED}
 
 

@@ -98,7 +98,6 @@ class Layout(NamedTuple):
     front: torch.Tensor  # (): the column where the trees begin
 
     def num_keys(self, attention_type: str) -> int:
-        """How many columns a mask has."""
         mask = self.masks[attention_type]
         assert mask is not None
         return mask.shape[-1]

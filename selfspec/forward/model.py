@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -41,29 +41,36 @@ def device_of(model: Any) -> torch.device:
 
 
 @contextmanager
-def head_heard(model: Any, hear: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
-    """Inside, `hear` gets what enters the output head in this thread's forwards.
-
-    What it returns, if anything, enters the head instead. Other threads may run the same model.
-    """
+def in_this_thread(register: Callable[..., Any], act: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a hook of a module acts; not in other threads, which may run the same model."""
     owner = threading.get_ident()
 
-    def at_head(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if threading.get_ident() != owner or not args:
-            return None
-        instead = hear(args[0])
-        return None if instead is None else (instead, *args[1:])
+    def hook(*args: Any) -> Any:
+        return act(*args) if threading.get_ident() == owner else None
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(at_head)
+    handle = register(hook)
     try:
         yield
     finally:
         handle.remove()
 
 
-class Forwarded(NamedTuple):
-    """What a forward over drafts gives."""
+def head_heard(
+    model: Any, hear: Callable[[torch.Tensor], torch.Tensor | None]
+) -> AbstractContextManager[None]:
+    """Inside, `hear` gets what enters the output head in this thread's forwards.
 
+    What it returns, if anything, enters the head instead.
+    """
+
+    def at_head(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        instead = hear(args[0]) if args else None
+        return None if instead is None else (instead, *args[1:])
+
+    return in_this_thread(model.get_output_embeddings().register_forward_pre_hook, at_head)
+
+
+class Forwarded(NamedTuple):
     logits: torch.Tensor  # (B, Q, V)
     states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for
 
@@ -93,7 +100,6 @@ def unplaced_id(model: Any) -> int | None:
 
 
 def max_positions(model: Any) -> int | None:
-    """The number of positions that the model has; None if its config doesn't say."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "max_position_embeddings", None)
 
@@ -104,7 +110,6 @@ def vocab_size(model: Any) -> int:
 
 
 def takes(model: Any, argument: str) -> bool:
-    """Does the model's forward take an argument of this name?"""
     return argument in inspect.signature(model.forward).parameters
 
 

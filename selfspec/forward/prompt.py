@@ -31,7 +31,6 @@ HearsLogits = Callable[[int, torch.Tensor], None]  # The number of the first tok
 
 
 def num_teaching(states: torch.Tensor) -> int:
-    """The number of tokens at the end of a prompt that teach the tables."""
     return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
 
 
@@ -73,14 +72,7 @@ class Prefilled:
 
     @property
     def cache(self) -> Any:
-        """The KV of the prompt."""
         return kv_of(self.model_kwargs)
-
-    def next_positions(self, model: Any) -> torch.Tensor:
-        """(..., B, 1): the position id of each row's next token; only to be asked for trees."""
-        positions = next_positions(model, self.input_ids, self.model_kwargs)
-        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
-        return positions
 
     @cached_property
     def visible(self) -> torch.Tensor | None:
@@ -133,7 +125,6 @@ class PromptReader:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the prompt has."""
         return len(self._input_ids)
 
     def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:

@@ -59,7 +59,6 @@ class Growing:
         self._least = least
 
     def room(self, slots: Slots, rows: Sequence[KVRow], end: int, *, spare: bool = True) -> Room:
-        """As it is, or with old columns dropped, or larger."""
         (num_rows, capacity, first), window = slots.room, slots.window
         if len(rows) <= num_rows and end - first <= capacity:
             return slots.room

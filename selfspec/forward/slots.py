@@ -118,7 +118,6 @@ class Slots:
 
     @property
     def room(self) -> Room:
-        """How large the slots are."""
         return Room(self.tensor.shape[1], self.tensor.shape[3], self.first)
 
     def begin(self, held: CacheLayerMixin, length: int, window: int) -> None:

@@ -83,7 +83,6 @@ class TreeKV:
 
     @property
     def nbytes(self) -> int:
-        """What all slots take."""
         return sum(part.tensor.nbytes for part in self._parts)
 
     @property

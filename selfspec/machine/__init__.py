@@ -1,3 +1,1 @@
 """What depends on the machine: devices, processors, memory, and the user's cache folder."""
-
-__all__: list[str] = []

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -22,22 +22,16 @@ _FIRST_TORCH = (2, 12)
 _capturing = threading.Lock()
 
 
-class _Event(Protocol):
-    def synchronize(self) -> object:
-        """Waits for the work that was queued before it."""
-        ...
-
-
 class Fetched(NamedTuple):
     """Tensors that are being copied to the CPU."""
 
     tensors: tuple[torch.Tensor, ...]
-    event: _Event | None = None  # It comes when the copies are done; None if they are already.
+    wait: Callable[[], object] | None = None  # For the copies; None if they are done already.
 
     def get(self) -> tuple[torch.Tensor, ...]:
         """Waits for the tensors, but not for work that was queued after them."""
-        if self.event is not None:
-            self.event.synchronize()
+        if self.wait is not None:
+            self.wait()
         return self.tensors
 
 
@@ -94,7 +88,7 @@ class CudaDevice(Device):
             )
             for tensor in tensors
         )
-        return Fetched(hosts, torch.cuda.current_stream(self._device).record_event())
+        return Fetched(hosts, torch.cuda.current_stream(self._device).record_event().synchronize)
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
         """Copies `host` to pinned memory and starts a copy from there.
@@ -147,7 +141,6 @@ class Repeating(Device):
     """Runs again what it is asked to capture: for trials, and to count what a capture has."""
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
-        """The work itself."""
         return work
 
 

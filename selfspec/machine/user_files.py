@@ -51,8 +51,3 @@ def replace_bytes(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """The same for a file that is in memory."""
     with replacing(path, mode=mode) as file:
         file.write(data)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """The same for text."""
-    replace_bytes(path, text.encode("utf-8"))

@@ -61,11 +61,9 @@ class HeadSource(StateSource):
         self._top_k = top_k
 
     def num_states(self, num_rows: int) -> int:
-        """How many of a prompt's last hidden states heads read."""
         return _NUM_STATES if num_rows <= _MOST_ROWS else 0
 
     def open(self, row: RowStart) -> StateCursor:
-        """The heads at the end of the prompt, of which they may know nothing."""
         text = HeadText(self._heads, row.prompt_ids, row.states, row.count_forward)
         return StateCursor(text, self._top_k, self, row.budget)
 
@@ -97,7 +95,6 @@ class HeadText:
             self.learn(ids[-num:], (), range(num), states[-num:])
 
     def begin(self) -> None:
-        """Reads the prompt."""
         if self._next:
             self._read(1)
 
@@ -120,7 +117,6 @@ class HeadText:
         self._keep(_NUM_STATES)
 
     def skip(self, ids: Sequence[int]) -> None:
-        """The text went on, and nobody knows the states."""
         if self._lacks_token:
             self._states, self._places = self._states[:-1], self._places[:-1]
         self._end += len(ids)

@@ -69,12 +69,10 @@ class HiddenStateSource(StateSource):
         self._top_k = top_k
 
     def num_states(self, num_rows: int) -> int:
-        """How many of a prompt's last hidden states a map learns from; 0 where there is no map."""
         is_possible = num_rows <= _MOST_MAPS and MapWeights.of(self._model) is not None
         return _NUM_STATES if is_possible else 0
 
     def open(self, row: RowStart) -> StateCursor | None:
-        """A map of the row's text; None where there can be none, or it may not learn."""
         weights = MapWeights.of(self._model)
         if weights is None or not row.learns or row.num_rows > _MOST_MAPS:
             return None

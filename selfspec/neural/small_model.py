@@ -1,26 +1,45 @@
-"""What a small model says after a text, with an ordinary KV cache of it.
+"""A small model's guesses: a chain of tokens, with what it thinks likely after each of them.
 
-Knows tokens; not why they are read, nor what the target says.
+The chain grows while a tree does: where children are wanted of a token after its last one, one
+forward of the small model reads this token, if it is likely enough to be accepted. The model has an
+ordinary KV cache of each text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from time import perf_counter
 from typing import Any
 
 import torch
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
-from selfspec.draft.sources.draft_chain import DraftModelCursor
-from selfspec.draft.sources.source import RowStart, Source, nothing
+from selfspec.draft.sources.source import Cursor, RowStart, Source, nothing
+from selfspec.draft.sources.state_cursor import bins
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.forward.model import device_of, takes
 from selfspec.machine.device import upload
-from selfspec.records import DRAFT_MODEL, Likely
+from selfspec.records import (
+    DRAFT_MODEL,
+    MAX_BIN,
+    Candidate,
+    Evidence,
+    Likely,
+    StepRecord,
+    TimeBudget,
+)
 from selfspec.weights import Packing
 
 _CHUNK = 512  # At most this many tokens are read in one forward.
+_LEAST = 1 / 128
+# More than 16 unread tokens are read before a step, in parts of 32, 64, 128, 256 and 512 tokens.
+# Each part's time tells what the next one will take.
+_FEW, _FIRST_PART, _LONGEST_PART = 16, 32, 512
+
+Drafts = tuple[int, ...]  # The tokens after the committed text.
 
 
 def likeliest(logits: torch.Tensor, num: int) -> list[Likely]:
@@ -53,29 +72,19 @@ class DraftModel(Source):
         self._options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
 
     def open(self, row: RowStart) -> DraftModelCursor:
-        """A cursor that reads the prompt before the first step, if that pays."""
         text = DraftText(self, row.count_forward)
         return DraftModelCursor(text, row.prompt_ids, row.budget, row.max_new_tokens)
 
     def forward(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The logits (V,) after further tokens (1, N) of a text."""
-        with self._packed(ids.shape[1]):
+        if (packing := self._packing) is not None:
+            packing.before_forward(ids.shape[1])
+        with packing.in_use() if packing else nullcontext():
             output = self.model(input_ids=ids, use_cache=True, **{KV: cache}, **self._options)
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
     def likely(self, logits: torch.Tensor) -> Likely:
-        """The likeliest next tokens, from logits (V,)."""
         return likeliest(logits[None, : self._num_named], self._top_k)[0]
-
-    @contextmanager
-    def _packed(self, num_tokens: int) -> Iterator[None]:
-        """Inside, one forward is run over `num_tokens` tokens; packs weights first if that pays."""
-        if self._packing is None:
-            yield
-            return
-        self._packing.before_forward(num_tokens)
-        with self._packing.in_use():
-            yield
 
 
 class DraftText:
@@ -114,3 +123,111 @@ class DraftText:
         if num_tokens:
             self._length -= num_tokens
             self._cache.crop(-num_tokens)
+
+
+class DraftModelCursor(Cursor):
+    """The chain of one row.
+
+    The model reads a token if its chance is at least the price of a forward, which `budget` says
+    in tokens. A prompt is read on while drafts may lose that time, and if the rest of it costs no
+    more than the `num_left` tokens to come.
+    """
+
+    # What the model does not name after a token that it has read is unlikely.
+    evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
+    reads_ahead = True
+
+    def __init__(
+        self,
+        text: DraftText,
+        prompt_ids: Sequence[int],
+        budget: TimeBudget,
+        num_left: float = float("inf"),
+    ) -> None:
+        self._text = text
+        self._budget = budget
+        self._num_left = num_left
+        self._worth = SourceWorth()  # of forwards over one token
+        self._part, self._per_token = _FIRST_PART, 0.0  # Tokens of the next; seconds in the last.
+        self._unread = list(prompt_ids)  # Committed tokens.
+        self._chain: list[int] = []
+        # What the model named after the text, and after each token of the chain.
+        self._named: list[list[Candidate]] = []
+
+    def prepare(self) -> None:
+        """Reads what is more than a few tokens, such as a prompt, while that is affordable."""
+        while len(self._unread) > _FEW and self._pays(1.0, len(self._unread)):
+            num_tokens = min(self._part, len(self._unread))
+            price = self._budget.break_even_tokens(self._per_token * len(self._unread))
+            if price > self._num_left or not self._budget.affords(self._per_token * num_tokens):
+                return
+            start = perf_counter()
+            self._read_unread(num_tokens)
+            seconds = perf_counter() - start
+            self._part, self._per_token = min(2 * self._part, _LONGEST_PART), seconds / num_tokens
+            self._budget.charge(seconds)
+
+    def root(self) -> Drafts:
+        """The end of the text, which the model reads now."""
+        if 0 < len(self._unread) <= _FEW and self._pays(1.0, len(self._unread)):
+            self._read_unread(len(self._unread))
+        return ()
+
+    def follow(self, state: Drafts, token: int) -> Drafts | None:
+        """Any token may be the chain's next one."""
+        return (*state, token) if self._is_read(state) else None
+
+    def read(self, state: Drafts, score: float) -> None:
+        """Reads a token after the chain, which becomes its next one, if that pays."""
+        if not state or len(state) != len(self._named) or not self._pays(score, 1):
+            return
+        start = perf_counter()
+        likely = self._text.read(state[-1:])
+        self._worth.observe(seconds=perf_counter() - start)
+        self._chain.append(state[-1])
+        self._named.append(_candidates(likely))
+
+    def expand(self, state: Drafts) -> list[Candidate]:
+        """What the model named there, if it has read this far."""
+        return self._named[len(state)] if self._is_read(state) else []
+
+    def observe(self, record: StepRecord) -> None:
+        """Keeps the part of the chain that became text, and its rest if all new text is in it."""
+        committed, num_kept = record.committed_ids, 0
+        self._num_left -= len(committed)
+        for ours, theirs in zip(self._chain, committed, strict=False):
+            if ours != theirs:
+                break
+            num_kept += 1
+        if num_kept == len(committed):
+            self._chain, self._named = self._chain[num_kept:], self._named[num_kept:]
+            return
+        self._text.crop(len(self._chain) - num_kept)
+        self._unread += committed[num_kept:]
+        self._chain, self._named = [], []
+
+    def _is_read(self, state: Drafts) -> bool:
+        return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
+
+    def _pays(self, chance: float, num_tokens: int) -> bool:
+        is_worth_it = self._worth.pays(chance, self._budget.break_even_tokens)
+        return num_tokens <= self._text.room and is_worth_it
+
+    def _read_unread(self, num_tokens: int) -> None:
+        """Reads committed tokens; at their end it is known what may come next."""
+        likely = self._text.read(self._unread[:num_tokens])
+        self._unread = self._unread[num_tokens:]
+        self._named = [] if self._unread else [_candidates(likely)]
+
+
+def _candidates(likely: Likely) -> list[Candidate]:
+    return [
+        (token, _evidence(rank, *bins(chance)))
+        for rank, (token, chance) in enumerate(likely, 1)
+        if chance >= _LEAST
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _evidence(rank: int, probability_bin: int, sureness: int) -> Evidence:
+    return Evidence(DRAFT_MODEL, 0, rank, sureness, probability_bin)

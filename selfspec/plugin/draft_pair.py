@@ -49,7 +49,7 @@ def new_draft_model(
     if draft not in fitting:
         _check_pair(draft, target, models)
         fitting.add(draft)
-    packing = Packing.of(draft) if models.run(draft).may_pack else None
+    packing = Packing.of(draft) if models.run(draft).config.may_pack else None
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 

@@ -64,8 +64,7 @@ def load(
             `max_memory`, so that fewer layers of this model are resident.
         dtype: ``"auto"`` is the checkpoint's own.
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
-            it is a CPU or a CUDA device, where streamed layers come from pinned memory if that
-            holds them.
+            it is a CPU.
         weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
             them. Within `max_memory`, they are first written to the user's cache folder, once.
         sees: Load a model that reads images with what it reads them with; not within `max_memory`.
@@ -99,10 +98,17 @@ def load(
         model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
         own_memory(model)
     else:
-        where: Any = {"dtype": _dtype(dtype), "device": _device(device, "cpu", "cuda")}
+        if (target := _device(device)).type != "cpu":
+            raise ConfigError(
+                f"max_memory is for a CPU (got device={str(target)!r}); name device='cpu', or "
+                "leave max_memory out and let accelerate offload the model, by device_map='auto' "
+                "of from_pretrained()"
+            )
+        wanted = _dtype(dtype)
         find_model(source)
         room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
-        model = load_within(source, max_memory, in_eight_bits=weights is not None, **where, **room)
+        in_eight_bits = weights is not None
+        model = load_within(source, max_memory, in_eight_bits=in_eight_bits, dtype=wanted, **room)
     pack_loaded(
         model,
         InPlacePacking(kept=STREAMED if is_streamed(model) else None, copies=max_memory is None),
@@ -159,16 +165,16 @@ def load_whole(
     return model.to(target)
 
 
-def _device(name: str | torch.device, *kinds: str) -> torch.device:
-    """The device, on which torch must be able to put a tensor; of one of these kinds, or any."""
+def _device(name: str | torch.device) -> torch.device:
+    """The device, on which torch must be able to put a tensor."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    rule = f"device must be one that torch can use here{' and ' * bool(kinds)}{' or '.join(kinds)}"
+    rule = "device must be one that torch can use here"
     try:
         device = torch.empty(0, dtype=torch.int8, device=name).device
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ConfigError(f"{rule} (got {str(name)!r}: {one_line(error)})") from error
-    if device.type == "meta" or (kinds and device.type not in kinds):
+    if device.type == "meta":
         raise ConfigError(f"{rule} (got {str(name)!r})")
     return device
 

@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from selfspec.compat.generation import decode_plainly, with_kv
+from selfspec.compat.generation import KV, decode_plainly
 from selfspec.engine import Engine
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.call import Call
@@ -103,7 +103,7 @@ def _result_of(call: Call, rows: list[Row], cache: object) -> Any:
         sequences=output_of(rows),
         scores=tuple(recorded.scores) if config.output_scores else None,
         logits=tuple(recorded.logits) if config.output_logits else None,
-        **with_kv(cache),
+        **{KV: cache},
     )
     output.stats = call.stats
     return output

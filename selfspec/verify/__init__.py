@@ -1,3 +1,1 @@
 """What is true: the walk down a verified tree, and how each token on it is chosen."""
-
-__all__: list[str] = []

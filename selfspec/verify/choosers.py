@@ -28,32 +28,20 @@ class Text(Protocol):
     pad_token_id: int
 
     @property
-    def on_token(self) -> Callable[[], None]:
-        """To be called once a token was committed."""
-        ...
+    def on_token(self) -> Callable[[], None]: ...
 
     @property
-    def num_new(self) -> int:
-        """How many tokens were committed."""
-        ...
+    def num_new(self) -> int: ...
 
     @property
-    def device(self) -> torch.device:
-        """Where stock chooses tokens."""
-        ...
+    def device(self) -> torch.device: ...
 
     @property
-    def is_padded(self) -> bool:
-        """Does the row get nothing but pads from now on?"""
-        ...
+    def is_padded(self) -> bool: ...
 
-    def prefix(self) -> torch.Tensor:
-        """(1, L): what the row reads so far."""
-        ...
+    def prefix(self) -> torch.Tensor: ...
 
-    def commit(self, token: int) -> bool:
-        """Takes in a token and tells the listener; does the row stop with it?"""
-        ...
+    def commit(self, token: int) -> bool: ...
 
 
 class StepLogits:
@@ -84,11 +72,9 @@ class StepLogits:
             self._fetched = self.device.fetch(ids, highest)
 
     def likeliest(self, index: int, node: int) -> int:
-        """The likeliest token after a node of the row with this index."""
         return self._likeliest(index, node)[0]
 
     def has_nan(self, index: int, node: int) -> bool:
-        """Is any logit of a node NaN?"""
         return math.isnan(self._likeliest(index, node)[1])
 
     def _likeliest(self, index: int, node: int) -> tuple[int, float]:
@@ -104,36 +90,20 @@ class StepLogits:
         return self._choices[index][node], self._highest[index][node]
 
 
-class Chooser(Protocol):
-    """Chooses the tokens of one row, or of all rows of a batch that move together."""
-
-    @property
-    def moves_together(self) -> bool:
-        """Must all rows get their next token at once? Else each row is asked for alone."""
-        ...
-
-    def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step, the row's at `index`; waits for nothing."""
-        ...
-
-    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the token after each row's node; have all of these rows stopped now?"""
-        ...
-
-
 class GreedyChooser:
     """Greedy decoding with no processors: one batched argmax and one sync for a step.
 
     On a CPU, where nothing has to be waited for, only at the nodes that are visited.
     """
 
-    moves_together = False
+    moves_together = False  # Do all rows get their next token at once?
 
     def read(self, step_logits: StepLogits, index: int) -> None:
+        """Takes the logits of a step, the row's at `index`; waits for nothing."""
         self._step_logits, self._index = step_logits, index
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the likeliest token after a node."""
+        """Commits the token after each row's node; have all of these rows stopped now?"""
         token = self._step_logits.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
@@ -228,7 +198,6 @@ class BatchChooser:
     moves_together = True
 
     def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step, which are the same for each row."""
         self._logits = step_logits.logits
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
@@ -255,3 +224,6 @@ class BatchChooser:
             text.is_done = text.is_done or stops
         texts[0].on_token()
         return committed, all(text.is_done for text in texts)
+
+
+Chooser = GreedyChooser | ProcessedChooser | BatchChooser

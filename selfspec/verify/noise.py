@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,26 +26,6 @@ _AS_THEY_ARE = Warpers()
 _CLEARLY = 1 + 1e-4
 
 
-class Noise(Protocol):
-    """One step's noise, for all rows."""
-
-    def pick(self, scores: torch.Tensor, row: int) -> int:
-        """The token that stock would draw for a row out of its scores (V,)."""
-        ...
-
-    def least(self, row: int) -> float:
-        """No token of the row has less noise than this."""
-        ...
-
-    def of(self, row: int) -> NoiseOf:
-        """A function that gives the noise of a token, on a CPU."""
-        ...
-
-    def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
-        ...
-
-
 def next_noise(
     num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
 ) -> Noise:
@@ -58,12 +37,13 @@ def next_noise(
 
 
 class _Exponentials:
-    """The noise itself."""
+    """One step's noise for all rows, itself."""
 
     def __init__(self, noise: torch.Tensor) -> None:
         self._noise = noise  # (B, V)
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
+        """The token that stock would draw for a row out of its scores (V,)."""
         ratios = (scores.softmax(-1) / self._noise[row]).max(-1)
         # Both in one copy, since each copy waits for the device: as floats, which hold every id
         # below 2**24. Not every device has doubles.
@@ -73,15 +53,16 @@ class _Exponentials:
         return int(token)
 
     def least(self, row: int) -> float:
-        """The smallest number of the row."""
+        """No token of the row has less noise than this."""
         return self._noise[row].min().item()
 
     def of(self, row: int) -> NoiseOf:
+        """A function that gives the noise of a token, on a CPU."""
         noise = self._noise[row]
         return lambda token: noise[token].item()
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """Finds them by one comparison over the row."""
+        """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
         noise = self._noise[row]
         tokens = (noise <= limit).nonzero()[:, 0]
         return tokens.numpy(), noise[tokens].double().numpy()
@@ -103,16 +84,15 @@ class _Uniforms:
         return self._made().pick(scores, row) if token is None else token
 
     def least(self, row: int) -> float:
-        """The noise of the row's least uniform number."""
         return -math.log1p(-self._values[row].min().item())
 
     def of(self, row: int) -> NoiseOf:
-        """Computes it in plain Python, which is faster than arrays for a few tokens."""
+        """Computes noise in plain Python, which is faster than arrays for a few tokens."""
         values = self._values[row].numpy().data  # A view that Python reads faster than an array.
         return lambda token: -math.log(1 - values[token])
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
-        """Computes it only for tokens whose uniform number is small enough."""
+        """Takes logarithms only for tokens whose uniform number is small enough."""
         most = -math.expm1(-limit) * _CLEARLY
         numbers = self._values[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
@@ -122,6 +102,9 @@ class _Uniforms:
         generator = torch.Generator("cpu").set_state(self._state)
         noise = torch.empty(self._shape, dtype=torch.float32, device="cpu")
         return _Exponentials(noise.exponential_(1, generator=generator))
+
+
+Noise = _Exponentials | _Uniforms
 
 
 def pick_from(few: Shortlist, noise: Noise, row: int) -> int | None:

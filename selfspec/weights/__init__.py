@@ -12,8 +12,8 @@ from selfspec.weights.eight_bits import (
     to_eight_bits,
 )
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
-from selfspec.weights.in_place import own_memory
-from selfspec.weights.packing import InPlacePacking, Packing, pack_loaded
+from selfspec.weights.in_place import InPlacePacking, own_memory
+from selfspec.weights.packing import Packing, pack_loaded
 from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [

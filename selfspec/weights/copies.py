@@ -105,12 +105,10 @@ class StandIns:
             with self._lock:
                 self._num_inside -= 1
                 if not self._num_inside:
-                    self._take_away()
-
-    def _take_away(self) -> None:
-        for module in filter(_has_own_forward, self._put):  # Other code may have replaced it.
-            vars(module).pop("forward", None)
-        self._put.clear()
+                    # Other code may have replaced it.
+                    for module in filter(_has_own_forward, self._put):
+                        vars(module).pop("forward", None)
+                    self._put.clear()
 
 
 def linears_of(model: nn.Module) -> list[nn.Linear]:

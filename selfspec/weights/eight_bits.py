@@ -21,8 +21,9 @@ from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
-from selfspec.weights.packing import InPlacePacking, pack_loaded
-from selfspec.weights.rounding import FileMatrix, Matrix, Numbers, Products
+from selfspec.weights.in_place import InPlacePacking
+from selfspec.weights.packing import pack_loaded
+from selfspec.weights.rounding import FileMatrix, Int8Rows, Matrix, Products
 from selfspec.weights.step_attention import attend_exactly
 
 _KEPT = (
@@ -86,7 +87,7 @@ class EightBits:
 class EightBitRows:
     """The weight of an embedding in 8 bits; `head` if the output head has the same weight."""
 
-    def __init__(self, weight: Numbers, head: EightBits | None) -> None:
+    def __init__(self, weight: Int8Rows, head: EightBits | None) -> None:
         self._weight, self._head = weight, head
         self.is_head = head is not None
 
@@ -115,7 +116,7 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
     with progress("Quantising weights", sum(weight.numel() for weight, _ in users)) as bar:
         for some in _groups(model, users):
             weights = [weight for weight, _ in some]
-            _hold(some, Numbers.of(*weights), dtype, terms)
+            _hold(some, Int8Rows.of(*weights), dtype, terms)
             bar.update(sum(weight.numel() for weight in weights))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
@@ -124,14 +125,14 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
     pack_loaded(model, InPlacePacking(_KEPT, copies=False))
 
 
-def hold_rounded(model: Any, rounded: dict[nn.Parameter, Numbers], terms: int) -> None:
+def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], terms: int) -> None:
     """Gives a model weights that are rounded already, in place of these blank ones.
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
     """
     users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
     for some in _groups(model, users):
-        numbers = Numbers.joined([rounded.pop(weight) for weight, _ in some])
+        numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
         _hold(some, numbers, model.dtype, terms)
 
 
@@ -146,7 +147,6 @@ def progress(what: str, total: int) -> Any:
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
-    """Has a model weights in 8 bits?"""
     return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
 
 
@@ -194,7 +194,7 @@ def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
         yield [each]
 
 
-def _hold(some: Sequence[_User], rounded: Numbers, dtype: torch.dtype, terms: int) -> None:
+def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, terms: int) -> None:
     """Gives modules their weights in 8 bits, which compute from inputs of this many terms."""
     with torch.inference_mode(False), torch.no_grad():
         copies = _copies(some, rounded, terms)
@@ -204,8 +204,7 @@ def _hold(some: Sequence[_User], rounded: Numbers, dtype: torch.dtype, terms: in
             module.weight = packed
 
 
-def _copies(some: Sequence[_User], rounded: Numbers, terms: int) -> list[EightBits | EightBitRows]:
-    """A copy of each weight."""
+def _copies(some: Sequence[_User], rounded: Int8Rows, terms: int) -> list[EightBits | EightBitRows]:
     sizes, modules = [len(weight) for weight, _ in some], some[0][1]
     is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
@@ -225,7 +224,7 @@ def missing_for_eight_bits() -> str | None:
     """
     try:
         ones = torch.ones(64, 64, dtype=torch.float32, device="cpu")
-        rounded = Numbers.of(ones)
+        rounded = Int8Rows.of(ones)
         each = Matrix(rounded, [64], 2), FileMatrix(rounded, 2)
         found = torch.cat([matrix.product(ones[:4]) for matrix in each])
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
@@ -34,7 +34,10 @@ _BLOCK = 1 << 20
 
 
 class PackedMatrix(Protocol):
-    """One weight (O, I) in a packed format, which takes as much memory as the weight."""
+    """One weight (O, I) in a packed format, which takes as much memory as the weight.
+
+    One of an embedding has `rows(ids)` too.
+    """
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """`linear(x, weight, bias)` for an input (..., I) of the weight's dtype."""
@@ -42,15 +45,6 @@ class PackedMatrix(Protocol):
 
     def unpacked(self) -> torch.Tensor:
         """The weight; values that float16 can't hold come back rounded."""
-        ...
-
-
-@runtime_checkable
-class ByRows(Protocol):
-    """A packed matrix whose rows can be read one by one, as an embedding does."""
-
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of the weight that belong to these ids."""
         ...
 
 
@@ -134,10 +128,6 @@ class _Float16:
             return torch.cat([part.to(self._dtype) for part in parts])
 
 
-def _pack_same(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
-    return [_Reordered(weight) for weight in weights]
-
-
 def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
     """FBGEMM packs on one core, so each thread packs another part.
 
@@ -159,7 +149,7 @@ def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
 
 
 _FORMATS: dict[str, Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]] = {
-    "same": _pack_same,
+    "same": lambda weights: [_Reordered(weight) for weight in weights],
     "float16": _pack_float16,
 }
 

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from selfspec.compat.modules import is_for_a_parameter
 from selfspec.errors import UnsupportedError
-from selfspec.weights.formats import ByRows, PackedMatrix
+from selfspec.weights.formats import PackedMatrix
 
 STREAMED = (
     "the weights of a streamed model can't be written, nor adapters be merged into them: each "
@@ -78,12 +77,9 @@ class _HeldWeight(nn.Parameter):
                 _give_back(weight)
         kept = next((weight.kept for weight in _held_in(args, kwargs)), None)
         _refuse_write(func, args, kwargs)
-        if func == _TENSOR.detach and is_for_a_parameter():
-            # `nn.Parameter(weight)` begins so, and its result can be written.
-            if kept is not None:
-                raise UnsupportedError(kept)
-            return nn.Parameter(args[0])
         found = _as_torch_does(func, _with_values(args), _with_values(kwargs))
+        if kept is None and func == _TENSOR.detach:  # `nn.Parameter(weight)` wants its own class.
+            return nn.Parameter(found, requires_grad=False)
         if kept is not None and func is _TENSOR.to and found.is_meta:
             raise UnsupportedError(kept)  # A module would lose the weight for one without values.
         if kept is not None and isinstance(found, np.ndarray):
@@ -153,11 +149,10 @@ class PackedWeight(_HeldWeight):
 
 def gives_rows(weight: torch.Tensor) -> bool:
     """Can an embedding read single rows of this weight, without making all its values anew?"""
-    return type(weight) is nn.Parameter or isinstance(getattr(weight, "packed", None), ByRows)
+    return type(weight) is nn.Parameter or hasattr(getattr(weight, "packed", None), "rows")
 
 
 def is_packed_in_place(module: nn.Module) -> bool:
-    """Does a layer hold its weight in a packed format alone?"""
     return type(getattr(module, "weight", None)) is PackedWeight
 
 
@@ -192,9 +187,10 @@ def _computed(
     """
     packed = weight.packed
     if func is embedding:
-        if not isinstance(packed, ByRows) or kwargs.get("max_norm") is not None:
+        rows = getattr(packed, "rows", None)
+        if rows is None or kwargs.get("max_norm") is not None:
             return None
-        return packed.rows(x).to(weight.dtype)
+        return rows(x).to(weight.dtype)  # type: ignore[no-any-return]
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
     if packed is None or not _is_plain_product(x, bias, weight.like):
         return None

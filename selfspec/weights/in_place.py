@@ -35,11 +35,9 @@ class InPlacePacking:
 
     @property
     def is_used(self) -> bool:
-        """Is any layer packed in place?"""
         return bool(self._packed)
 
     def renew(self, model: nn.Module, layers: Iterable[nn.Linear]) -> None:
-        """Looks at the layers as they are now."""
         if not self._is_over and not all(map(is_packed_in_place, self._packed)):
             _log.warning("other code read weights that were packed, so they were given back")
             self._is_over = True
@@ -47,7 +45,6 @@ class InPlacePacking:
         self._free = set() if self._is_over else _alone(model, is_kept=self._kept is not None)
 
     def may_take(self, module: nn.Linear) -> bool:
-        """May this layer be packed in place?"""
         return module in self._free
 
     def take(self, module: nn.Linear, matrix: PackedMatrix | None) -> bool:

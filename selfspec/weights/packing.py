@@ -26,8 +26,6 @@ from selfspec.weights.held_weight import is_packed_in_place
 from selfspec.weights.in_place import InPlacePacking
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
 
-__all__ = ["InPlacePacking", "Packing", "pack_loaded"]
-
 _log = logging.getLogger("selfspec")
 
 # Timing takes as long as 64 forwards over the weights that are timed. It is done after 640.
@@ -96,7 +94,6 @@ class Packing:
 
     @torch.no_grad()
     def renew(self, model: Any) -> None:
-        """Looks at the model's layers as they are now."""
         with self._lock:
             layers = linears_of(model)
             if self.in_place is not None:

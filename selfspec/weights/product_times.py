@@ -15,8 +15,6 @@ import torch
 
 from selfspec.weights.formats import formats_for, own_linear, pack
 
-__all__ = ["SAMPLE", "WIDE", "ProductTimes", "product_times"]
-
 _PLAIN, WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
 # This many weights are timed. They leave the CPU's cache before they are used again.
 SAMPLE = 1 << 23

@@ -73,14 +73,14 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return torch.mm(x.view(-1, block), _rotation(block)).view(x.shape)
 
 
-class Numbers(NamedTuple):
+class Int8Rows(NamedTuple):
     """Weights (O, I), one below the other, rotated, as whole numbers, and the scale of each row."""
 
     numbers: torch.Tensor
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, *weights: torch.Tensor) -> Numbers:
+    def of(cls, *weights: torch.Tensor) -> Int8Rows:
         """The weights, rounded. They are widened in small parts, which need little memory."""
         num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
         numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
@@ -95,7 +95,7 @@ class Numbers(NamedTuple):
         return cls(numbers, scale.div_(_block(num_in)))
 
     @classmethod
-    def joined(cls, parts: Sequence[Numbers]) -> Numbers:
+    def joined(cls, parts: Sequence[Int8Rows]) -> Int8Rows:
         """The same with several weights, one below the other."""
         numbers, scales = zip(*parts, strict=True)
         return parts[0] if len(parts) == 1 else cls(torch.cat(numbers), torch.cat(scales))
@@ -151,7 +151,7 @@ class Products(ABC):
 class Matrix(Products):
     """The weights of some layers, one below the other, packed."""
 
-    def __init__(self, weights: Numbers, sizes: Sequence[int], terms: int) -> None:
+    def __init__(self, weights: Int8Rows, sizes: Sequence[int], terms: int) -> None:
         super().__init__(weights.numbers.shape[1], sizes, terms)
         self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
         self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
@@ -177,7 +177,7 @@ class FileMatrix(Products):
     In between they are blank: their scales are NaN.
     """
 
-    def __init__(self, blank: Numbers, terms: int) -> None:
+    def __init__(self, blank: Int8Rows, terms: int) -> None:
         super().__init__(blank.numbers.shape[1], [len(blank.scale)], terms)
         self.numbers, self.scale = blank
 
@@ -186,4 +186,4 @@ class FileMatrix(Products):
         return int8_row_product(signed, self.numbers).float().mul_(self.scale)
 
     def unpacked(self) -> torch.Tensor:
-        return Numbers(self.numbers, self.scale).values()
+        return Int8Rows(self.numbers, self.scale).values()

@@ -251,10 +251,10 @@ def test_each_kind_of_layer_is_tried():
 def test_a_model_that_somebody_listens_to_is_run_whole():
     model = broken(LlamaForCausalLM, num_hidden_layers=6)
     handle = model.model.layers[3].register_forward_hook(lambda *_: None)
-    assert TrialLayers.of(model) == TrialLayers.whole()
+    assert TrialLayers.of(model) == TrialLayers()
     handle.remove()
     model.model.layers[3]._hf_hook = object()
-    assert TrialLayers.of(model) == TrialLayers.whole()
+    assert TrialLayers.of(model) == TrialLayers()
 
 
 class GivesTheLastLogits(Broken):

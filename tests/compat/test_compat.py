@@ -7,7 +7,6 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -72,8 +71,8 @@ def test_an_encoder_decoder_has_an_encoder_and_a_kv_of_two_parts():
     both = generation.with_kv_of_encoder(kv)
     assert generation.kv_of_decoder(both) is generation.kv_of_decoder(kv) is kv
     masks = {"attention_mask": other, "decoder_attention_mask": mask}
-    assert generation.mask_of_text({**masks, **generation.with_kv(both)}) is mask
-    assert generation.mask_of_text({**masks, **generation.with_kv(kv)}) is other
+    assert generation.mask_of_text({**masks, **{generation.KV: both}}) is mask
+    assert generation.mask_of_text({**masks, **{generation.KV: kv}}) is other
 
 
 def test_a_model_may_have_no_embeddings_that_transformers_finds():
@@ -127,7 +126,7 @@ def test_the_kv_cache_has_the_name_of_this_version():
     output = model(**prompt(), use_cache=True)
     held = generation.kv_of(output)
     assert isinstance(held, DynamicCache)
-    again = model(input_ids=torch.tensor([[3]]), **generation.with_kv(held))
+    again = model(input_ids=torch.tensor([[3]]), **{generation.KV: held})
     assert generation.kv_of(again) is held
     assert generation.kv_of({}) is None
 
@@ -158,7 +157,7 @@ def test_a_cache_of_the_callers_is_marked(is_theirs):
     def look(_model, _ids, kwargs):
         return generation.belongs_to_caller(generation.kv_of(kwargs))
 
-    given = generation.with_kv(DynamicCache()) if is_theirs else {}
+    given = {generation.KV: DynamicCache()} if is_theirs else {}
     assert inside_a_call(new_model(), look, **given) == is_theirs
     assert not generation.belongs_to_caller(None)
 
@@ -212,7 +211,7 @@ def test_arguments_are_updated_by_the_model():
     updated = generation.update_arguments(tiny_model(), {"attention_mask": mask}, num_new_tokens=3)
     assert updated["attention_mask"].shape == (1, 7)
     kv = DynamicCache()
-    output = CausalLMOutputWithPast(**generation.with_kv(kv))
+    output = CausalLMOutputWithPast(**{generation.KV: kv})
     assert generation.kv_of(generation.update_arguments(tiny_model(), {}, outputs=output)) is kv
 
 
@@ -234,7 +233,7 @@ def test_candidates_are_replaced_and_given_back():
 def test_windowed_layers_record_and_count():
     model = tiny_model("mistral")
     cache = DynamicCache(config=model.config)
-    model(**prompt(), **generation.with_kv(cache))
+    model(**prompt(), **{generation.KV: cache})
     states.record_past(cache)
     assert all(layer.record_past for layer in cache.layers)
     states.stop_recording_past(cache)
@@ -252,11 +251,11 @@ def test_what_a_forward_has_left_is_cropped_layer_by_layer(name, num_layers):
     model = tiny_model(name)
     whole, cut = (DynamicCache(config=model.config) for _ in range(2))
     for cache in (whole, cut):
-        model(**prompt(), **generation.with_kv(cache))
+        model(**prompt(), **{generation.KV: cache})
     states.record_past(cut)
     untouched = cut.layers[num_layers:]
     cut.layers[num_layers:] = [copy.copy(layer) for layer in untouched]
-    model(input_ids=torch.tensor([[5, 6, 7]]), **generation.with_kv(cut))
+    model(input_ids=torch.tensor([[5, 6, 7]]), **{generation.KV: cut})
     cut.layers[num_layers:] = untouched
     for _ in range(2):  # What is cropped already stays.
         states.crop_to(cut, prompt()["input_ids"].shape[1], 3)
@@ -271,7 +270,7 @@ def test_what_a_forward_has_left_is_cropped_layer_by_layer(name, num_layers):
 def test_states_are_found_in_the_layers(name):
     model, cache = tiny_model(name), DynamicCache(config=tiny_model(name).config)
     kinds = {"lfm2": 1, "llama": 0}.get(name, 2)
-    model(**prompt(), **generation.with_kv(cache))
+    model(**prompt(), **{generation.KV: cache})
     assert states.columns_of(cache) == prompt()["input_ids"].shape[1]
     assert states.no_way_back(cache) is None
     assert len(states.states_of(cache)) == kinds
@@ -412,12 +411,6 @@ def test_hooks_of_output_capturing_are_known():
     assert not generation.is_of_output_capturing("torch")
 
 
-def test_decoding_switches():
-    model = tiny_model("qwen3-moe")
-    with generation.decoding_switches(model), generation.decoding_switches(nn.Linear(1, 1)):
-        pass
-
-
 # --- grammars
 
 
@@ -476,25 +469,6 @@ def test_writes_are_counted():
     assert modules.num_writes(weight) == before + 1
     with torch.inference_mode():
         assert modules.num_writes(torch.ones(2)) == 0
-
-
-class Asked(nn.Parameter):
-    """Notes whether `nn.Parameter(it)` asked for what torch asks for."""
-
-    found: ClassVar[list[bool]] = []
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.found.append(modules.is_for_a_parameter())
-        return torch.ones(1)
-
-
-def test_a_new_parameter_of_a_weight_of_ours_is_told_from_other_reads():
-    weight = Asked(torch.ones(2))
-    with pytest.raises(RuntimeError, match="Creating a Parameter"):
-        nn.Parameter(weight)
-    weight.detach()
-    assert Asked.found == [True, False]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own

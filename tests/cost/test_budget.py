@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.cost import (
+    Budget,
     CostCurve,
-    FixedBudget,
     MeasuredBudget,
     StepTime,
     best_width,
@@ -54,7 +54,7 @@ def test_all_rows_are_cut_to_the_width_that_pays(batch, curve):
 
 
 def test_a_fixed_budget_takes_all_that_is_allowed():
-    budget = FixedBudget()
+    budget = Budget()
     tree = DraftTree.of_root(1)
     tree.add(0, 2, 1e-9)
     for _ in range(50):
@@ -100,7 +100,7 @@ def test_what_was_decided_is_said_in_a_line():
     assert budget.paused(16, 33) is None
     said = budget.paused(16, 27)
     assert str(said).startswith("no drafts in 16 of 27 steps: a step of 4 tokens takes 1.")
-    assert FixedBudget().paused(27, 27) is None
+    assert Budget().paused(27, 27) is None
 
 
 def test_all_rows_wait_for_what_one_of_them_looks_for():

@@ -146,9 +146,3 @@ def test_steps_of_several_threads_all_count(monkeypatch):
     for thread in threads:
         thread.join()
     assert curve.table(64) == alone.table(64)
-
-
-@pytest.mark.parametrize(("points", "got"), [({0: 1.0}, "0"), ({1: -1.0}, "-1.0"), ({}, "a point")])
-def test_points_that_are_no_curve_are_refused(points, got):
-    with pytest.raises(ValueError, match=got):
-        CostCurve(points)

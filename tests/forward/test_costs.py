@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
 
 from selfspec.cost import CostCurve
 from selfspec.forward.costs import Costs, context_bucket
@@ -65,18 +64,3 @@ def test_what_calls_with_one_row_have_learned(costs):
     teach(costs.curve(model, backend(front=600), 2), 0.1)
     assert costs.learned("eager", 600) is curve
     assert costs.learned("packed", 600) is None
-
-
-def test_quantised_weights_are_expected_to_cost_what_was_measured(costs):
-    model = new_model()
-    model.hf_quantizer = object()
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.char(), requires_grad=False)
-    assert 1.03 <= costs.curve(model, backend(), 1).relative(2) <= 1.18
-
-
-def test_a_quantised_file_whose_weights_were_widened_is_a_plain_model(costs):
-    """So transformers reads a GGUF of an architecture whose blocks it can't keep."""
-    model = new_model()
-    plain = costs.curve(model, backend(), 1).relative(2)
-    model.hf_quantizer = object()
-    assert Costs().curve(model, backend(), 1).relative(2) == plain

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, per_token
 from selfspec.ability.probe import probe
-from selfspec.compat.generation import KV, kv_of, update_arguments, with_kv
+from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_of
 from selfspec.forward.chains import ChainBackend, KeptStates
 from selfspec.forward.prompt import Prefilled
@@ -124,7 +124,7 @@ class Chain:
         mask = inputs["attention_mask"]
         positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
         arguments = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
-        arguments |= with_kv(self.cache)
+        arguments[KV] = self.cache
         with torch.no_grad():
             read = self.model(inputs["input_ids"], **arguments)
         kwargs = update_arguments(self.model, arguments, outputs=read)

@@ -12,29 +12,9 @@ import torch
 
 from selfspec.errors import ConfigError
 from selfspec.machine import user_files
-from selfspec.machine.hardware import device_name, processor, processor_of
+from selfspec.machine.hardware import device_name, processor
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.machine.user_files import replace_bytes, replace_text, user_folder
-
-INTEL = """\
-processor\t: 0
-cpu family\t: 6
-model\t\t: 143
-model name\t: Intel(R) Xeon(R) Processor
-stepping\t: 8
-
-processor\t: 1
-model\t\t: 999
-"""
-ARM = "processor\t: 0\nBogoMIPS\t: 243.75\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n"
-
-
-def test_the_first_processor_is_named_with_its_numbers() -> None:
-    expected = "Intel(R) Xeon(R) Processor (cpu family 6, model 143, stepping 8)"
-    assert processor_of(INTEL) == expected
-    assert processor_of(ARM) == "(CPU implementer 0x41, CPU part 0xd40)"
-    assert processor_of("model name : Some\n") == "Some"
-    assert processor_of("") == ""
+from selfspec.machine.user_files import replace_bytes, user_folder
 
 
 def test_there_is_a_name_without_linux_too() -> None:
@@ -88,7 +68,7 @@ def test_no_home_at_all(is_old, monkeypatch):
 
 def test_a_file_is_replaced_by_what_its_owner_may_read(tmp_path):
     path = tmp_path / "below" / "file.json"
-    replace_text(path, "né")
+    replace_bytes(path, "né".encode())
     assert path.read_text(encoding="utf-8") == "né"
     mask = os.umask(0)
     os.umask(mask)

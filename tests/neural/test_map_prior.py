@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 
 from selfspec.neural import map_prior as module
 from selfspec.neural.map_prior import MapPrior, PriorSums, fingerprint
-from selfspec.weights.rounding import Numbers
+from selfspec.weights.rounding import Int8Rows
 from tests.fakes import new_model, tiny_model
 
 DIMS, EMBEDDING, NUM_IDS = 6, 16, 50
@@ -91,7 +91,7 @@ def test_only_the_model_that_it_was_made_with_uses_it(embeddings):
     assert MapPrior.of(arrays, embeddings.bfloat16(), DIMS) is not None
     assert MapPrior.of(arrays, embeddings, DIMS - 1) is None
     assert MapPrior.of(arrays, embeddings.flip(0), DIMS) is None
-    assert MapPrior.of(arrays, Numbers.of(embeddings).values(), DIMS) is not None, "in 8 bits"
+    assert MapPrior.of(arrays, Int8Rows.of(embeddings).values(), DIMS) is not None, "in 8 bits"
     wide = {**arrays, "up": np.zeros((DIMS, DIMS + 1), np.float16)}
     assert MapPrior.of(wide, embeddings, DIMS) is None, "it would guess states of another width"
 

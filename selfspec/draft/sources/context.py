@@ -23,8 +23,6 @@ _LONGEST_IN_PROMPT = 64
 
 
 class ContextSource(Source):
-    """Opens a fresh memory for each row; keeps nothing itself."""
-
     name = "context"
 
     def __init__(self, top_k: int) -> None:

@@ -104,12 +104,10 @@ class CorpusTables:
         return cls(arrays, max_prefix, min_counts)
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays by name; not copied."""
         return dict(self._arrays)
 
     @property
     def num_prefixes(self) -> int:
-        """Prefixes of all lengths."""
         return sum(len(level.tokens) for level in self._levels)
 
     @property
@@ -159,7 +157,6 @@ class CorpusSource(Source):
         self._top_k = top_k
 
     def open(self, row: RowStart) -> CorpusCursor:
-        """A cursor after the prompt, of which the last few tokens matter."""
         return CorpusCursor(self, row.prompt_ids)
 
     def next_tokens(self, prefixes: Prefixes) -> list[Candidate]:
@@ -189,11 +186,9 @@ class CorpusCursor(Cursor):
         return self._prefixes
 
     def expand(self, state: Prefixes) -> list[Candidate]:
-        """What followed those prefixes, longest first; at most the top K."""
         return self._source.next_tokens(state)
 
     def follow(self, state: Prefixes, token: int) -> Prefixes | None:
-        """The prefixes after any token; None where there are none."""
         return self._source.tables.step(state, token) or None
 
     def observe(self, record: StepRecord) -> None:
@@ -244,24 +239,16 @@ def _check_array(name: str, array: Array) -> None:
 
 
 def _check_level(arrays: Mapping[str, Array], length: int, max_prefix: int) -> None:
-    num_prefixes = len(arrays[f"token.{length}"])
-    num_next = len(arrays[f"next_token.{length}"])
-    _check_length(arrays, f"total.{length}", num_prefixes)
-    _check_length(arrays, f"next_count.{length}", num_next)
-    _check_offsets(arrays, f"next.{length}", num_prefixes, num_next)
-    if length < max_prefix:
-        num_children = len(arrays[f"token.{length + 1}"])
-        _check_offsets(arrays, f"child.{length}", num_prefixes, num_children)
-
-
-def _check_length(arrays: Mapping[str, Array], name: str, length: int) -> None:
-    if len(arrays[name]) != length:
-        raise ValueError(f"{name} must have {length} entries (got {len(arrays[name])})")
-
-
-def _check_offsets(arrays: Mapping[str, Array], name: str, num_owners: int, end: int) -> None:
     """Offsets run from 0 to the end of what they point into."""
-    _check_length(arrays, name, num_owners + 1)
-    ends = (int(arrays[name][0]), int(arrays[name][-1]))
-    if ends != (0, end):
-        raise ValueError(f"{name} must run from 0 to {end} (got {ends[0]} to {ends[1]})")
+    num_prefixes, num_next = (len(arrays[f"{kind}.{length}"]) for kind in ("token", "next_token"))
+    sizes = {"total": num_prefixes, "next_count": num_next, "next": num_prefixes + 1}
+    ends = {"next": num_next}
+    if length < max_prefix:
+        sizes["child"], ends["child"] = num_prefixes + 1, len(arrays[f"token.{length + 1}"])
+    for kind, size in sizes.items():
+        name, array = f"{kind}.{length}", arrays[f"{kind}.{length}"]
+        if len(array) != size:
+            raise ValueError(f"{name} must have {size} entries (got {len(array)})")
+        if kind in ends and (array[0], array[-1]) != (0, ends[kind]):
+            got = f"{array[0]} to {array[-1]}"
+            raise ValueError(f"{name} must run from 0 to {ends[kind]} (got {got})")

@@ -58,7 +58,6 @@ class TokenBytes:
         return next((text[:end] for end in ends if text[:end] in self._token_of), b"")
 
     def token(self, word: bytes) -> int:
-        """The token of a word."""
         return self._token_of[word]
 
     def visible(self, mask: NDArray[np.uint32]) -> list[int]:
@@ -79,9 +78,7 @@ class Grammar(Protocol):
         """Goes on by a token; False where that is not allowed, and then nothing has changed."""
         ...
 
-    def rollback(self, num_tokens: int) -> None:
-        """Takes back the last tokens."""
-        ...
+    def rollback(self, num_tokens: int) -> None: ...
 
     def mask(self) -> NDArray[np.uint32] | None:
         """One bit for each token that is allowed next, the lowest first; None: nothing is known."""
@@ -112,7 +109,6 @@ class GrammarSource(Source):
         self._find = find
 
     def open(self, row: RowStart) -> GrammarCursor | None:
-        """A cursor in front of the answer's first token; None where there is no grammar."""
         grammar = self._find()
         return None if grammar is None else GrammarCursor(grammar)
 
@@ -162,12 +158,10 @@ class GrammarCursor(Cursor):
         return [(token, _after(state.length, kind)) for token, kind in self._ending[1]]
 
     def possible(self, state: _GrammarState, tokens: Iterable[int]) -> list[int]:
-        """Those of some tokens that are allowed after a state, which was expanded just now."""
         mask = self._mask
         return [each for each in tokens if mask is None or _has(mask, each)]
 
     def observe(self, record: StepRecord) -> None:
-        """Goes on by the committed tokens, and learns how they are spaced."""
         self._is_lost = self._is_lost or not self._go(())
         for token in record.committed_ids:
             if self._is_lost or not self._grammar.accept(token):

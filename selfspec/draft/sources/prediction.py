@@ -96,7 +96,6 @@ class PredictionCursor(Cursor):
         return Whereabouts(tuple(matches[:_MAX_MATCHES]), state.left, astray)
 
     def observe(self, record: StepRecord) -> None:
-        """Moves past the committed tokens and remembers the changes among them."""
         for token in record.committed_ids:
             if len(self._end.astray) < _LONGEST_CHANGE:
                 self._changes[self._change(self._end)] = token

@@ -18,12 +18,9 @@ Runners = tuple[Candidate, ...]
 
 
 class RunnersSource(Source):
-    """Opens a cursor for each row; keeps nothing itself."""
-
     name = "runners"
 
     def open(self, row: RowStart) -> RunnersCursor:
-        """A cursor with no runners-up until the model has spoken."""
         return RunnersCursor()
 
 
@@ -39,7 +36,6 @@ class RunnersCursor(Cursor):
         return self._runners
 
     def expand(self, state: Runners) -> list[Candidate]:
-        """The runners-up; only the root has them."""
         return list(state)
 
     def observe(self, record: StepRecord) -> None:

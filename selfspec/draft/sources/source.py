@@ -9,44 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from sys import maxsize
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Candidate, Evidence, StepRecord, TopK
-
-
-class TimeBudget(Protocol):
-    """What a cursor may spend that takes time of its own."""
-
-    def break_even_tokens(self, seconds: float) -> float:
-        """How many tokens it must bring for some seconds to pay."""
-        ...
-
-    def affords(self, seconds: float | None) -> bool:
-        """May it take some seconds to begin? None: nobody knows how many it takes."""
-        ...
-
-    def charge(self, seconds: float) -> None:
-        """Takes in what it took to begin."""
-        ...
-
-
-class _AnyTime:
-    """The budget of a row whose seconds nobody counts."""
-
-    def break_even_tokens(self, seconds: float) -> float:
-        return 0.0
-
-    def affords(self, seconds: float | None) -> bool:
-        return True
-
-    def charge(self, seconds: float) -> None:
-        pass
-
-
-ANY_TIME = _AnyTime()
+from selfspec.records import Candidate, Evidence, StepRecord, TimeBudget, TopK
 
 
 def nothing() -> None:
@@ -71,7 +39,7 @@ class RowStart:
     prompt_ids: Sequence[int]
     learns: bool = True
     max_new_tokens: int = maxsize
-    budget: TimeBudget = ANY_TIME
+    budget: TimeBudget = TimeBudget()  # noqa: RUF009 has no state
     num_rows: int = 1
     count_forward: Callable[[], None] = nothing
     map_prior: Mapping[str, NDArray[Any]] | None = None

@@ -12,10 +12,22 @@ from sys import maxsize
 from time import perf_counter
 from typing import Any, Protocol
 
-from selfspec.draft.sources.draft_chain import bins
-from selfspec.draft.sources.source import Cursor, Source, TimeBudget
+from selfspec.draft.sources.source import Cursor, Source
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.records import HEADS, MAP, Candidate, Evidence, Likely, StepRecord, sources_of
+from selfspec.records import (
+    HEADS,
+    MAP,
+    Candidate,
+    Evidence,
+    Likely,
+    StepRecord,
+    TimeBudget,
+    halvings,
+    sources_of,
+)
+
+# The bins of chances begin at 0.97, 0.9, 0.75, 0.5, and then at each half of the one before.
+_SURE = (0.75, 0.9, 0.97)
 
 
 class StateReader(Protocol):
@@ -58,7 +70,6 @@ class StateSource(Source):
         self._most_rows = most_rows
 
     def before_step(self, num_rows: int, budget: TimeBudget) -> None:
-        """Decides for all rows whether their readers are asked."""
         may_ask = num_rows <= self._most_rows
         self.is_wanted = may_ask and self._worth.should_ask(budget.break_even_tokens)
 
@@ -87,7 +98,6 @@ class StateCursor(Cursor):
         return self._source.is_wanted
 
     def prepare(self) -> None:
-        """Learns the prompt."""
         if self._source.is_wanted and not self._has_begun and self._budget.affords(None):
             start = perf_counter()
             self._reader.begin()
@@ -95,7 +105,6 @@ class StateCursor(Cursor):
             self._budget.charge(perf_counter() - start)
 
     def root(self) -> int | None:
-        """Behind the last committed token."""
         can_ask = self._source.is_wanted and self._has_begun and self._token is not None
         return 0 if can_ask else None
 
@@ -118,7 +127,6 @@ class StateCursor(Cursor):
         return state + 1
 
     def observe(self, record: StepRecord) -> None:
-        """Learns from all nodes, also from rejected ones."""
         tree = record.tree
         if record.states is not None:
             self._reader.learn(tree.tokens, tree.parents, record.path, record.states)
@@ -146,12 +154,21 @@ class StateCursor(Cursor):
         return 0
 
 
+def bins(chance: float) -> tuple[int, int]:
+    """How many times a probability is halved, and how many of the sure bounds it reaches.
+
+    >>> bins(0.95), bins(0.5), bins(0.2)
+    ((0, 2), (1, 0), (2, 0))
+    """
+    return halvings(chance), sum(chance >= bound for bound in _SURE)
+
+
 def _evidence(name: str, depth: int, chance: float) -> Evidence:
-    halvings, sureness = bins(chance)
-    return _of_bins(name, depth, halvings, sureness if name == HEADS else 0)
+    halved, sureness = bins(chance)
+    return _of_bins(name, depth, halved, sureness if name == HEADS else 0)
 
 
 @lru_cache(maxsize=1024)
-def _of_bins(name: str, depth: int, halvings: int, sureness: int) -> Evidence:
+def _of_bins(name: str, depth: int, halved: int, sureness: int) -> Evidence:
     """Without its rank, which says little more: what is split too finely is never counted."""
-    return Evidence(name, depth, count_bin=sureness, probability_bin=halvings)
+    return Evidence(name, depth, count_bin=sureness, probability_bin=halved)

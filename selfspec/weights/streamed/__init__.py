@@ -6,6 +6,6 @@ next forward's first layers are read while this step is verified and the next tr
 """
 
 from selfspec.weights.streamed.loading import check_complete, load_within
-from selfspec.weights.streamed.stream import Traffic, is_streamed, traffic
+from selfspec.weights.streamed.stream import is_streamed
 
-__all__ = ["Traffic", "check_complete", "is_streamed", "load_within", "traffic"]
+__all__ = ["check_complete", "is_streamed", "load_within"]

@@ -28,7 +28,7 @@ from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
-_CHUNK = 1 << 25  # One read takes at most this many bytes.
+CHUNK = 1 << 25  # One read takes at most this many bytes.
 _HOW_TO_MEND = "download the model again, or save it anew with save_pretrained()"
 
 
@@ -86,14 +86,14 @@ class Shard:
             )
 
     def read(self, start: int, into: torch.Tensor) -> None:
-        """Fills bytes (N,) on the CPU with those from `start` on; fewer at the end of the file.
+        """Fills bytes (N,) with those from `start` on; fewer at the end of the file.
 
         `start`, N and the address of the bytes must be multiples of `BLOCK`.
         """
         self._file.seek(start)
         memory, done, end = _memory(into), 0, min(len(into), self._state[0] - start)
         while done < end:
-            got = self._file.readinto(memory[done : done + _CHUNK])
+            got = self._file.readinto(memory[done : done + CHUNK])
             done += got
             if not got or (got % BLOCK and done < end):
                 raise WeightsError(
@@ -159,10 +159,10 @@ def in_blocks(num_bytes: int) -> int:
     return -(-num_bytes // BLOCK) * BLOCK
 
 
-def aligned_buffer(num_bytes: int, *, pinned: bool = False) -> torch.Tensor:
-    """Bytes (N,) on the CPU that direct reads can fill; N is a multiple of `BLOCK`."""
+def aligned_buffer(num_bytes: int) -> torch.Tensor:
+    """Bytes (N,) that direct reads can fill; N is a multiple of `BLOCK`."""
     num_bytes = in_blocks(num_bytes)
-    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+    buffer = torch.empty(num_bytes + BLOCK, dtype=torch.uint8, device="cpu")
     first = -buffer.data_ptr() % BLOCK
     return buffer[first : first + num_bytes]
 

@@ -1,5 +1,7 @@
 """The weights of one layer: how they lie in a buffer, and how they are read from their files.
 
+Streamed layers share a few such buffers.
+
 Tensors that the files hold as the model wants them are read straight into the buffer, together with
 their neighbours. What must be converted or joined passes through a scratch buffer.
 """
@@ -13,9 +15,10 @@ from typing import NamedTuple
 import torch
 
 from selfspec.weights.streamed.files import BLOCK, Shard, StoredTensor, aligned_buffer, in_blocks
+from selfspec.weights.streamed.memory_plan import NUM_BUFFERS
 
 _PART = 1 << 22  # At most this many bytes are converted at a time.
-_ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
+ALIGNMENT = 64  # Weights that are not read directly begin at a multiple of this many bytes.
 
 
 class Weight(NamedTuple):
@@ -58,7 +61,7 @@ class LayerWeights:
         self._others = [i for i, weight in enumerate(weights) if not weight.is_direct]
         for index in self._others:
             self._starts[index] = self.num_bytes
-            self.num_bytes += -(-weights[index].num_bytes // _ALIGNMENT) * _ALIGNMENT
+            self.num_bytes += -(-weights[index].num_bytes // ALIGNMENT) * ALIGNMENT
         self._copied = [tensor for index in self._others for tensor in weights[index].tensors]
         read = [run.num_bytes for run in self._runs] + [each.num_bytes for each in self._copied]
         self.num_read = sum(read)
@@ -77,7 +80,7 @@ class LayerWeights:
         ]
 
     def fill(self, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
-        """Reads all weights into a buffer on the CPU."""
+        """Reads all weights into a buffer."""
         for shard in {tensor.shard for weight in self._weights for tensor in weight.tensors}:
             shard.check()
         for run in self._runs:
@@ -103,8 +106,35 @@ class LayerWeights:
             self.num_bytes = run.into + run.num_bytes
 
 
+class Buffers:
+    """What streamed layers share. Each call of `fill` reads one layer into one buffer."""
+
+    def __init__(self, layers: Sequence[LayerWeights], shards: Sequence[Shard]) -> None:
+        self._layers = layers
+        self._shards = shards
+        self._scratch = aligned_buffer(max(layer.scratch_bytes for layer in layers))
+        size = max(layer.num_bytes for layer in layers)
+        self._buffers = [aligned_buffer(size) for _ in range(NUM_BUFFERS)]
+        self.bytes_read = 0
+
+    def __len__(self) -> int:
+        return NUM_BUFFERS
+
+    def views(self, layer: int) -> list[list[torch.Tensor]]:
+        """A layer's weights in each of the buffers."""
+        return [self._layers[layer].views(buffer) for buffer in self._buffers]
+
+    def fill(self, layer: int, buffer: int) -> None:
+        self._layers[layer].fill(self._buffers[buffer], self._scratch)
+        self.bytes_read += self._layers[layer].num_read
+
+    def close(self) -> None:
+        for shard in self._shards:
+            shard.close()
+
+
 def read_into(weight: torch.Tensor, tensors: Iterable[StoredTensor], scratch: torch.Tensor) -> None:
-    """Fills a contiguous weight, on any device, with tensors one after the other, in parts."""
+    """Fills a contiguous weight with tensors one after the other, in parts."""
     rest = weight.view(-1)
     for stored in tensors:
         offset, itemsize = stored.offset, stored.dtype.itemsize

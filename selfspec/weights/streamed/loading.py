@@ -21,10 +21,15 @@ from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.eight_bits import EightBits, hold_rounded, terms_of_inputs
 from selfspec.weights.held_weight import STREAMED, PackedWeight
-from selfspec.weights.rounding import FileMatrix, Numbers
-from selfspec.weights.streamed.buffers import Buffers, CudaBuffers
+from selfspec.weights.rounding import FileMatrix, Int8Rows
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
-from selfspec.weights.streamed.layer_weights import LayerWeights, Weight, new_scratch, read_into
+from selfspec.weights.streamed.layer_weights import (
+    Buffers,
+    LayerWeights,
+    Weight,
+    new_scratch,
+    read_into,
+)
 from selfspec.weights.streamed.memory_plan import (
     Sizes,
     choose_streamed,
@@ -50,7 +55,6 @@ def load_within(
     max_texts: int,
     draft_model: Any,
     dtype: str | torch.dtype,
-    device: torch.device,
     in_eight_bits: bool = False,
 ) -> Any:
     """`selfspec.load()` with a budget of memory."""
@@ -74,9 +78,9 @@ def load_within(
             shards = [opened.enter_context(closing(Shard(path)))]
             stored = {n: [t._replace(shard=shards[0]) for t in each] for n, each in stored.items()}
             layers = _Layers.of(model, stored)
-        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, device, terms)
+        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, terms)
         if streamed:
-            _stream(model, layers, stored, streamed, shards, device, terms)
+            _stream(model, layers, stored, streamed, shards, terms)
             opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
@@ -205,7 +209,6 @@ def _stream(
     stored: Stored,
     streamed: Sequence[int],
     shards: Sequence[Shard],
-    device: torch.device,
     terms: int,
 ) -> None:
     """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
@@ -213,17 +216,14 @@ def _stream(
         [
             place
             for name, weight in layers.weights[index].items()
-            for place in _places(model, name, blank(weight, device), stored[name], terms)
+            for place in _places(model, name, blank(weight), stored[name], terms)
         ]
         for index in streamed
     ]
-    read, on_cuda = [layers.stored[index] for index in streamed], device.type == "cuda"
-    buffers = CudaBuffers(read, shards, device) if on_cuda else Buffers(read, shards)
-    stream = Stream(places, buffers)
+    stream = Stream(places, Buffers([layers.stored[index] for index in streamed], shards))
     attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
-    where = "cpu" if on_cuda else "disk"
     # Accelerate's note, which keeps transformers from moving or compiling the model.
-    model.hf_device_map = {"": str(device)} | {layers.names[index]: where for index in streamed}
+    model.hf_device_map = {"": "cpu"} | {layers.names[index]: "disk" for index in streamed}
 
 
 def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight]:
@@ -240,7 +240,7 @@ def _places(
     if not is_rounded(tensors):
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
-    rows = Numbers(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
+    rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
     matrix = FileMatrix(rows, terms)
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
@@ -249,23 +249,21 @@ def _places(
     ]
 
 
-def _load(model: Any, stored: Stored, later: set[str], device: torch.device, terms: int) -> None:
+def _load(model: Any, stored: Stored, later: set[str], terms: int) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
-    scratch, loaded, rounded = new_scratch(), set(later), dict[str, Numbers]()
+    scratch, loaded, rounded = new_scratch(), set(later), dict[str, Int8Rows]()
     for name, empty in model.state_dict(keep_vars=True).items():
         if name in stored and name not in later:
             read = []
             for part in _parts(empty, stored[name]):
-                read.append(torch.empty(part.shape, dtype=part.dtype, device=device))
+                read.append(torch.empty(part.shape, dtype=part.dtype, device="cpu"))
                 read_into(read[-1], part.tensors, scratch)
             if len(read) > 1:
-                rounded[name] = Numbers(*read)
-            _put(model, name, read[0] if len(read) == 1 else blank(empty, device))
+                rounded[name] = Int8Rows(*read)
+            _put(model, name, read[0] if len(read) == 1 else blank(empty))
             loaded.add(name)
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
-    for name, buffer in list(model.named_buffers()):
-        _put(model, name, buffer.to(device))
     named = model.named_parameters(remove_duplicate=False)
     check_complete([name for name, each in named if each.is_meta and name not in later])
     if rounded:
@@ -285,7 +283,6 @@ def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
 
 
 def check_complete(missing: Sequence[str]) -> None:
-    """Refuses files that lack weights."""
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(

@@ -30,11 +30,9 @@ class Sizes(NamedTuple):
 
     @property
     def whole(self) -> int:
-        """Everything resident."""
         return self.fixed + sum(self.layers)
 
     def with_room_for(self, num_bytes: int) -> Sizes:
-        """The same sizes, with `num_bytes` more that something else takes."""
         return self._replace(fixed=self.fixed + num_bytes)
 
     def with_streamed(self, streamed: Collection[int]) -> int:

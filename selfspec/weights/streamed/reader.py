@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from selfspec.errors import WeightsError
-from selfspec.weights.streamed.buffers import Buffers
+from selfspec.weights.streamed.layer_weights import Buffers
 
 _THREAD = "selfspec-reader"
 _PATIENCE = 10.0  # Seconds to wait for the end of the thread, at most.
@@ -67,14 +67,12 @@ class Reader:
         self._wait_for_first()
         self._held = self._jobs[0].buffer
         self._jobs.popleft()
-        self.buffers.taken(self._held)
         self.seconds_waited += perf_counter() - start
         return self._held
 
     def give_back(self) -> None:
         """The buffer that was taken last may be filled again."""
         if self._held is not None:
-            self.buffers.given_back(self._held)
             self._held = None
             if self._jobs:
                 self._fill_free((self._jobs[-1].item + 1) % self._num_items)

@@ -23,17 +23,15 @@ from selfspec.compat.versions import version_of
 from selfspec.errors import WeightsError, one_line
 from selfspec.machine.user_files import remove_scratch, replacing, user_folder
 from selfspec.weights.eight_bits import progress, users_in_eight_bits
-from selfspec.weights.rounding import Numbers
-from selfspec.weights.streamed.files import Shard, StoredTensor, aligned_buffer
-from selfspec.weights.streamed.layer_weights import new_scratch, read_into
+from selfspec.weights.rounding import Int8Rows
+from selfspec.weights.streamed.files import CHUNK, Shard, StoredTensor, aligned_buffer
+from selfspec.weights.streamed.layer_weights import ALIGNMENT, new_scratch, read_into
 
 _log = logging.getLogger("selfspec")
 
 _VERSION = 2  # Another way of rounding, or of writing, needs another number.
-_ALIGNMENT = 64  # Each tensor begins at a multiple of this many bytes, so that torch can view it.
 _CHECKSUM_BYTES = 4
 _WHOLE = crc32(bytes(4))  # A checksum over anything and, after it, its own checksum.
-_AT_ONCE = 1 << 25  # This many bytes are read at once.
 
 Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
 
@@ -52,7 +50,7 @@ def plan_rounded(model: Any, stored: Stored) -> Stored:
         if id(weight) in rounded:
             forms = [(torch.int8, tuple(weight.shape)), (torch.float32, (len(weight),))]
         for dtype, shape in forms if name in stored else ():
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            start = -(-end // ALIGNMENT) * ALIGNMENT
             tensor = StoredTensor(next(iter(stored.values()))[0].shard, start, dtype, shape)
             plan.setdefault(name, []).append(tensor)
             end = start + tensor.num_bytes
@@ -96,17 +94,16 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
 
 
 def _num_bytes(plan: Stored) -> int:
-    """The size of the file."""
     last = list(plan.values())[-1][-1]
     return last.offset + last.num_bytes + _CHECKSUM_BYTES
 
 
 def _is_whole(path: Path, plan: Stored) -> bool:
     """To ask takes as long as reading the file once, as a step of a streamed model does."""
-    buffer, size, found = aligned_buffer(_AT_ONCE), _num_bytes(plan), 0
+    buffer, size, found = aligned_buffer(CHUNK), _num_bytes(plan), 0
     data: Any = buffer.numpy()
     with suppress(WeightsError), closing(Shard(path)) as shard:
-        for start in range(0, size, _AT_ONCE):
+        for start in range(0, size, CHUNK):
             shard.read(start, buffer)
             found = crc32(data[: size - start], found)
         return shard.state[1] == size and found == _WHOLE
@@ -124,7 +121,7 @@ def _write(path: Path, plan: Stored, stored: Stored) -> None:
             dtype = stored[name][0].dtype if rounds else like.dtype
             full = torch.empty(like.shape, dtype=dtype, device="cpu")
             read_into(full, stored[name], scratch)
-            parts = Numbers.of(full) if rounds else (full,)
+            parts = Int8Rows.of(full) if rounds else (full,)
             for tensor, part in zip(tensors, parts, strict=True):
                 values: Any = part.view(-1).view(torch.uint8).numpy()
                 for data in (bytes(tensor.offset - file.tell()), values):

@@ -20,24 +20,16 @@ from torch import nn
 from selfspec.compat.modules import MOVES, hooks_on
 from selfspec.errors import UnsupportedError
 from selfspec.weights.held_weight import FileWeight, set_data
-from selfspec.weights.streamed.buffers import Buffers
+from selfspec.weights.streamed.layer_weights import Buffers
 from selfspec.weights.streamed.reader import Reader
 
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
-    MOVES: "a streamed model can't be moved or cast; name device= and dtype= to load()",
+    MOVES: "a streamed model can't be moved or cast; name dtype= to load()",
     "push_to_hub": f"{_CANT_SAVE}; push those",
     "save_pretrained": f"{_CANT_SAVE}; copy those",
     "state_dict": f"{_CANT_SAVE}; read those",
 }
-
-
-class Traffic(NamedTuple):
-    """What a streamed model has read since it was loaded."""
-
-    num_bytes: int
-    seconds_read: float  # in the reader's thread
-    seconds_waited: float  # by forwards, for the reader
 
 
 class Place(NamedTuple):
@@ -112,24 +104,23 @@ def attach_stream(
         vars(model)[name] = _Refusal(reason)
 
 
-def blank(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+def blank(weight: torch.Tensor) -> torch.Tensor:
     """A tensor of the same shape that takes no memory and reads as NaN, so that mistakes show."""
     value = float("nan") if weight.is_floating_point() else 0
-    return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
+    return torch.full((), value, dtype=weight.dtype, device="cpu").expand(weight.shape)
+
+
+def stream_of(model: Any) -> Stream | None:
+    """What gives the streamed layers of a model their weights; None if none are streamed."""
+    for module in model.modules():
+        for hook in hooks_on(module).values():
+            if isinstance(hook, _Hook):
+                return hook.stream
+    return None
 
 
 def is_streamed(model: Any) -> bool:
-    """Whether some layers of a model are streamed."""
-    return _stream_of(model) is not None
-
-
-def traffic(model: Any) -> Traffic:
-    """What was read for a model so far; nothing for one that is not streamed."""
-    stream = _stream_of(model)
-    if stream is None:
-        return Traffic(0, 0.0, 0.0)
-    reader = stream.reader
-    return Traffic(reader.buffers.bytes_read, reader.seconds_read, reader.seconds_waited)
+    return stream_of(model) is not None
 
 
 class _Refusal(NamedTuple):
@@ -137,14 +128,6 @@ class _Refusal(NamedTuple):
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         raise UnsupportedError(self.reason)
-
-
-def _stream_of(model: Any) -> Stream | None:
-    for module in model.modules():
-        for hook in hooks_on(module).values():
-            if isinstance(hook, _Hook):
-                return hook.stream
-    return None
 
 
 def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:

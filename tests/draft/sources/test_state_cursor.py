@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from selfspec.cost import CostCurve, FixedBudget, MeasuredBudget
+from selfspec.cost import Budget, CostCurve, MeasuredBudget
 from selfspec.draft.sources import state_cursor
 from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
@@ -46,7 +46,7 @@ def asked_always(name: str = "map") -> StateSource:
 
 def cursor_of(likely: Likely, asked: StateSource | None = None) -> tuple[StateCursor, ScriptedMap]:
     state_map = ScriptedMap(likely)
-    cursor = StateCursor(state_map, 3, asked or asked_always(), FixedBudget())
+    cursor = StateCursor(state_map, 3, asked or asked_always(), Budget())
     cursor.prepare()
     return cursor, state_map
 
@@ -95,7 +95,7 @@ def test_it_is_not_asked_while_it_is_paused():
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
     state_map, asked = ScriptedMap([]), asked_always()
-    cursor = StateCursor(state_map, 3, asked, FixedBudget())
+    cursor = StateCursor(state_map, 3, asked, Budget())
     for wanted in (False, True):
         asked.is_wanted = wanted
         cursor.prepare()
@@ -128,7 +128,7 @@ def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name
     reader, source = ScriptedMap([]), asked_always("heads")
     named: list[Likely] = [[(5, 0.98), (6, 0.01)], [(7, 0.5)], []]
     reader.chain = lambda *_: named  # type: ignore[method-assign]
-    cursor = StateCursor(reader, 3, source, FixedBudget())
+    cursor = StateCursor(reader, 3, source, Budget())
     cursor.prepare()
     first(cursor)
     root = cursor.root()

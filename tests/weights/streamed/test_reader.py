@@ -38,12 +38,6 @@ class Shelf:
         self.held[buffer] = item
         self.filled.append(item)
 
-    def taken(self, buffer: int) -> None:
-        pass
-
-    def given_back(self, buffer: int) -> None:
-        self.held[buffer] = -1
-
     def close(self) -> None:
         self.closed.set()
 

@@ -29,7 +29,7 @@ from selfspec import (
     load,
 )
 from selfspec.weights.streamed import is_streamed
-from selfspec.weights.streamed.stream import _stream_of
+from selfspec.weights.streamed.stream import stream_of
 from tests.fakes import prompt
 from tests.lossless.same import GREEDY, NUM_NEW, in_threads, run
 from tests.streamed import least_memory, load_tightly, saved_model
@@ -177,7 +177,7 @@ def test_nothing_is_left_behind(folder):
     model = load_tightly(folder)
     run(model, prompt(), **GREEDY)
     assert open_files(folder)
-    thread, gone = _stream_of(model).reader._thread, weakref.ref(model)
+    thread, gone = stream_of(model).reader._thread, weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
@@ -223,20 +223,6 @@ def test_memory_stays_within_the_budget(tmp_path):
     budget = int(least_memory(tmp_path, max_length=64).removesuffix("MB")) * 10**6
     assert budget < whole / 3
     assert taken < budget + 20 * 10**6
-
-
-@pytest.mark.gpu
-def test_on_a_gpu(folder):
-    """From pinned memory, and from files through it."""
-    stock = run(load_tightly(folder), prompt(), **GREEDY).ids
-    for share in (0.5, 0.0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("selfspec.weights.streamed.buffers._SHARE_OF_FREE", share)
-            model = load_tightly(folder, device="cuda")
-        inputs = {name: ids.to("cuda") for name, ids in prompt().items()}
-        for _ in range(3):
-            got = model.generate(**inputs, max_new_tokens=40, do_sample=False)
-            assert torch.equal(got.cpu(), stock)
 
 
 def test_detach_lets_go_of_a_model_at_once(folder):

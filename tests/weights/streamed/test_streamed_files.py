@@ -48,10 +48,10 @@ def way(request, monkeypatch):
         monkeypatch.delattr(os, "posix_fadvise", raising=False)
 
 
-@pytest.mark.parametrize("chunk", [BLOCK, files._CHUNK])
+@pytest.mark.parametrize("chunk", [BLOCK, files.CHUNK])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layers_hold_what_the_file_holds(way, tensors, path, dtype, chunk, monkeypatch):
-    monkeypatch.setattr(files, "_CHUNK", chunk)
+    monkeypatch.setattr(files, "CHUNK", chunk)
     monkeypatch.setattr("selfspec.weights.streamed.layer_weights._PART", 256)
     shard = Shard(path)
     layer = LayerWeights(

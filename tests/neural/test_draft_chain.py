@@ -9,9 +9,9 @@ import pytest
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, CostCurve, MeasuredBudget
 from selfspec.draft.calibration import Calibration
-from selfspec.draft.sources import draft_chain
-from selfspec.draft.sources.draft_chain import DraftModelCursor
 from selfspec.draft.tree import TreeGrower
+from selfspec.neural import small_model
+from selfspec.neural.small_model import DraftModelCursor
 from selfspec.records import DraftTree, Likely, StepRecord
 from tests.strategies import ScriptedCursor
 
@@ -125,7 +125,7 @@ def test_while_it_does_not_pay_the_text_piles_up() -> None:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The clock of cursors, which moves for nothing but what a test says."""
     now = [0.0]
-    monkeypatch.setattr(draft_chain, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(small_model, "perf_counter", lambda: now[0])
     return now
 
 
