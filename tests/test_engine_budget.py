@@ -74,12 +74,12 @@ def measured(start: CostCurve):
 
 
 @pytest.mark.parametrize("name", CURVES)
-@pytest.mark.parametrize("slope", [0.01, 0.2])
-def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name, slope):
+def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name):
     curve = CostCurve(CURVES[name])
-    ours = speed(curve, half_right, measured(CostCurve.unknown(slope)))
     best = max(speed(curve, half_right, Budget, width) for width in (1, 2, 4, 8, 16))
-    assert ours > 0.88 * best
+    for slope in (0.01, 0.2):
+        ours = speed(curve, half_right, measured(CostCurve.unknown(slope)))
+        assert ours > 0.88 * best, slope
 
 
 @pytest.mark.parametrize("name", CURVES)

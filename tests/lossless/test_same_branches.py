@@ -47,7 +47,7 @@ def test_architectures_and_prompts(name: str, seed: int, attention: str) -> None
         run_both(model, inputs, spec, seed=seed, **options)
 
 
-@pytest.mark.parametrize("name", NOT_BRANCHING)
+@pytest.mark.parametrize("name", few(NOT_BRANCHING, ("bloom", "mamba", "gpt-neo")))
 @pytest.mark.filterwarnings("ignore:.*falling back to.*:UserWarning")
 def test_where_no_tree_fits_branches_are_chains(name: str) -> None:
     spec = SelfSpec(**BRANCHES)

@@ -49,7 +49,7 @@ def test_one_fitted_shape(call: Call) -> None:
     assert chains.stats.nodes_per_step <= 2
 
 
-@pytest.mark.parametrize("name", few(BRANCHING))
+@pytest.mark.parametrize("name", few(BRANCHING, ("llama", "gemma3")))
 def test_measured_on_every_architecture(name: str) -> None:
     model, inputs = tiny_model(name), prompt(3)
     spec = SelfSpec(budget="measured", max_nodes=64)

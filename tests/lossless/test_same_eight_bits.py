@@ -37,6 +37,7 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
+    slow,
 )
 from tests.streamed import least_memory, load_tightly, saved_model
 
@@ -63,14 +64,14 @@ def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     assert both.stats.forward == "packed"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow(kind) if kind == "llama, tied" else kind for kind in KINDS])
 def test_logits_do_not_depend_on_how_many_tokens_a_forward_has(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention adds up in another order for several tokens. Rounding must make nothing of it."""
     model, ids = loaded(tmp_path, kind), torch.arange(64)[None] % 50
     if model.config._attn_implementation == EXACT_ATTENTION:
-        for num_before in (0, 2048):
+        for num_before in (0, 512):
             monkeypatch.setattr(step_attention, "_AT_ONCE", 1 << 18 if not num_before else 1)
             whole = [logits_by(width, model, ids, num_before) for width in (1, 8, 64)]
             assert torch.equal(whole[0], whole[1])
@@ -93,16 +94,15 @@ def logits_by(width: int, model: Any, ids: torch.Tensor, num_before: int) -> tor
 
 def test_trees_of_any_width(tmp_path: Path) -> None:
     model, options = loaded(tmp_path), {**GREEDY, "max_new_tokens": 100}
-    for seed in range(3):
-        inputs = prompt(seed=seed)
-        stock = run(model, inputs, **options)
-        spec = doubting(stock.ids, inputs, max_nodes=100)
-        with recorded_forwards(model) as widths:
-            ours = run(model, inputs, assistant=spec, **options)
-        assert_same_ids(ours.ids, stock.ids)
-        assert sum(width > 64 for width in widths) > 10
+    stock = run(model, prompt(), **options)
+    spec = doubting(stock.ids, prompt(), max_nodes=100)
+    with recorded_forwards(model) as widths:
+        ours = run(model, prompt(), assistant=spec, **options)
+    assert_same_ids(ours.ids, stock.ids)
+    assert sum(width > 64 for width in widths) > 10
 
 
+@pytest.mark.slow
 def test_a_model_that_is_unpickled_in_another_process(tmp_path: Path) -> None:
     """It has ordinary weights, with the values of the rounded ones."""
     ids = torch.arange(9)[None]
@@ -129,7 +129,15 @@ def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
         assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, tied", "gemma2", "lfm2"])
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("llama", Call(3, "sample")),
+        ("lfm2", Call(1, "greedy")),
+        slow("llama, tied", Call(1, "greedy")),
+        slow("gemma2", Call(3, "sample")),
+    ],
+)
 def test_layers_that_are_read_from_disk(kind: str, call: Call, tmp_path: Path) -> None:
     """The bits are those of the same weights in memory, whichever layers are streamed.
 
@@ -162,15 +170,16 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_rounded_weights_are_written_once_for_each_state_of_the_files(
     tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = []
+    outcomes = []
     for number, name in enumerate(("a", "a", "b"), 1):
         if not (tmp_path / name).is_dir():
             saved_model(tmp_path / name, hidden_act="silu" if name == "a" else "gelu")
         model = load_tightly(tmp_path / name, weights="int8")
-        texts.append(run(model, prompt(), **GREEDY).ids)
+        with torch.no_grad():
+            outcomes.append(model(**prompt()).logits)
         assert len(list(user.glob("*.weights"))) == max(number - 1, 1)
-    assert torch.equal(texts[0], texts[1])
-    assert not torch.equal(texts[0], texts[2])
+    assert torch.equal(outcomes[0], outcomes[1])
+    assert not torch.equal(outcomes[0], outcomes[2])
     monkeypatch.setattr(rounded_file, "version_of", lambda _name: "another version")
     load_tightly(tmp_path / "a", weights="int8")
     assert len(list(user.glob("*.weights"))) == 3
@@ -180,7 +189,7 @@ def zeroed(data: bytes) -> bytes:
     return data[:5000] + bytes(2000) + data[7000:]
 
 
-@pytest.mark.parametrize("damage", [zeroed, lambda data: data[:-1], lambda _data: b""])
+@pytest.mark.parametrize("damage", [zeroed, lambda data: data[:-1]])
 def test_a_damaged_file_is_made_anew(
     damage: Callable[[bytes], bytes], tmp_path: Path, user: Path
 ) -> None:
@@ -256,10 +265,9 @@ def test_a_model_that_is_moved_to_meta_stays_where_it_is(tmp_path: Path) -> None
 
 
 def test_models_that_it_is_not_for(tmp_path: Path) -> None:
-    for kind, rule in (("gpt2", "most of its weights in linear layers"),):
-        saved_model(tmp_path / kind, kind)
-        with pytest.raises(UnsupportedError, match=rule):
-            load(str(tmp_path / kind), weights="int8")
+    saved_model(tmp_path, "gpt2")
+    with pytest.raises(UnsupportedError, match="most of its weights in linear layers"):
+        load(str(tmp_path), weights="int8")
 
 
 @pytest.mark.parametrize(

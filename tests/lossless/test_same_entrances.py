@@ -27,6 +27,7 @@ from tests.lossless.same import (
     recorded_forwards,
     run,
     run_both,
+    slow,
 )
 from tests.lossless.test_same_streamers import Recorder
 
@@ -44,8 +45,7 @@ def test_entrances(entrance: str, call: Call, modules_cache: Path) -> None:
     assert_clean(detach(model))
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("eos", [None, 2], ids=["endless", "ends"])
+@pytest.mark.parametrize(("num_rows", "eos"), [(1, None), (3, 2), slow(1, 2), slow(3, None)])
 @pytest.mark.parametrize("entrance", ["assistant", "hub"])
 @pytest.mark.parametrize("given_in", ["argument", "config", "model"])
 def test_stop_strings(
@@ -156,7 +156,7 @@ def lora() -> Iterator[PeftModel]:
     return get_peft_model(new_model(), config).eval()
 
 
-@pytest.mark.parametrize("where", ["wrapper", "inner", None])
+@pytest.mark.parametrize("where", ["wrapper", slow("inner"), None])
 @pytest.mark.filterwarnings(PEFT_NOTE)
 def test_lora(lora: PeftModel, where: str | None, call: Call) -> None:
     """Attached to the wrapper or to the model inside, or handed over as a callable."""
@@ -174,7 +174,7 @@ def test_lora(lora: PeftModel, where: str | None, call: Call) -> None:
 
 def test_two_threads_share_a_spec_and_a_model() -> None:
     model, spec = attached_model("qwen2"), SelfSpec()
-    prompts = [prompt(1 + seed % 2, 9 + seed, seed=seed) for seed in range(8)]
+    prompts = [prompt(1 + seed % 2, 9 + seed, seed=seed) for seed in range(4)]
     stock = [run(model, inputs, **GREEDY).ids for inputs in prompts]
     ours: dict[int, torch.Tensor] = {}
 
@@ -182,10 +182,10 @@ def test_two_threads_share_a_spec_and_a_model() -> None:
         options = {"assistant": spec, "max_new_tokens": NUM_NEW}
         ours[index] = model.generate(**prompts[index], **options, **GREEDY)
 
-    in_threads(work, 8, 2)
+    in_threads(work, 4, 2)
     for index, expected in enumerate(stock):
         assert_same_ids(ours[index], expected)
-    assert spec.total_stats.num_calls == 8
+    assert spec.total_stats.num_calls == 4
     assert_clean(detach(model))
     attach(model)
 

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec import SelfSpec, per_token
 from selfspec.compat.generation import KV
-from tests.fakes import WildSource, prompt, tiny_model
+from tests.fakes import prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
@@ -118,7 +118,7 @@ def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -
     model, inputs = tiny_model(name), prompt()
     whole_kv = DynamicCache(config=model.config)
     whole = run(model, inputs, **{KV: whole_kv}, **GREEDY).ids
-    for at in range(2, 8):
+    for at in (2, 4, 7):
         kv, fuse = DynamicCache(config=model.config), Fuse(KeyboardInterrupt, at)
         spec, extra = doubting(whole, inputs, seed=at), {}
         with ExitStack() as stack:
@@ -141,30 +141,6 @@ def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -
         so_far = {"input_ids": whole[:, : num_known + 1]}
         left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
         assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
-
-
-class BrokenSource(WildSource):
-    """Fails where it is asked for the third time."""
-
-    name = "broken"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fuse = Fuse(Broken, 3)
-
-    def expand(self, state: int) -> list[Any]:
-        self.fuse.burn()
-        return []
-
-
-def test_an_error_inside_a_source() -> None:
-    """The text goes on without that source, unless the call is strict."""
-    model, inputs = tiny_model(), prompt()
-    strict = SelfSpec(extra_sources=[BrokenSource()], strict=True)
-    with pytest.raises(Broken):
-        run(model, inputs, custom_generate=strict, **GREEDY)
-    assert_clean(model)
-    run_both(model, inputs, SelfSpec(extra_sources=[BrokenSource()]), **GREEDY)
 
 
 def test_a_call_that_breaks_off_is_counted() -> None:

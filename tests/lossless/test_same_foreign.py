@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from selfspec import SelfSpec, per_token
 from selfspec import runner as run_module
 from tests.fakes import new_model, prompt
-from tests.lossless.same import FIXED, GREEDY, doubting, run, run_both
+from tests.lossless.same import FIXED, GREEDY, doubting, run, run_both, slow
 
 STRENGTH = torch.linspace(-1, 1, 32)
 
@@ -61,7 +61,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", slow("gpt2"), "lfm2"])
 @pytest.mark.parametrize("when", HOOKS.values(), ids=HOOKS)
 def test_a_hook_is_heard_as_often_as_by_stock(
     when: Callable[[Switch, int], bool], name: str, trials: list[str]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from tests.lossless.same import (
     assert_same_ids,
     assert_same_kv,
     doubting,
+    few,
     late_token,
     run,
     run_both,
@@ -44,11 +44,6 @@ TAKEN_BACK = ("inkling", "lfm2", "lfm2-moe", "lfm3")
 FEW = ("qwen3-5", "falcon-h1", "mamba2", "lfm2")
 # Their layers with states are those of another family.
 TWINS = ("bailing", "granite-hybrid", "lfm2-moe", "qwen3-5-moe", "qwen3-next")
-
-
-def few(names: Iterable[str]) -> list[Any]:
-    """Parameters of a test of families, of which only some are tried by default."""
-    return [name if name in FEW else slow(name) for name in names]
 
 
 WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3", "zaya") if name in HYBRID]
@@ -76,7 +71,7 @@ def test_predictions(name: str, call: Call) -> None:
             assert (stats.num_read_again > 0) == reads_again or has_pads
 
 
-@pytest.mark.parametrize("name", few(NAMES))
+@pytest.mark.parametrize("name", few(NAMES, FEW))
 def test_drafts_that_are_right_for_a_while(name: str, call: Call) -> None:
     """In nearly each step some are accepted, and some are not."""
     spec = partial(doubting, max_nodes=8)
@@ -140,7 +135,7 @@ def test_wrong_drafts_leave_no_positions() -> None:
     assert_same_kv(kv_of(both.ours.output), kv_of(both.stock.output))
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 14])
+@pytest.mark.parametrize("length", [slow(1), 2, slow(5), 14])
 @pytest.mark.parametrize("name", FEW)
 def test_no_state_holds_more_than_the_text(name: str, length: int) -> None:
     """An accepted chain that runs past the limit leaves nothing behind."""
@@ -193,7 +188,7 @@ def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> No
     model, inputs = tiny_model(name), prompt()
     whole = run(model, inputs, **GREEDY).ids
     prediction = edited(whole[0, NUM_COLUMNS:].tolist())
-    for at in range(2, 6):
+    for at in (2, 5):
         spec, kv = SelfSpec(**ALONE), DynamicCache(config=model.config)
         interrupted(model, inputs, place, at, spec, **{KV: kv, "prediction": prediction})
         num_new = kv.get_seq_length() - NUM_COLUMNS + 1

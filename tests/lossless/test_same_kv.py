@@ -53,7 +53,7 @@ def test_a_cache_that_nothing_marks_is_filled_too(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("kind", ["bare", "configured"])
 def test_a_cache_that_was_handed_in_outgrows_the_first_arenas(kind: str) -> None:
     """A bare one keeps what no window sees any more, as stock's does."""
-    run_both_on_a_kv(tiny_model("mistral"), prompt(), kind, max_new_tokens=330, **GREEDY)
+    run_both_on_a_kv(tiny_model("mistral"), prompt(), kind, max_new_tokens=260, **GREEDY)
 
 
 def chat(

@@ -89,7 +89,7 @@ def test_stop_strings(num_rows: int, eos: int | None, mode: str) -> None:
     ids = run(model, inputs, **options).ids
     spec = knowing(ids, inputs)
     text = tokenizer.decode(ids[-1, NUM_COLUMNS:])
-    for start in range(1, 30, 4):
+    for start in range(1, 30, 7):
         stops = [text[start : start + 3], "never to be said"]
         asked = {"stop_strings": stops, "tokenizer": tokenizer, "drafts": False, **options}
         run_both(model, inputs, spec, entrance="assistant", **asked)

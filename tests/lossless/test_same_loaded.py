@@ -21,6 +21,7 @@ from tests.lossless.test_same_packed import EDITS, Edit
 from tests.streamed import saved_model
 
 pytestmark = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+SHORTLY: dict[str, Any] = {**GREEDY, "max_new_tokens": 8}
 TIED = {"tie_word_embeddings": True}
 KINDS: dict[str, dict[str, Any]] = {"llama": {}, "llama, tied": TIED, "qwen2": {}, "bloom": {}}
 
@@ -34,7 +35,7 @@ def loaded(folder: Path, kind: str = "llama", **options: Any) -> tuple[Any, Any]
     """The model of transformers, and ours, which is packed in place."""
     model = saved_model(folder, kind.partition(",")[0], **KINDS[kind])
     ours = load(str(folder), **options)
-    run(ours, prompt(), assistant=SelfSpec(), **GREEDY)
+    run(ours, prompt(), assistant=SelfSpec(), **SHORTLY)
     assert packed_layers(ours)
     return model, ours
 
@@ -108,7 +109,7 @@ def with_an_adapter(model: Any) -> None:
     torch.manual_seed(0)
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
     wrapped = peft.get_peft_model(model, config)
-    run(model, prompt(), **GREEDY)
+    run(model, prompt(), **SHORTLY)
     assert wrapped.merge_and_unload() is model
 
 
@@ -137,11 +138,11 @@ def test_whoever_needs_weights_gets_them_back(work: Callable[[Any], Any], tmp_pa
     for each in (model, ours):
         work(each)
     assert len(packed_layers(ours)) < before
-    stock = run(model, prompt(), **GREEDY).ids
-    assert_same_ids(run(ours, prompt(), **GREEDY).ids, stock)
+    stock = run(model, prompt(), **SHORTLY).ids
+    assert_same_ids(run(ours, prompt(), **SHORTLY).ids, stock)
     left = len(packed_layers(ours))
     for _ in range(2):
-        assert_same_ids(run(ours, prompt(), assistant=SelfSpec(), **GREEDY).ids, stock)
+        assert_same_ids(run(ours, prompt(), assistant=SelfSpec(), **SHORTLY).ids, stock)
     assert len(packed_layers(ours)) == left  # They are not packed in place again.
     for name, weight in model.state_dict().items():
         assert torch.equal(ours.state_dict()[name], weight)
@@ -153,9 +154,9 @@ def test_an_edited_model(edit: Edit, tmp_path: Path) -> None:
     for each in (model, ours):
         torch.manual_seed(3)
         edit(each, each.model.layers[0].mlp.down_proj)
-    stock = run(model, prompt(), **GREEDY).ids
-    assert_same_ids(run(ours, prompt(), **GREEDY).ids, stock)
-    assert_same_ids(run(ours, prompt(), assistant=SelfSpec(), **GREEDY).ids, stock)
+    stock = run(model, prompt(), **SHORTLY).ids
+    assert_same_ids(run(ours, prompt(), **SHORTLY).ids, stock)
+    assert_same_ids(run(ours, prompt(), assistant=SelfSpec(), **SHORTLY).ids, stock)
 
 
 def test_what_is_saved_is_the_model(tmp_path: Path) -> None:
