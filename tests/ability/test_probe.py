@@ -218,7 +218,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
     ],
 )
 def test_rounding_of_any_size_passes_and_hides_no_fault(size, kind, dtype):
-    for seed in range(4):
+    for seed in range(3):
         mode = probe(with_noise(broken(kind, seed=seed).to(dtype), size)).mode
         assert (mode == "tree") == (kind is LlamaForCausalLM), seed
 

@@ -124,7 +124,7 @@ def asking(draw: st.DrawFn) -> Ask:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     asks=st.lists(asking(), min_size=1, max_size=7),
     part=st.sampled_from([2, 7, 50]),

@@ -96,7 +96,7 @@ def test_a_text_may_end_anywhere(name: str, length: int) -> None:
     model, inputs = tiny_model(name), prompt()
     asked = {"max_new_tokens": length, "return_dict_in_generate": True, **GREEDY}
     whole = run(model, inputs, **GREEDY).ids
-    for seed in range(3):
+    for seed in range(2):
         both = run_both(model, inputs, doubting(whole, inputs, seed=seed), drafts=False, **asked)
         assert_same_cache(kv_of(both.ours.output), kv_of(both.stock.output))
 

@@ -113,7 +113,7 @@ def test_an_edited_model_is_not_computed_from_old_copies(edit: Edit) -> None:
     run_both(model, prompt(), SelfSpec(forward="packed"), drafts=False, **GREEDY)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, slow(3), slow(4), slow(5)])
+@pytest.mark.parametrize("seed", [0, 1, *map(slow, range(2, 6))])
 def test_any_edits_one_after_the_other(seed: int) -> None:
     chance, model, packed = random.Random(seed), new_model(), 0
     torch.manual_seed(seed)

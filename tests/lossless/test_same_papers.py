@@ -16,7 +16,7 @@ from selfspec.papers.edge_network import WholeBatches
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import ContextCache
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
-from tests.lossless.same import GREEDY, SAMPLE, Call, run_both
+from tests.lossless.same import FEW, GREEDY, SAMPLE, Call, run_both, slow
 from tests.tiny import make_tokenizer
 from tests.zoo import BRANCHING, NOT_BRANCHING
 
@@ -26,6 +26,9 @@ DRAFTS = {
     "edgellm": {"draft model"},
     "ghidorah": set(SOURCE_NAMES),
 }
+
+
+TRIED = (*FEW, "bloom", "mamba")
 
 
 def as_in(paper: str, **options: Any) -> SelfSpec:
@@ -48,10 +51,10 @@ def test_a_paper_s_method_gives_stock_s_text(paper: str, call: Call) -> None:
 
 
 def one_paper_each() -> list[Any]:
-    """Every paper on every architecture, of which one for each is tried by default, in turns."""
+    """Every paper on every architecture, of which some get one by default, in turns."""
     names = [*BRANCHING, *NOT_BRANCHING]
     return [
-        pytest.param(name, paper, marks=[] if number % len(PAPERS) == index else pytest.mark.slow)
+        (name, paper) if name in TRIED and number % len(PAPERS) == index else slow(name, paper)
         for number, name in enumerate(names)
         for index, paper in enumerate(PAPERS)
     ]

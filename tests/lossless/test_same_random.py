@@ -259,7 +259,7 @@ def test_any_call(seed: int) -> None:
     RandomCall(seed).check()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some(range(10)))
 def test_any_prompts(seed: int) -> None:
     check_many(seed)
 

@@ -24,6 +24,7 @@ from tests.lossless.same import (
     knowing,
     run,
     run_both,
+    slow,
 )
 
 
@@ -81,8 +82,9 @@ def test_streamers_are_told_what_stock_tells(eos: list[int] | None, call: Call) 
     ],
     ids=["strings", "strings-eos", "scores", "time", "penalty", "one", "plain"],
 )
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", ["llama", "bloom"])
+@pytest.mark.parametrize(
+    ("name", "num_rows"), [("llama", 1), ("bloom", 3), slow("llama", 3), slow("bloom", 1)]
+)
 def test_streamers_under_every_pace(name: str, num_rows: int, options: dict[str, Any]) -> None:
     more = {"fresh": recording, "drafts": False, "entrance": "assistant", **GREEDY, **options}
     both = run_both(attached_model(name), prompt(num_rows), **more)

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import SelfSpec, attach, generate_many
 from tests.fakes import new_model, prompt, tiny_tokenizer
-from tests.lossless.same import FIXED, GREEDY, doubting, run_both
+from tests.lossless.same import FIXED, GREEDY, doubting, run_both, slow
 from tests.lossless.test_same_entrances import PEFT_NOTE
 
 Hook = Callable[[Any, Any, Any], Any]
@@ -64,7 +64,7 @@ TRUSTING = {**FIXED, "trust_hooks": True}
 
 
 @pytest.mark.parametrize(("hook", "said"), NOT_DRAFTED.values(), ids=NOT_DRAFTED)
-@pytest.mark.parametrize("name", ["llama", "bloom"])
+@pytest.mark.parametrize("name", ["llama", slow("bloom")])
 def test_a_trusted_hook_that_treats_tokens_or_rows_differently(
     name: str, hook: Hook, said: str
 ) -> None:

@@ -147,7 +147,7 @@ def test_bodies_that_are_none(served: Served, data: Any, status: int, said: str)
     assert said in response.json()["error"]["message"]
 
 
-@settings(max_examples=80, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     path=st.sampled_from(list(OF_PATH)),
     odd=st.dictionaries(
