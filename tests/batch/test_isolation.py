@@ -468,7 +468,7 @@ def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
 ) -> None:
     spec, model = wild(), tiny_model()
     session, fuse = Session(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
-    monkeypatch.setattr(spec.models.run(model), "renew", fuse.burn)
+    monkeypatch.setattr(spec.models.run(model), "_renew", fuse.burn)
     answers = played(session)
     assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
 
@@ -570,7 +570,7 @@ def test_what_failed_leaves_no_memory(number: int, monkeypatch: pytest.MonkeyPat
         session.submit(index, ids, index, {"max_new_tokens": 3, **broken})
         while not session.num_wanted or (index == 2 * number - 1 and not session.is_empty):
             answers += session.step()
-            sizes.add(session.kv_bytes)
+            sizes.add(session._kv.nbytes if session._kv else 0)
     gc.collect()
     assert {kind: len(those) for kind, those in live.items()} == {Call: 0, Row: 0}
     assert session.kv_bytes_in_use == 0

@@ -13,7 +13,6 @@ from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.questions import SNIPPETS, Question
 from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
-from selfspec.cost import CostCurve
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
 from tests.caches import contents, count_grams
@@ -21,7 +20,6 @@ from tests.cli.conftest import write_lines
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
 
-CURVE = CostCurve({1: 0.02, 4: 0.022, 64: 0.05})
 BRIEFLY = ("--seconds", "1")
 
 
@@ -210,13 +208,12 @@ def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1], dtype=dtype)
     found.stats["a"] += GenerationStats(num_steps=4, num_nodes=12, num_drafts=4)
     found.stats["a"].accepted_lengths.update({2: 3, 0: 1})
-    assert print_report(console, found, writer.asked, CURVE) == 0
+    assert print_report(console, found, writer.asked) == 0
     for said in (
-        "Cost of a step by its width in tokens, in plain steps: 1: 1.00",
         "Mean acceptance length 2.50: 6 of ",
         "rate by position 0: 0.75, 1: 0.75.\n",
     ):
         assert said in console.file.getvalue()
     found.parted.add("a")
-    assert print_report(console, found, writer.asked, CURVE) == status
+    assert print_report(console, found, writer.asked) == status
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)

@@ -29,9 +29,7 @@ MAX_LENGTH = 64
 LOOP = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def proposer(
-    *, rank: int = 0, max_length: int = MAX_LENGTH, is_async: bool = False, **options: Any
-) -> Proposer:
+def proposer(*, rank: int = 0, max_length: int = MAX_LENGTH, **options: Any) -> Proposer:
     """One as vLLM makes it, out of what `config` says."""
     asked = config(**options)
     model = SimpleNamespace(
@@ -47,14 +45,8 @@ def proposer(
             speculative_config=SimpleNamespace(**asked["speculative_config"]),
             model_config=model,
             parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
-            scheduler_config=SimpleNamespace(async_scheduling=is_async),
         )
     )
-
-
-def test_a_step_that_is_scheduled_before_its_tokens_are_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="async_scheduling must be off"):
-        proposer(is_async=True)
 
 
 class Engine:
@@ -197,7 +189,7 @@ def test_the_next_prompt_of_a_conversation_is_no_answer(tmp_path):
     engine.rows = []
     engine.add([*row.text, 45, 46, 47, 48, 49], LOOP)
     engine.step()
-    assert not {45, 49} & set(asked._lasting._answers.arrays()["tokens"].tolist())
+    assert not {45, 49} & set(asked._memory._answers.arrays()["tokens"].tolist())
 
 
 def test_rows_that_ended_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
@@ -262,7 +254,7 @@ class TestWhatLasts:
         row = engine.add([40], LOOP * 2)
         while not row.is_done:
             engine.step()
-        first._lasting.save()
+        first._memory.save()
         kept = read_cache(path.with_suffix(".safetensors"), tokenizer_info(FakeTokenizer()))
         assert [3, 1] in kept.tables["lut2"]["pairs"].tolist()
         assert kept.answers.tolist() == [*LOOP * 2, -1]

@@ -138,11 +138,6 @@ def test_bad_values_are_refused_before_any_work(value: Any, named: str, entrance
     assert spec.total_stats.num_calls == 0
 
 
-def test_a_prediction_for_nobody() -> None:
-    """Stock would say that the model does not use an argument of this name."""
-    refused("prediction= needs assistant=", prediction=[1])
-
-
 # drafts whose keys and values are no numbers
 
 DIFFERENT = ((1, "greedy"), (3, "sample"))
