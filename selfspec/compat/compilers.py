@@ -16,10 +16,7 @@ _MOST_GRAPHS = 64
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled for any width; an error where it can't be one graph."""
-    found: Callable[..., Any] = torch.compile(
-        function, dynamic=True, fullgraph=True, backend=_BACKEND
-    )
-    return found
+    return torch.compile(function, dynamic=True, fullgraph=True, backend=_BACKEND)
 
 
 @contextmanager
