@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         )
     tokenizer = load_tokenizer(options.model)
     prompts = load_questions(options, tokenizer)
-    model = load_asked(options)
+    model = load_asked(options, options.weights)
     where = {"dtype": options.dtype, "device": options.device}
     small = load_model(options.draft_model, **where) if options.draft_model else None
     knobs = {"tokenizer": tokenizer, "remember": options.remember, **parsed_knobs(options.knob)}
@@ -109,6 +109,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What is measured on, how it is sampled, and what drafts."""
     add = parser.add_argument
     add_model(parser, dtype="float32", device="cpu")
+    rounded = "int8: in 8 bits, which writes other texts than the model as it is"
+    add("--weights", choices=["int8"], help=rounded)
     add_questions(parser, "the first N prompts", every=EVERY)
     add_length(parser, 128)
     start = "start with each of these caches or Hub ids in turn; cold, the default: with none"

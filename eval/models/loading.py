@@ -8,21 +8,24 @@ import torch
 
 from eval.models.grown import grow
 from selfspec.cli import loading
-from selfspec.cli.options import ModelOptions
+from selfspec.cli.options import ModelOptions, RunOptions
 
 
-def load_model(name: str | None, *, dtype: str, device: str, shape: str | None = None) -> Any:
+def load_model(
+    name: str | None, *, dtype: str, device: str, shape: str | None = None, weights: Any = None
+) -> Any:
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
-    model = loading.load_model(ModelOptions(model=name, device=device, dtype=dtype))
+    asked = RunOptions(model=name, device=device, dtype=dtype, weights=weights)
+    model = loading.load_model(asked)
     return (model if shape is None else grow(model, shape)).eval()
 
 
-def load_asked(options: Any) -> Any:
+def load_asked(options: Any, weights: Any = None) -> Any:
     """The model that a command's options name, on as many threads as they say."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     where = {"dtype": options.dtype, "device": options.device}
-    return load_model(options.model, shape=options.shape, **where)
+    return load_model(options.model, shape=options.shape, weights=weights, **where)
 
 
 def load_tokenizer(name: str | None) -> Any:

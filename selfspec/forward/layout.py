@@ -65,7 +65,7 @@ class InputShape(NamedTuple):
         rows, width, lead, num_types = self
         unseen = -(-rows * width * width // 8)  # Eight bytes are a number.
         by_type = num_types * (2 * rows + width + 1)
-        return [2 * rows * width, 1, rows * width * prod(lead), by_type, unseen]
+        return [2 * rows * width, 1, by_type, rows * width * prod(lead), unseen]
 
 
 class _OfType(NamedTuple):
@@ -83,8 +83,8 @@ class _Inputs(NamedTuple):
     ids: torch.Tensor  # (R, W)
     depths: torch.Tensor  # (R, W)
     front: torch.Tensor  # (1,)
-    positions: torch.Tensor  # (..., R, W)
     types: list[_OfType]
+    positions: torch.Tensor  # (..., R, W)
     unseen: torch.Tensor  # (R, W, W) bool: is node j neither node i nor one of its ancestors?
 
 
@@ -162,21 +162,22 @@ def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> tor
         missing = width - len(tree.tokens)
         ids += tree.tokens + tree.tokens[:1] * missing
         depths += tree.depths + [0] * missing
-    columns, by_type = [*state.lengths, *nothing, *state.starts, *nothing], []
+    columns = [*state.lengths, *nothing, *state.starts, *nothing]
+    numbers = [*ids, *depths, state.front]
     for first in state.firsts:
-        by_type += [column - first for column in columns]
-        by_type += [*range(state.front - first, state.front - first + width), first]
-    positions = np.zeros((*lead, rows, width), np.int64)
-    positions[..., : rows - surplus, :] = state.positions[..., None]
-    positions += np.reshape(depths, (rows, width))
+        numbers += [column - first for column in columns] if first else columns
+        numbers += range(state.front - first, state.front - first + width)
+        numbers.append(first)
+    positions = state.positions
+    if surplus:
+        positions = np.zeros((*lead, rows), np.int64)
+        positions[..., :-surplus] = state.positions
+    parts = np.array(numbers, np.int64)
+    depths_of = parts[rows * width : 2 * rows * width].reshape(rows, width)
     unseen = ~ancestors([tree.parents for tree in trees], width)
-    parts = [
-        np.array([*ids, *depths, state.front], np.int64),
-        positions.ravel(),
-        np.array(by_type, np.int64),
-        np.frombuffer(unseen.tobytes() + bytes(-unseen.size % 8), np.int64),
-    ]
-    return torch.from_numpy(np.concatenate(parts))
+    words = np.frombuffer(unseen.tobytes() + bytes(-unseen.size % 8), np.int64)
+    positions = positions[..., None] + depths_of
+    return torch.from_numpy(np.concatenate([parts, positions.ravel(), words]))
 
 
 def read(
@@ -208,7 +209,7 @@ def read(
 
 def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
     rows, width, lead, num_types = shape
-    nodes, front, positions, by_type, words = torch.split(flat, shape.sizes)
+    nodes, front, by_type, positions, words = torch.split(flat, shape.sizes)
     ids, depths = nodes.view(2, rows, width).unbind()
     types = torch.split(by_type.view(num_types, -1), [rows, rows, width, 1], dim=1)
     unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
@@ -216,8 +217,8 @@ def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
         ids,
         depths,
         front,
-        positions.view(*lead, rows, width),
         [_OfType(*each) for each in zip(*types, strict=True)],
+        positions.view(*lead, rows, width),
         unseen,
     )
 

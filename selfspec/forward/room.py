@@ -65,7 +65,7 @@ class Growing:
         if window:
             first = max(first, min(row.length for row in rows) - window + 1)
             if len(rows) <= num_rows and end - first + window // 2 <= capacity:
-                return Room(num_rows, capacity, first)  # The next time is not near.
+                return Room(num_rows, capacity, first)  # For half a window more.
         most, needed = max(row.max_columns for row in rows) - first, end - first
         more = (window or max(needed, self._least)) if spare else 0
         return Room(len(rows), max(min(needed + more, most), needed), first)

@@ -151,6 +151,30 @@ def test_first_call(chat_folder, figures, monkeypatch):
     assert jobs[0].knobs == {"top_k": 4}
 
 
+OPENVINO = """
+class LLMPipeline:
+    def __init__(self, folder, device, **options):
+        assert options == {"INFERENCE_NUM_THREADS": 1}
+    def generate(self, inputs, config):
+        assert config.ignore_eos and not config.do_sample
+        self.tokens = [list(range(config.max_new_tokens))]
+        return self
+class GenerationConfig: pass
+def TokenizedInputs(*arrays): return arrays
+"""
+
+
+def test_bench_openvino(asked, figures, tmp_path, monkeypatch):
+    """What answers in the other process is a module that only counts."""
+    (tmp_path / "openvino_genai.py").write_text(OPENVINO)
+    (tmp_path / "openvino.py").write_text("Tensor, __version__ = list, '1'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked += [*SHORT, "2", "--python", sys.executable, "--exported", str(tmp_path)]
+    told = figures("bench_openvino", *asked)
+    assert [row["name"] for row in told["rows"]] == ["stock", "selfspec", "openvino"]
+    assert (told["openvino"], told["num_prompts"], told["rows"][2]["ratio"]) == ("1", 2, 1.0)
+
+
 def test_launches(figures, chat_folder):
     """What all layers share is made once in a forward: here the mask for joined heads."""
     narrow, wide = figures("launches", "--model", chat_folder, "--threads", "1")["rows"]
