@@ -100,7 +100,7 @@ class SpecConfig:
         return self.forward == "auto" and self.budget == "measured"
 
     def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
-        """Refuses a `SelfSpec` as `assistant_model=`, of which transformers asks this first."""
+        # transformers asks this first of `assistant_model=`, which many try with a `SelfSpec`.
         raise AttachError(
             "assistant_model= must be a model (got a SelfSpec); call selfspec.attach(model) once, "
             "then generate(..., assistant=spec)"
@@ -108,21 +108,14 @@ class SpecConfig:
 
     @classmethod
     def of(cls, **knobs: Any) -> SpecConfig:
-        """Builds a config from keywords; an unknown one is answered with the nearest name."""
-        cls._check_names(knobs)
-        return cls(**knobs)
+        return cls().changed(**knobs)
 
     def changed(self, **knobs: Any) -> SpecConfig:
-        """A copy with some knobs set anew, checked like the first one."""
-        self._check_names(knobs)
-        return replace(self, **knobs)
-
-    @classmethod
-    def _check_names(cls, knobs: dict[str, Any]) -> None:
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(self)]
         for name in knobs:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
+        return replace(self, **knobs)
 
     def _check_count(self, name: str) -> None:
         value = getattr(self, name)

@@ -9,14 +9,12 @@ from typing import Any
 
 from selfspec.records import DraftTree, StepRecord, sources_of
 
-ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
-
 _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
 
 # What follows from the fields, and is written with them.
 _DERIVED = (
-    *("tokens_per_step", "nodes_per_step", "overhead", "speed_up"),
+    *("tokens_per_step", "nodes_per_step", "speed_up"),
     *("num_draft_tokens", "num_accepted_tokens", "mean_acceptance_length", "acceptance_rates"),
 )
 
@@ -93,7 +91,6 @@ class GenerationStats:
 
     @property
     def nodes_per_step(self) -> float:
-        """Mean number of verified nodes, the root included."""
         return self.num_nodes / max(self.num_steps, 1)
 
     # What these five are, and their names, is as in vLLM, whose drafts are chains.
@@ -126,12 +123,6 @@ class GenerationStats:
         return [each / self.num_drafts for each in self.num_accepted_tokens_per_pos]
 
     @property
-    def overhead(self) -> float:
-        """Share of the decoding time that is not the forward."""
-        decoding = sum(v for k, v in self.seconds.items() if k not in ONCE_A_CALL)
-        return 1 - self.seconds["forward"] / decoding if decoding else 0.0
-
-    @property
     def speed_up(self) -> float | None:
         """How many times sooner the steps yielded their tokens than plain steps would have.
 
@@ -149,7 +140,6 @@ class GenerationStats:
         self.num_disabled_calls = int(reason is not None)
 
     def count_step(self, record: StepRecord) -> None:
-        """Adds one verified tree of one row."""
         self.num_steps += 1
         self.num_nodes += len(record.tree)
         self.num_drafts += len(record.tree) > 1
@@ -159,7 +149,6 @@ class GenerationStats:
         _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
 
     def count_draft_forward(self) -> None:
-        """Adds a forward of a model, or of heads, that drafts have taken."""
         self.num_draft_forwards += 1
 
     def count_first(self, laps: Mapping[str, float], num_rows: int) -> None:
@@ -179,7 +168,6 @@ class GenerationStats:
             self.plain_seconds += seconds / num_rows
 
     def spend(self, stage: str, seconds: float) -> None:
-        """Adds to the time of a stage."""
         self.seconds[stage] += seconds  # type: ignore[assignment]
 
     def _add_share(self, laps: Mapping[str, float], num_rows: int) -> None:
@@ -211,7 +199,9 @@ class GenerationStats:
         if self.num_draft_forwards:
             lines.append(f"  {self.num_draft_forwards} forwards for drafts")
         if self.disabled_reason:
-            lines.append(f"{self._which_calls}not drafted as asked: {self.disabled_reason}")
+            disabled, calls = self.num_disabled_calls, self.num_calls
+            some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
+            lines.append(f"{some}not drafted as asked: {self.disabled_reason}")
         if self.paused:
             lines.append(f"  {self.paused}")
         if self.heads_reason:
@@ -223,21 +213,14 @@ class GenerationStats:
         width = max([8, *map(len, self.drafted_by_source)])
         for name, drafted in sorted(self.drafted_by_source.items()):
             lines.append(f"  {name:<{width}} {self.accepted_by_source[name]} of {drafted} accepted")
-        lines += self._histogram_lines()
+        if self.num_drafts:
+            lines.append(f"  {self.acceptance}")
         total = sum(self.seconds.values())
         stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
         return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
 
     @property
-    def _which_calls(self) -> str:
-        """How many calls were not drafted as asked, if there are others."""
-        if self.num_disabled_calls in (0, self.num_calls):
-            return ""
-        return f"{self.num_disabled_calls} of {self.num_calls} calls "
-
-    @property
     def _verdict(self) -> str:
-        """Was it faster?"""
         if self.speed_up is None:
             return "whether this was faster is unknown: there were too few plain steps"
         plain = self.speed_up * self.step_seconds
@@ -245,14 +228,6 @@ class GenerationStats:
             f"{self.speed_up:.2f}x: {self.step_seconds:.2f} s for the steps, {plain:.2f} s if all "
             "of them had been plain"
         )
-
-    def _histogram_lines(self) -> list[str]:
-        steps = sum(self.accepted_lengths.values())
-        if not steps:
-            return []
-        shares = (f"{n}: {c / steps:.0%}" for n, c in sorted(self.accepted_lengths.items()))
-        lines = [f"  drafts accepted in a step: {', '.join(shares)}"]
-        return [*lines, f"  {self.acceptance}"] if self.num_drafts else lines
 
     @property
     def acceptance(self) -> str:

@@ -172,10 +172,8 @@ def test_ratios():
     """The prompt's own token is no step, and what stock decoded belongs to none."""
     stats = GenerationStats(num_new_tokens=7, num_prompt_tokens_out=1, num_steps=3)
     assert stats.tokens_per_step == 2.0
-    seconds = Counter(plain=3.0, prefill=5.0, forward=3.0, draft=0.5, learn=0.5)
-    assert GenerationStats(seconds=seconds).overhead == pytest.approx(0.25)
     for empty in (GenerationStats(), GenerationStats(seconds=Counter(plain=3.0))):
-        assert empty.tokens_per_step == empty.nodes_per_step == empty.overhead == 0.0
+        assert empty.tokens_per_step == empty.nodes_per_step == 0.0
 
 
 def test_the_report_names_what_was_counted():

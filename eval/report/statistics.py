@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from eval.methods.names import FORWARD_ONLY, STOCK
-from selfspec.stats import ONCE_A_CALL
 
 OVERALL = "overall"
 STAGES = ("draft", "layout", "forward", "verify", "commit", "learn")  # of a step, in order
+_ONCE_A_CALL = ("prepare", "prefill", "plain")  # clocks of what belongs to no step
 _RESAMPLES = 2000
 _SEED = 0
 
@@ -102,12 +102,12 @@ def _rates(given: pd.DataFrame) -> Figures:
 def _stages(given: pd.DataFrame) -> Figures:
     """Where time goes, by those who say so; a stage that nobody knows yet comes after."""
     spent = _added(given, "stage_seconds")
-    names = [name for name in (*STAGES, *spent) if name in spent and name not in ONCE_A_CALL]
+    names = [name for name in (*STAGES, *spent) if name in spent and name not in _ONCE_A_CALL]
     stages = {name: spent[name] for name in names}
     steps, total = max(given.num_steps.sum(), 1), sum(stages.values())
     return {
         "stage_ms": {name: float(1000 * seconds / steps) for name, seconds in stages.items()},
-        "call_ms": {n: 1000 * spent[n] / len(given) for n in ONCE_A_CALL if n in spent},
+        "call_ms": {n: 1000 * spent[n] / len(given) for n in _ONCE_A_CALL if n in spent},
         "overhead": 1 - spent["forward"] / total if total else None,
     }
 

@@ -7,11 +7,9 @@ It refuses keywords that it does not know. An answer is JSON as `json.dumps` wri
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,8 @@ from selfspec.plugin.row_rules import end_ids
 
 _MOST_CHARACTERS = 1 << 17  # Looking through a longer schema takes too long.
 _MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes first.
-_SECONDS_FOR_PLACE = 0.3  # The search for the fault in a schema ends after these.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ENDLESS = "NoExtensionBias"  # What llguidance says of {"$ref": "#"}.
-_NEEDS = "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Guides:
     def __init__(self, tokenizer: Any, model: Any) -> None:
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # That of a processor.
         self._model = model
-        self._compiled: OrderedDict[Guide, Any] = OrderedDict()
+        self._compiled = lru_cache(_MOST_KEPT)(self._compile)
         self._words: Any = None
 
     def applied(self, *, schema: Any = None, **arguments: Any) -> dict[str, Any]:
@@ -75,26 +71,17 @@ class Guides:
         return {**arguments, "logits_processor": given} if own else arguments
 
     def processor(self, guide: Guide) -> GuideProcessor:
-        """A processor for one text; raises `UnsupportedError` if the guide can't be used."""
-        if guide not in self._compiled:
-            if len(guide.text) > _MOST_CHARACTERS:
-                got = f"got {len(guide.text)}"
-                raise UnsupportedError(
-                    f"a schema must have at most {_MOST_CHARACTERS} characters ({got})"
-                )
-            matcher, error = self._compile(guide)
-            if error:
-                raise UnsupportedError(f"the schema can't be used{self._place(guide)}: {error}")
-            self._compiled[guide] = matcher
-            if len(self._compiled) > _MOST_KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(guide)
-        return GuideProcessor(self._compiled[guide].deep_copy(), self._words)
+        if len(guide.text) > _MOST_CHARACTERS:
+            rule = f"a schema must have at most {_MOST_CHARACTERS} characters"
+            raise UnsupportedError(f"{rule} (got {len(guide.text)})")
+        return GuideProcessor(self._compiled(guide).deep_copy(), self._words)
 
-    def _compile(self, guide: Guide) -> tuple[Any, str]:
-        """A matcher at the start of a text, and what is wrong with the guide, if anything is."""
+    def _compile(self, guide: Guide) -> Any:
+        """A matcher at the start of a text."""
         if find_spec("llguidance") is None:
-            raise UnsupportedError(_NEEDS)
+            raise UnsupportedError(
+                "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
+            )
         import llguidance
         import llguidance.hf
 
@@ -111,39 +98,12 @@ class Guides:
             matcher = llguidance.LLMatcher(self._words, grammar, log_level=0)
             if not matcher.is_error():
                 matcher.compute_bitmask()
+            why = _why(matcher)
         except ValueError as error:
-            return None, one_line(error)[:200]
-        return matcher, _why(matcher)
-
-    def _place(self, guide: Guide) -> str:
-        """Where in a schema the fault is: the innermost part that llguidance refuses by itself."""
-        if guide.is_lark:
-            return ""
-        start, place = perf_counter(), ""
-        schema = json.loads(guide.text)
-        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-        part: Any = schema
-        while True:
-            for name, inner in _parts(part):
-                if perf_counter() - start > _SECONDS_FOR_PLACE:
-                    return f" at {place:.200}" if place else ""
-                if self._compile(Guide(json.dumps({**shared, **inner})))[1]:
-                    part, place = inner, f"{place}/{name}"
-                    break
-            else:
-                return f" at {place:.200}" if place else ""
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas right inside another one, with their places."""
-    for name, inner in schema.items():
-        if name in ("properties", "$defs", "definitions") and isinstance(inner, dict):
-            named = [(f"{name}/{each}", part) for each, part in inner.items()]
-        elif isinstance(inner, list):
-            named = [(f"{name}/{number}", part) for number, part in enumerate(inner)]
-        else:
-            named = [(name, inner)]
-        yield from ((each[:80], part) for each, part in named if isinstance(part, dict))
+            why = one_line(error)[:200]
+        if why:
+            raise UnsupportedError(f"the schema can't be used: {why}")
+        return matcher
 
 
 def _why(matcher: Any) -> str:

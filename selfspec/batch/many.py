@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from selfspec.batch.prompt_call import Answer
 from selfspec.batch.prompts import Prompt, inputs_of
@@ -13,6 +13,8 @@ from selfspec.batch.session import Session
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
+
+T = TypeVar("T")
 
 
 def generate_many(
@@ -35,8 +37,8 @@ def generate_many(
     Rows of a batch come and go: when a text ends, the next prompt takes its place without waiting
     for the others. Each text is what `generate()` gives for that prompt alone.
 
-    A prompt that fails ends no other text: it has an answer too, with the exception as its `error`
-    and the text as far as it came. ``if answer.error: raise answer.error`` stops at the first one.
+    A prompt that fails ends no other text: its answer has the exception as its `error`, and the
+    text as far as it came.
 
     Args:
         model: A causal language model of transformers; it need not be attached.
@@ -45,8 +47,8 @@ def generate_many(
             256 are taken ahead of the answers. If the iterable raises an error, the prompts that
             were taken are answered first.
         assistant: The `SelfSpec` that drafts and learns; a new one by default.
-        max_rows: The most texts that are written at the same time. More texts share each reading
-            of the weights, which pays as long as the device computes faster than it reads them.
+        max_rows: The most texts that are written at the same time. They share each reading of the
+            weights.
         max_memory: What the keys and values of all texts may take, in bytes or as text such as
             ``"2GB"``. A prompt starts only if its longest answer fits too. None: no limit.
         seed: For sampling: prompt `i` is drawn as after ``torch.manual_seed(seed + i)``. None:
@@ -63,10 +65,7 @@ def generate_many(
             `max_nodes`, a limit of their trees; OpenAI's `presence_penalty` and
             `frequency_penalty`, from -2 to 2.
 
-    Raises:
-        UnsupportedError: The arguments can't be served for any prompt: the first prompt is
-            refused, and so is a prompt of one token. This raises whatever `generate()` raises of
-            the arguments, before any text is written.
+    What is wrong with the arguments for every prompt is raised, before any text is written.
     """
     if assistant is not None:
         check_assistant(assistant)
@@ -92,7 +91,6 @@ def generate_many(
 
 
 def _with_schemas(prompts: Iterable[Prompt], schema: Any) -> Iterator[tuple[Prompt, Any]]:
-    """Each prompt with what its answer must be."""
     is_list, number = isinstance(schema, (list, tuple)), 0
     for number, prompt in enumerate(prompts, start=1):
         if is_list and number > len(schema):
@@ -112,54 +110,29 @@ def _answers(
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    given, is_tried = _Given(enumerate(prompts)), False
+    errors, is_tried = list[Exception](), False
+    given = _until_error(enumerate(prompts), errors)
     while True:
-        for index, (prompt, schema) in given.next(session.num_wanted):
-            own_seed = None if seed is None else seed + index
-            arguments = {**common, "schema": schema}
-            error = _refusal(session, index, prompt, tokenizer, own_seed, arguments)
-            if error is not None:
+        for index, (prompt, schema) in islice(given, session.num_wanted):
+            own_seed, own = None if seed is None else seed + index, {**common, "schema": schema}
+            try:
+                session.submit(index, inputs_of(prompt, tokenizer), own_seed, own)
+            except Exception as error:
                 if not is_tried:
                     session.call(0, [0], 0, common)  # Raises what is wrong for any prompt.
                 yield Answer.refused(index, error)
             is_tried = True
-        if session.is_empty:
-            given.end()
+        if not session.is_empty:
+            yield from session.work()
+        elif errors:
+            raise errors[0]
+        else:
             return
-        yield from session.work()
 
 
-class _Given:
-    """What an iterator gives. If it raises, that is its end, and `end` raises the error."""
-
-    def __init__(self, values: Iterator[tuple[int, tuple[Prompt, Any]]]) -> None:
-        self._values = values
-        self._error: Exception | None = None
-
-    def next(self, most: int) -> Iterator[tuple[int, tuple[Prompt, Any]]]:
-        """The next ones, at most so many."""
-        try:
-            yield from islice(self._values, most)
-        except Exception as error:
-            self._error, self._values = error, iter(())
-
-    def end(self) -> None:
-        """Raises the error that ended the iterator, once all else is answered."""
-        if self._error is not None:
-            raise self._error
-
-
-def _refusal(
-    session: Session,
-    index: int,
-    prompt: Prompt,
-    tokenizer: Any,
-    seed: int | None,
-    arguments: dict[str, Any],
-) -> Exception | None:
-    """Lets a prompt wait, or says why it can't."""
+def _until_error(values: Iterable[T], errors: list[Exception]) -> Iterator[T]:
+    """The values up to the first error, which is raised once they are answered."""
     try:
-        session.submit(index, inputs_of(prompt, tokenizer), seed, arguments)
+        yield from values
     except Exception as error:
-        return error
-    return None
+        errors.append(error)

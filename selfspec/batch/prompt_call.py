@@ -30,11 +30,7 @@ OnToken = Callable[[int, Sequence[int]], bool]
 
 # Arguments of `generate()` that make sense for one call only.
 _OF_ONE_CALL = (
-    "attention_mask",
-    "custom_generate",
-    "input_ids",
-    "inputs_embeds",
-    "streamer",
+    *("attention_mask", "custom_generate", "input_ids", "inputs_embeds", "streamer"),
     *KV_NAMES,
 )
 
@@ -80,10 +76,9 @@ class Answer:
             error = error or fault
         is_ended = bool(ids) and ids[-1] in end_ids(call.generation_config)
         is_full = asked.writes_nothing or num_prompt_tokens + len(ids) >= call.max_length
-        is_cut = not is_ended and is_full
-        reason = "error" if error is not None else "length" if is_cut else "stop"
-        kept_error = None if error is None else kept(error)
-        told = (kept_error, *asked.scores.lists)
+        reason = "length" if is_full and not is_ended else "stop"
+        reason = reason if error is None else "error"
+        told = (None if error is None else kept(error), *asked.scores.lists)
         return cls(asked.index, text, ids, reason, num_prompt_tokens, call.stats, *told)
 
     @classmethod
@@ -111,7 +106,6 @@ class PromptCall:
 
     @property
     def max_columns(self) -> int:
-        """The most columns of KV that it may need."""
         return self.call.max_columns
 
 
@@ -217,7 +211,6 @@ def _decode_alone(
     seed: int | None,
     device: torch.device,
 ) -> tuple[list[int], Exception | None]:
-    """Decodes the prompt with a `generate()` call of its own."""
     with own_seed(seed, [device]):
         try:
             generated(partial(spec, **asked), listener)

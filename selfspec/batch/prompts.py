@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def inputs_of(
     if tokenizer is None:
         return encoded(prompt, processor, tools)
     if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
-        return _one_row(_in_parts(prompt, processor, tools))
+        return _one_row(_from_messages(prompt, processor, tools, in_parts=True))
     return encoded(prompt, tokenizer)
 
 
@@ -52,31 +52,11 @@ def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
     start = int((mask.cumsum(-1) == 0).sum())
     if not mask[:, start:].all():
         raise UnsupportedError("a prompt may be padded on its left alone (got padding elsewhere)")
-    return {
-        name: each[:, start:] if _has_columns(each, ids) else each for name, each in inputs.items()
-    }
-
-
-def _has_columns(value: Any, ids: torch.Tensor) -> bool:
-    """Does a tensor have one value, or several, for each token?"""
-    return isinstance(value, torch.Tensor) and value.shape[:2] == ids.shape
-
-
-def _in_parts(
-    messages: Sequence[Mapping[str, Any]], processor: Any, tools: list[dict[str, Any]] | None
-) -> Mapping[str, Any]:
-    """What a processor makes of messages. Many templates skip a content that is text."""
-    _check_messages(messages, (str, list), processor)
-    messages, options = _with_tools(list(map(_in_part, messages)), processor, tools)
-    options |= {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    inputs: Mapping[str, Any] = _templated(list(map(_in_part, messages)), processor, **options)
-    return inputs
-
-
-def _in_part(message: Mapping[str, Any]) -> dict[str, Any]:
-    content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {**message, "content": parts}
+    cut = dict(inputs)
+    for name, each in inputs.items():
+        if isinstance(each, torch.Tensor) and each.shape[:2] == ids.shape:
+            cut[name] = each[:, start:]  # It has one value, or several, for each token.
+    return cut
 
 
 def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
@@ -88,7 +68,7 @@ def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = No
     if not isinstance(given, (list, tuple)):
         raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
     if given and all(isinstance(each, Mapping) for each in given):
-        return _from_messages(given, tokenizer, tools)
+        return list(_from_messages(given, tokenizer, tools))
     for each in given:
         if isinstance(each, bool) or not isinstance(each, int):
             raise UnsupportedError(f"{_RULE} (got {each!r:.80} in a list)")
@@ -96,37 +76,37 @@ def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = No
 
 
 def _from_messages(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: Any,
-    tools: list[dict[str, Any]] | None = None,
-) -> list[int]:
-    _check_messages(messages, str, tokenizer)
-    messages, options = _with_tools([dict(each) for each in messages], tokenizer, tools)
-    return list(_templated(messages, tokenizer, return_dict=False, **options))
-
-
-def _check_messages(messages: Sequence[Mapping[str, Any]], kinds: Any, owner: Any) -> None:
+    messages: Sequence[Mapping[str, Any]], owner: Any, tools: Any, *, in_parts: bool = False
+) -> Any:
+    """What a chat template makes of messages. If it ignores tools, a first message names them."""
     for each in messages:
-        if not isinstance(each.get("role"), str) or not isinstance(each.get("content"), kinds):
+        is_content = isinstance(each.get("content"), (str, list) if in_parts else str)
+        if not isinstance(each.get("role"), str) or not is_content:
             raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
     if not owner.chat_template:
         raise UnsupportedError(
             "messages need a tokenizer with a chat template, and this one has none; give text "
             "instead"
         )
+    form: Callable[[Any], dict[str, Any]] = _in_parts if in_parts else dict
+    shown, options = list(map(form, messages)), dict[str, Any]()
+    if tools:
+        plain = _templated(shown, owner, tokenize=False)
+        if _templated(shown, owner, tokenize=False, tools=tools) != plain:
+            options["tools"] = tools
+        else:
+            text = "You may call these functions:\n" + json.dumps(tools)
+            shown.insert(0, form({"role": "system", "content": text}))
+    if in_parts:
+        options |= {"tokenize": True, "return_tensors": "pt"}
+    return _templated(shown, owner, return_dict=in_parts, **options)
 
 
-def _with_tools(
-    messages: list[dict[str, Any]], owner: Any, tools: list[dict[str, Any]] | None
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Messages and options for a template. If it ignores tools, a first message names them."""
-    if not tools:
-        return messages, {}
-    plain = _templated(messages, owner, tokenize=False)
-    if _templated(messages, owner, tokenize=False, tools=tools) != plain:
-        return messages, {"tools": tools}
-    text = "You may call these functions:\n" + json.dumps(tools)
-    return [{"role": "system", "content": text}, *messages], {}
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose content is a list, since many templates skip a content that is text."""
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": parts}
 
 
 def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Any:

@@ -37,8 +37,7 @@ class ArrivalOrder:
     """The prompts that came first, up to the first that does not fit: none overtakes another."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
-        """The first ones, up to the first that does not fit.
-
+        """
         >>> ArrivalOrder().choose([10, 20, 5], running=[20], room=40)
         [0, 1]
         """
@@ -48,14 +47,11 @@ class ArrivalOrder:
 class ShortestFirst:
     """The shortest prompts, as many as fit, so that rows of similar lengths run together.
 
-    Rows that run together all take as much memory as the longest. So more of them fit than in order
-    of arrival, and answers are complete earlier on average. While shorter prompts arrive, a long
-    one waits.
+    So more of them fit than in order of arrival. While shorter prompts arrive, a long one waits.
     """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
-        """The shortest ones, up to the first that does not fit.
-
+        """
         >>> ShortestFirst().choose([10, 20, 5], running=[20], room=20)
         [2]
         """
@@ -79,17 +75,14 @@ def _that_fit(
 class Waiting:
     """Calls that wait, in the order of their turns. Calls that are decoded alone come last.
 
-    With `short_first` a short prompt may overtake a long one, but every call gets its turn. The
-    turn of a call is its length plus the length of all calls that had started when it came. So a
-    call of 1,000 tokens is overtaken only by calls that come before 1,000 more tokens of work are
-    started.
+    With `short_first` a short prompt may overtake a long one, but every call gets its turn: its
+    length plus the length of all calls that had started when it came.
     """
 
     def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
         self._line = SortedDict()  # Calls by their turns, which differ.
-        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of the call.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
@@ -102,7 +95,6 @@ class Waiting:
             turn = (False, self._work_started + call.max_columns, self._num_arrived)
         else:
             turn = (call.alone_reason is not None, 0, self._num_arrived)
-        self._turns[call.index] = turn
         self._line[turn] = call
 
     def start_next(self, running: Sequence[int], limits: Limits) -> PromptCall | None:
@@ -124,24 +116,19 @@ class Waiting:
         return None
 
     def start(self, call: PromptCall) -> None:
-        """Removes a call whose prompt is read now."""
         self._work_started += call.max_columns
         self.leave(call.index)
 
-    def leave(self, index: int) -> bool:
-        """Removes the call of this index; False if it does not wait."""
-        turn = self._turns.pop(index, None)
-        return self._line.pop(turn, None) is not None
+    def leave(self, index: int) -> None:
+        """Removes the call of this index, if it waits."""
+        for turn, call in self._line.items():
+            if call.index == index:
+                del self._line[turn]
+                return
 
     @property
     def first(self) -> PromptCall | None:
         return next(iter(self._line.values()), None)
-
-    @property
-    def next_alone(self) -> PromptCall | None:
-        """The first call, if it has to be decoded alone."""
-        first = self.first
-        return first if first is not None and first.alone_reason is not None else None
 
     def sharing(self) -> list[PromptCall]:
         """The first calls that may share forwards, up to the first that has to be alone."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import ExitStack
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -82,25 +83,18 @@ class Session:
         self._engine: Engine | None = None
         self._kv: TreeKV | None = None  # That of the engine.
         self._running: dict[int, PromptCall] = {}  # By the index of its row.
-        self._limits: Limits | None = None  # Known once there was an engine.
         self._lent = ExitStack()  # What the engine runs its forwards on.
         self.alone_reasons: Counter[str] = Counter()  # Why answers were written alone.
         self._answers: list[Answer] = []  # `step` returns them at its end.
 
     @property
     def num_wanted(self) -> int:
-        """How many prompts more may wait now."""
         return _LOOK_AHEAD - len(self._waiting)
 
     @property
     def num_running(self) -> int:
         """How many texts are being written, the one whose prompt is being read among them."""
         return len(self._running) + (self._reading is not None)
-
-    @property
-    def kv_bytes(self) -> int:
-        """The memory that is set aside for keys and values."""
-        return 0 if self._kv is None else self._kv.nbytes
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -111,17 +105,15 @@ class Session:
 
     @property
     def is_empty(self) -> bool:
-        """Does no prompt wait or run?"""
-        return not (self._waiting or self._is_busy)
+        return not (self._waiting or self.num_running)
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return self._runner.limits(self._max_rows, self._max_bytes)
 
     @property
     def _rows(self) -> list[Row]:
         return [] if self._engine is None else self._engine.rows
-
-    @property
-    def _is_busy(self) -> bool:
-        """Does any row need a step, or any prompt that is being read?"""
-        return bool(self._running) or self._reading is not None
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
@@ -158,7 +150,6 @@ class Session:
         self._waiting.add(call)
 
     def cancel(self, index: int) -> None:
-        """Forgets a prompt whose answer nobody wants, wherever it is."""
         self._waiting.leave(index)
         if self._reading is not None and self._reading.index == index:
             self._spec.count(self._reading.call.stats)
@@ -168,7 +159,7 @@ class Session:
                 row.fail(ReaderGone())
 
     def work(self) -> list[Answer]:
-        """Steps until an answer is complete, or nothing is left to do; returns those that are."""
+        """Steps until an answer is complete, or nothing is left to do."""
         answers: list[Answer] = []
         while not answers and not self.is_empty:
             answers = self.step()
@@ -178,13 +169,13 @@ class Session:
     def step(self) -> list[Answer]:
         """Reads on in prompts for which there is a place, and lets all rows make one step.
 
-        Returns the answers that are complete. A prompt that can't share forwards is answered from
-        beginning to end when its turn comes and no row runs. An error is the answer of the prompt
-        that it belongs to. One that may have left any row in pieces is the answer of all rows.
+        Returns the answers that are complete. A prompt that can't share forwards is answered when
+        its turn comes and no row runs. An error is the answer of the prompt that it belongs to, or
+        of all rows, if it may have left any of them in pieces.
         """
-        asked = self._waiting.next_alone
-        if asked is not None and not self._is_busy:
-            self._answer_alone(asked)
+        first = self._waiting.first
+        if first is not None and first.alone_reason is not None and not self.num_running:
+            self._answer_alone(first)
         elif not self.is_empty:
             self._step_together()
         answers, self._answers = self._answers, []
@@ -213,15 +204,13 @@ class Session:
                 raise
             self._break_off(error)
         finally:
-            if not self._is_busy:
+            if not self.num_running:
                 self._close()
 
     def _ready(self) -> Engine:
         """The engine, which is made for the first row after a time in which none was there."""
         if self._engine is None:
             runner = self._runner
-            if self._limits is None:
-                self._limits = runner.limits(self._max_rows, self._max_bytes)
             lent = runner.backend(runner.ability(), self._limits)
             backend = self._lent.enter_context(lent)
             self._engine, self._kv = self._spec.engine(runner, backend), backend.kv
@@ -247,8 +236,7 @@ class Session:
                 self._end(asked, [], error)
 
     def _next_to_read(self) -> PromptCall | None:
-        """The next prompt that may start, if there is a place for it."""
-        if self._limits is None or len(self._running) == self._max_rows:
+        if len(self._running) == self._max_rows:
             return None
         return self._waiting.start_next([row.kv.max_columns for row in self._rows], self._limits)
 
@@ -267,7 +255,6 @@ class Session:
         return num_read
 
     def _let_out(self, engine: Engine) -> None:
-        """Rows that have ended leave the batch, and their answers are complete."""
         for row in engine.leave():
             asked = self._running.pop(row.index)
             if asked.request is not None:
@@ -316,16 +303,13 @@ class Session:
             del self._running[asked.index]
 
     def _check_fits(self, asked: PromptCall, max_bytes: int) -> None:
-        """Refuses a prompt that would not fit into the memory if it were the only one."""
         if asked.alone_reason is not None:
             cache = kv_of(asked.call.model_kwargs)
             if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
                 return  # A recurrent or windowed state takes little room.
             most = most_read = max_bytes // kv_bytes(self._model, 1)
         else:
-            limits = self._limits or self._runner.limits(self._max_rows, max_bytes)
-            self._limits = limits
-            most = (limits.max_tokens or 0) - limits.spare
+            most = (self._limits.max_tokens or 0) - self._limits.spare
             most_read = most // self._max_rows  # All places are set aside while one is read.
         if asked.max_columns > most or asked.call.num_tokens > most_read:
             raise UnsupportedError(

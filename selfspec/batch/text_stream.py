@@ -45,7 +45,6 @@ class TextStream:
         return text
 
     def decoded(self, ids: list[int]) -> str:
-        """The text of tokens by themselves."""
         return self._tokenizer.decode(  # type: ignore[no-any-return]
             ids, skip_special_tokens=self._skips_special, clean_up_tokenization_spaces=False
         )

@@ -57,12 +57,10 @@ class TokenScores:
 
     @property
     def lists(self) -> tuple[list[TokenScore] | None, list[TokenScore] | None]:
-        """Those of the new tokens, and those of the prompt."""
         return self.tokens, self.prompt
 
     @property
     def is_asked(self) -> bool:
-        """Does anybody ask for scores?"""
         return self.lists != (None, None)
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -71,7 +69,6 @@ class TokenScores:
         return scores
 
     def take(self, ids: Sequence[int]) -> None:
-        """Hears which token was chosen."""
         if self.tokens is not None:
             self.tokens += self._scored(self._logprobs, ids, self._num_top)
 

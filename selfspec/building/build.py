@@ -9,15 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from selfspec.building.grams import GramCounter
 from selfspec.building.reading import prefix_of, teach
@@ -34,13 +27,9 @@ from selfspec.neural.map_prior import PriorSums
 
 _MAX_MEMORY = 1 << 32  # 4 GiB for counting. Beyond that the rarest n-grams are dropped.
 _COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(14),
-    MofNCompleteColumn(),
-    TextColumn("{task.fields[tokens]:,} tokens"),
-    TimeElapsedColumn(),
-    TextColumn("left"),
-    TimeRemainingColumn(),
+    *("{task.description}", rich.BarColumn(14), rich.MofNCompleteColumn()),
+    *("{task.fields[tokens]:,} tokens", rich.TimeElapsedColumn(), "left"),
+    rich.TimeRemainingColumn(),
 )
 
 
@@ -56,11 +45,8 @@ def build_cache(
 ) -> CacheContents:
     """Builds the cache `output`; returns what is in it.
 
-    Args:
-        load_model: Called when the model itself is needed, not only its tokenizer.
-        console: Shows how far the build is.
-        model_name: What the user called it; None for the embedded one.
-        overwrite: Replaces a cache that is there.
+    `load_model` is called when the model itself is needed. `model_name` is what the user called it;
+    None for the embedded one.
     """
     target = check_target(output, overwrite=overwrite)
     if recipe.uses_template and not tokenizer.chat_template:
@@ -88,7 +74,6 @@ class _Build:
     facts: dict[str, Any] = field(default_factory=dict)  # Numbers for the card.
 
     def of(self, documents: Iterable[TokenIds | None]) -> CacheContents:
-        """A cache of the phrases of documents, and of what the model predicts in them."""
         recipe, tables, prior = self.recipe, {}, None
         if recipe.wants_lut:
             model = self.load_model().eval()
@@ -136,7 +121,7 @@ class _Build:
     def _show(self, title: str, total: int | None, parts: Iterable[tuple[int, int]]) -> int:
         """Goes through parts of work, as (amount, tokens), with a bar; returns the tokens."""
         tokens = 0
-        with Progress(*_COLUMNS, console=self.console) as bar:
+        with rich.Progress(*_COLUMNS, console=self.console) as bar:
             task = bar.add_task(title, total=total, tokens=0)
             for amount, num_tokens in parts:
                 tokens += num_tokens

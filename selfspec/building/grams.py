@@ -64,7 +64,6 @@ def _count(text: NDArray[np.int64], depth: int) -> Trie:
 
 
 def _merge(tries: Sequence[Trie]) -> Trie:
-    """The sums of all counts."""
     merged = []
     indices = [np.zeros(1, np.int64) for _ in tries]
     for levels in zip(*tries, strict=True):
@@ -123,7 +122,6 @@ class GramCounter:
     def tables(
         self, *, min_count: int = 2, max_continuations: int = 8, max_bytes: int = 64_000_000
     ) -> CorpusTables:
-        """The tables of all that was counted, as `tables_of` makes them."""
         self._count_waiting()
         self._tries = [_merge(self._tries or [_count(np.array([_END]), self._depth)])]
         token_dtype = np.dtype(np.uint16 if self._vocab_size <= 1 << 16 else np.uint32)

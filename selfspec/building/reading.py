@@ -66,7 +66,6 @@ def teach(
 
 @torch.inference_mode()
 def _add_states(sums: PriorSums, windows: Sequence[TokenIds], states: torch.Tensor) -> None:
-    """Adds the states (B, N, D) of windows."""
     before = torch.cat([row[: len(ids) - 1] for ids, row in zip(windows, states, strict=True)])
     after = torch.cat([row[1 : len(ids)] for ids, row in zip(windows, states, strict=True)])
     tokens = torch.from_numpy(np.concatenate([ids[1:] for ids in windows]))
@@ -91,7 +90,6 @@ def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:
 
 @torch.inference_mode()
 def _kv_after(model: Any, prefix: Sequence[int]) -> Any:
-    """The KV cache after the prefix; None if there is no prefix."""
     if not prefix:
         return None
     ids = torch.tensor([list(prefix)], device=model.device)

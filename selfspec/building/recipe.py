@@ -10,14 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ByteSize,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
 
 from selfspec.errors import BuildError, unknown_name
 
@@ -26,19 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# The keys that are options of `selfspec cache build`, too. The others are set in a file.
-OPTIONS = (
-    "data",
-    "data_files",
-    "split",
-    "column",
-    "messages",
-    "form",
-    "chat_template",
-    "max_documents",
-    "build",
-    "warmup_tokens",
-)
 LEAST_BYTES = 9_000  # What n-gram tables without a row take in a file.
 _VOCABULARY = "vocabulary"
 _RECIPES = resources.files("selfspec") / "building" / "recipes"
@@ -138,7 +118,6 @@ class Recipe(BaseModel):
 
 
 def _message(error: ValidationError) -> str:
-    """The first thing that is wrong, in a line, with the option's name where there is one."""
     first = error.errors(include_url=False)[0]
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
@@ -146,8 +125,7 @@ def _message(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return unknown_name("recipe key", name, Recipe.model_fields)
     rule = first["msg"].replace("Input should", "must").replace("String should", "must")
-    shown = f"--{name.replace('_', '-')}" if name in OPTIONS else name
-    return f"{shown} {rule} (got {first['input']!r:.80})"
+    return f"{name} {rule} (got {first['input']!r:.80})"
 
 
 def read_recipe(name_or_path: str) -> dict[str, Any]:
@@ -170,5 +148,4 @@ def read_recipe(name_or_path: str) -> dict[str, Any]:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with selfspec."""
     return sorted(path.name.removesuffix(".toml") for path in _RECIPES.iterdir())

@@ -171,7 +171,6 @@ def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
 
 
 def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
-    """A text, token ids, or a conversation in the form of chat templates."""
     name = recipe.messages or recipe.column
     if name not in row:
         raise BuildError(f"document {number}: {unknown_name('column', name, row)}")
@@ -200,7 +199,6 @@ def _is_message(value: Any) -> bool:
 
 
 def encode(documents: Sequence[Document], recipe: Recipe, tokenizer: Any) -> list[TokenIds | None]:
-    """The ids of each document; None where there is none."""
     found: list[Any] = [each if isinstance(each, np.ndarray) else () for each in documents]
     texts = [_text_of(each, recipe, tokenizer) for each in documents]
     indices = [index for index, text in enumerate(texts) if text]

@@ -90,7 +90,6 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
 
 
 def _short_name(tokenizer: Any) -> str:
-    """A Hub id as it is, and of a path the last part."""
     name = str(getattr(tokenizer, "name_or_path", ""))
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
     return name if is_hub_id else PurePath(name.replace("\\", "/")).name

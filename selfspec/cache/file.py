@@ -29,8 +29,6 @@ _KEY = "selfspec"  # The one entry of the metadata. Several would be written in 
 
 
 class _Card(BaseModel):
-    """What a file holds apart from its tables."""
-
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     format_version: Literal[3]
@@ -75,7 +73,6 @@ def save_cache(
     overwrite: bool = False,
     mode: int = 0o666,
 ) -> None:
-    """Writes a cache, whole or not at all."""
     target = check_target(path, overwrite=overwrite)
     data = as_bytes(contents)
     try:

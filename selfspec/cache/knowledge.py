@@ -45,7 +45,6 @@ class Knowledge:
         self._lock = threading.Lock()
 
     def learned(self, vocab_size: int) -> Learned:
-        """What is learned for a vocabulary, made at the first call."""
         with self._lock:
             if self._learned is None:
                 self._learned, self._vocab_size = self._opened(vocab_size), vocab_size
@@ -57,7 +56,6 @@ class Knowledge:
             return self._learned
 
     def forget(self) -> None:
-        """Goes back to what was loaded, or to nothing."""
         with self._lock:
             if self.remembered is not None:
                 self.remembered.drop()
@@ -131,7 +129,6 @@ def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
 
 
 def _check_sources(sources: Sequence[Source]) -> None:
-    """Refuses what is no source, before the first call would fail on it."""
     if not isinstance(sources, Sequence):
         raise ConfigError(f"extra_sources must be a list of Sources (got {sources!r:.80})")
     for source in sources:

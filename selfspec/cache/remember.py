@@ -37,10 +37,8 @@ _log = logging.getLogger("selfspec")
 class Remembered:
     """The file of one `SelfSpec`, and which part of what it learned is in there already.
 
-    Args:
-        path: The file. It is made at the first save, readable by its owner only.
-        tokenizer: The model's tokenizer, to which the file belongs.
-        saves: Whether anything is learned that may be saved.
+    It is made at the first save, readable by its owner only, and belongs to the tokenizer. `saves`
+    says whether anything is learned that may be saved.
     """
 
     def __init__(self, path: str | os.PathLike[str], tokenizer: Any, *, saves: bool) -> None:
@@ -76,7 +74,6 @@ class Remembered:
             self._saved_at = time.monotonic()
 
     def drop(self) -> None:
-        """Lets go of what was learned, without saving it."""
         with self._lock:
             self._learned = None
 
@@ -182,10 +179,10 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
 
 
 def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:
-    """Replays the new rows into tables made of what is kept; these never outgrow those in memory.
+    """Replays the new rows into tables made of what is kept, so that it never outgrows them.
 
-    Of two rates, the one with more trials wins, since another process may have counted it. The
-    model has at least `num_ids` tokens. Corpora are left out.
+    Of two rates, the one with more trials wins. The model has at least `num_ids` tokens. Corpora
+    are left out.
     """
     kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.

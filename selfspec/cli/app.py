@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
 
@@ -22,16 +23,10 @@ _USER_ERROR = 2
 _INTERRUPTED = 130
 
 
-def _version() -> str:
-    from selfspec import __version__
-
-    return f"selfspec {__version__}"
-
-
 app = App(
     name="selfspec",
     help="The same text from a language model, in fewer forwards.",
-    version=_version,
+    version=lambda: f"selfspec {version('selfspec')}",
     help_format="markdown",
     group_arguments=GENERAL,
     group_parameters=GENERAL,
@@ -41,12 +36,9 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 # In the order in which most people need them.
-app.command(demo, sort_key=0)
-app.command(check, sort_key=1)
-app.command(chat, sort_key=2)
-app.command(generate, sort_key=3)
-app.command(batch, sort_key=4)
-app.command(serve, sort_key=5)
+_COMMANDS: Sequence[Callable[..., object]] = (demo, check, chat, generate, batch, serve)
+for place, command in enumerate(_COMMANDS):
+    app.command(command, sort_key=place)
 app.command(cache)
 
 

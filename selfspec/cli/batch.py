@@ -18,7 +18,6 @@ from selfspec.cli.options import Knobs, Model, WriteOptions
 from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
 from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
-from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
@@ -50,11 +49,10 @@ def batch(
     files = BatchFiles(prompts, answers)
     with files.locked():
         progress = files.progress()
-        num_bad, total = len(progress.unreadable), progress.total
+        num_bad, total = progress.num_unreadable, progress.total
         if not progress.left and not num_bad:
             say(f"All {total} lines are answered in {answers}.")
             return 0
-        files.begin(progress)
         if num_bad:
             say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:
@@ -75,8 +73,6 @@ def _results(
 ) -> Iterator[LineResult]:
     from selfspec.batch.schedule import ShortestFirst
     from selfspec.batch.session import Session
-    from selfspec.forward.model import vocab_size
-    from selfspec.plugin.row_rules import end_ids
 
     model, asked = writer.model, writer.asked
     session = Session(
@@ -87,20 +83,11 @@ def _results(
         max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
         scheduler=ShortestFirst(),  # The answers may come in any order.
     )
-    encoder = Encoder(
-        writer.tokenizer,
-        vocab_size(model),
-        writer.loaded.max_positions,
-        default={"max_new_tokens": asked.max_new_tokens, **writer.choice()},
-        length_option="--max-new-tokens",
-        images=writer.loaded.images,
-        end_ids=end_ids(model.generation_config),
-    )
-    return results(lines, session, encoder, model_name=writer.loaded.name, seed=writer.seed)
+    encoder, name = writer.encoder(), writer.loaded.name
+    return results(lines, session, encoder, model_name=name, seed=writer.seed)
 
 
 def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:
-    """Writes each result and shows a bar; returns how many lines have no answer."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     about = rich.TextColumn("{task.fields[tokens]} tokens")

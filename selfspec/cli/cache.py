@@ -28,7 +28,6 @@ cache = App(
 
 
 def _key(name: str, negative: tuple[str, ...] | None = ()) -> Parameter:
-    """An option for a key of a recipe, with the text that `Recipe` has for it."""
     return Parameter(help=Recipe.model_fields[name].description, negative=negative)
 
 
@@ -38,7 +37,7 @@ _Text = str | None
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """The keys of a recipe that are options too; None leaves a key as the recipe has it."""
+    """The keys of a recipe that are options too; the others are set in a file."""
 
     data: Annotated[_Text, _key("data")] = None
     data_files: Annotated[tuple[str, ...] | None, _key("data_files")] = None
@@ -52,7 +51,6 @@ class RecipeOptions:
     warmup_tokens: Annotated[int | None, _key("warmup_tokens")] = None
 
     def given(self) -> dict[str, Any]:
-        """The keys that were given, as a recipe has them."""
         held = {name: value for name, value in vars(self).items() if value is not None}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in held.items()}
 
@@ -128,7 +126,6 @@ def inspect(name: str, /) -> None:
 
 
 def _print_contents(name: object, contents: CacheContents) -> None:
-    """A line on what is in a cache."""
     parts = [f"{len(arrays['ids']):,} {table} rows" for table, arrays in contents.tables.items()]
     if contents.corpus is not None:
         parts.append(

@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.live_text import OWN
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import ChatOptions, Flag, Knobs, Model
+from selfspec.cli.options import ChatOptions, Knobs, Model
 from selfspec.cli.paint import Painter
 from selfspec.cli.writer import loaded
 from selfspec.errors import SelfSpecError, unknown_name
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
-    from selfspec.cli.conversation import Turn
     from selfspec.cli.writer import Writer
 
 _PROMPT = "> "
 _COMMANDS = {
-    "/retry": "ask the last question again",
     "/system TEXT": "start over with this system message, or without one if TEXT is left out",
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
@@ -41,7 +38,6 @@ def chat(
     /,
     *,
     system: str | None = None,
-    show_drafts: Flag = False,
     asked: ChatOptions = ChatOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
@@ -49,31 +45,20 @@ def chat(
 
     Args:
         system: A system message to begin with.
-        show_drafts: Colour the tokens that were drafted.
     """
     asked, config = replace(asked, model=model), knobs.config()
     check_options(asked)
     writer = loaded(asked, chats=True, packs=config.may_pack)
-    ChatLoop(writer, config, system=system, show_drafts=show_drafts).run(_reader())
+    ChatLoop(writer, config, system).run(_reader())
 
 
 class ChatLoop:
-    """Answers questions until the user leaves."""
-
-    def __init__(
-        self,
-        writer: Writer,
-        config: SpecConfig,
-        *,
-        system: str | None = None,
-        show_drafts: bool = False,
-    ) -> None:
+    def __init__(self, writer: Writer, config: SpecConfig, system: str | None = None) -> None:
         from selfspec.cli.conversation import Conversation
 
         self._console = Console(highlight=False)
         self._painter = Painter(self._console)
         self._spinner = ExitStack()
-        self._show_drafts = show_drafts
         self._writer = writer
         self._spec = writer.loaded.new_spec(config)
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
@@ -81,8 +66,6 @@ class ChatLoop:
     def run(self, read: Callable[[], str]) -> None:
         """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
         self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
-        if self._show_drafts and self._painter.in_colour:
-            self._console.print(self._painter.legend(self._writer.origins(self._spec.config)))
         while True:
             try:
                 line = read().strip()
@@ -101,9 +84,7 @@ class ChatLoop:
     def _handle(self, line: str) -> None:
         command, _, rest = line.partition(" ")
         if not line.startswith("/"):
-            self._answer(lambda: self.conversation.ask(line))
-        elif command == "/retry":
-            self._answer(self.conversation.retry)
+            self._answer(line)
         elif command == "/system":
             self.conversation.begin(rest)
             self._note("The conversation starts over.")
@@ -119,10 +100,10 @@ class ChatLoop:
             known = [name.split()[0] for name in _COMMANDS]
             self._note(f"error: {unknown_name('command', command, known)}")
 
-    def _answer(self, ask: Callable[[], Turn]) -> None:
+    def _answer(self, question: str) -> None:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
-            turn = ask()
+            turn = self.conversation.ask(question)
         stats = self._spec.stats
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
         if stats.step_seconds:
@@ -134,9 +115,9 @@ class ChatLoop:
         self._console.print()
         self._note(f"({', '.join(parts)})")
 
-    def _show(self, piece: str, origin: str) -> None:
+    def _show(self, piece: str, _origin: str) -> None:
         self._spinner.close()
-        self._painter.show(piece, origin if self._show_drafts else OWN)
+        self._painter.show(piece)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))
@@ -145,8 +126,7 @@ class ChatLoop:
 def _reader() -> Callable[[], str]:
     """Each call gives the next question, or raises `EOFError` after the last one.
 
-    From a pipe each line is a question, and is printed with the prompt in front of it, so that the
-    output reads like a chat. At a terminal a text that is pasted is one question.
+    From a pipe each line is one, and is printed too. At a terminal a text that is pasted is one.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         from prompt_toolkit import PromptSession

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from cyclopts.types import NonNegativeFloat, PositiveInt
@@ -30,7 +29,6 @@ from selfspec.machine.memory import free_memory
 from selfspec.serving.prompt_files import num_tokens
 
 if TYPE_CHECKING:
-    from selfspec.cost import CostCurve
     from selfspec.plugin import SelfSpec
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
@@ -76,7 +74,6 @@ def check(
 def _compared(
     asked: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
 ) -> int:
-    """Prints what the figures depend on, measures, and prints the report."""
     check_options(asked)
     config, console = SpecConfig(), Console(highlight=False)
     sees = any(each.has_images for each in questions)
@@ -96,9 +93,8 @@ def _compared(
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
         new_spec = partial(model.new_spec, config)
         measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
-    curve = _learned_curve(measured, spec, found)
     eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
-    return print_report(console, measured, asked, curve, sees=sees, eight_bits=eight_bits)
+    return print_report(console, measured, asked, sees=sees, eight_bits=eight_bits)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
@@ -116,7 +112,6 @@ def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
 
 
 def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
-    """What the figures depend on, and what a report of a fault needs."""
     import torch
 
     from selfspec import __version__
@@ -139,20 +134,12 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     ]
 
 
-def _learned_curve(measured: Comparison, spec: SelfSpec, asked: Prompts) -> CostCurve | None:
-    """What a step costs by its width, as the calls of the last round have taught."""
-    length = int(median(num_tokens(ids) for _, ids in asked)) + _LEAST_TOKENS
-    costs, forward = measured.costs, spec.stats.forward or "eager"
-    return None if costs is None else costs.learned(forward, length)
-
-
 def _in_eight_bits(
     writer: Writer, asked: Prompts, measured: Comparison, *, sees: bool
 ) -> str | None:
     """What `--weights int8` would bring, or why that wasn't measured.
 
     None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
-    Memory holds the second model beside the first: 2 bytes for each parameter must be free.
     """
     from selfspec.weights import eight_bit_bytes, missing_for_eight_bits
 

@@ -19,7 +19,6 @@ from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
-    from selfspec.forward.costs import Costs
     from selfspec.plugin import SelfSpec
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
@@ -38,11 +37,9 @@ class Comparison:
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # of each prompt, all rounds
     parted: set[str] = field(default_factory=set)  # prompts with another text than the plain
     shares: list[float] = field(default_factory=list)  # of the processor, on a CPU
-    costs: Costs | None = None  # what steps took in the last round
 
     @property
     def total(self) -> GenerationStats:
-        """What was counted over all prompts."""
         return sum(self.stats.values(), GenerationStats())
 
     def speed_ups(self, axis: int) -> np.ndarray:
@@ -52,7 +49,6 @@ class Comparison:
 
     @property
     def speed_up(self) -> float:
-        """The median over the rounds."""
         return float(np.median(self.speed_ups(1)))
 
     @property
@@ -64,7 +60,6 @@ class Comparison:
 
     @property
     def num_drafted(self) -> int:
-        """How many drafted tokens were in any forward."""
         return self.total.drafted_by_source.total()
 
     @property
@@ -81,7 +76,6 @@ class Comparison:
 def timed(
     writer: Writer, spec: SelfSpec | None, ids: Encoded, num_new: int
 ) -> tuple[list[int], float]:
-    """The new tokens of one call, and its seconds."""
     writer.reseed()
     start = perf_counter()
     new_ids = writer.new_ids(ids, spec, max_new_tokens=num_new)
@@ -97,10 +91,9 @@ def measure(
     seconds: float,
     say: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Answers all prompts plainly and with drafts, in rounds, while there is time.
+    """Answers all prompts in rounds, while there is time.
 
-    Each round has a new `SelfSpec`, so all rounds draft alike: the first prompt from nothing or
-    from a cache, and later ones from what was learned by then. A busy machine gets one round.
+    Each round has a new `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
     """
     end, limit = perf_counter() + seconds, writer.loaded.max_positions or math.inf
     found = Comparison(writer.loaded.dtype)
@@ -124,7 +117,6 @@ def measure(
             found.stats[kind] = found.stats.get(kind, GenerationStats()) + spec.stats
             if new_ids != text:
                 found.parted.add(kind)
-        found.costs = spec.models.run(writer.model).costs
         now = perf_counter()
         if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break

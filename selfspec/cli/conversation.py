@@ -74,15 +74,7 @@ class Conversation:
         self.messages = [*messages, {"role": "assistant", "content": live.text}]
         return turn
 
-    def retry(self) -> Turn:
-        """Asks the last question again."""
-        if len(self.messages) <= len(self._opening):
-            raise CliError("/retry needs a question that was asked (got none so far)")
-        *self.messages, question, _answer = self.messages
-        return self.ask(question["content"])
-
     def _budget(self, num_prompt_tokens: int) -> int:
-        """The number of tokens that the answer may have."""
         limit = self._writer.loaded.max_positions
         wanted = self._writer.asked.max_new_tokens
         if limit is None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
 
 from selfspec.cli.live_text import LiveText
 from selfspec.cli.loading import check_options
@@ -15,10 +14,7 @@ from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
 from selfspec.cli.paint import harmless
 from selfspec.cli.writer import loaded
 from selfspec.errors import CliError
-
-if TYPE_CHECKING:
-    from selfspec.cli.writer import Writer
-    from selfspec.plugin import SelfSpec
+from selfspec.serving.schema import Settings
 
 
 def generate(
@@ -28,9 +24,7 @@ def generate(
     *,
     prompt: str | None = None,
     chat: Flag = False,
-    output: Path | None = None,
     prediction: Path | None = None,
-    full: Flag = False,
     stats: Flag = False,
     asked: WriteOptions = WriteOptions(),
     knobs: Knobs = Knobs(),
@@ -41,40 +35,37 @@ def generate(
         file: The file with the prompt. Default: stdin.
         prompt: The prompt itself.
         chat: Ask it as a question, in the model's chat template.
-        output: Write to this new file, not to stdout.
         prediction: A file that says roughly what will be written.
-        full: Write the prompt too.
         stats: Print statistics on stderr.
     """
     asked, config = replace(asked, model=model), knobs.config()
     check_options(asked)
-    _check_output(output)
     text = _read_prompt(file, prompt)
     expected = None if prediction is None else _read(prediction, "--prediction")
     writer = loaded(asked, chats=chat)
     spec = writer.loaded.new_spec(config)
-    ids = _encoded(writer, text, chats=chat)
-    with (
-        nullcontext(sys.stdout)
-        if output is None
-        else output.open("w", encoding="utf-8", newline="") as sink
-    ):
-        _write(writer, spec, ids, sink, start=text if full else "", expected=expected)
+    question = [{"role": "user", "content": text}] if chat else text
+    ids, _ = writer.encoder().arguments_for(question, Settings())
+    assert isinstance(ids, list)  # A text has no images.
+    out = sys.stdout
+    with ExitStack() as spinner:
+
+        def show(piece: str, _origin: str) -> None:
+            spinner.close()
+            out.write(harmless(piece) if out.isatty() else piece)
+            out.flush()
+
+        spinner.enter_context(working("Reading the prompt", only_spinner=True))
+        live = LiveText(writer.tokenizer, ids, show)
+        writer.write(ids, spec, streamer=live, prediction=expected)
+    if out.isatty() and not live.text.endswith("\n"):
+        out.write("\n")
     if stats:
-        # A text that goes to stdout may end in the middle of the line.
-        start = "\n" if output is None and not sys.stdout.isatty() else ""
-        say(f"{start}{spec.stats}")
-
-
-def _check_output(path: Path | None) -> None:
-    """Refuses what can't be a new file, before the model is loaded."""
-    if path is None or (path.parent.is_dir() and not path.is_file() and not path.is_dir()):
-        return  # It may be a device or a pipe.
-    raise CliError(f"--output must be a new file in a folder that exists (got {str(path)!r})")
+        # A text that goes to a pipe or a file may end in the middle of the line.
+        say(str(spec.stats) if out.isatty() else f"\n{spec.stats}")
 
 
 def _read(path: Path | None, option: str) -> str:
-    """The text of a file, or of stdin."""
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
         return data.decode("utf-8-sig")
@@ -86,7 +77,6 @@ def _read(path: Path | None, option: str) -> str:
 
 
 def _read_prompt(file: Path | None, prompt: str | None) -> str:
-    """The text on the command line, that of a file, or all of stdin."""
     if prompt is not None and file is not None:
         raise CliError(f"give FILE or --prompt, not both (got {str(file)!r} and {prompt[:40]!r})")
     if file is not None and not file.exists():
@@ -97,43 +87,3 @@ def _read_prompt(file: Path | None, prompt: str | None) -> str:
     if not text:
         raise CliError("the prompt must not be empty (got no text); write some text")
     return text
-
-
-def _encoded(writer: Writer, text: str, *, chats: bool) -> list[int]:
-    """The ids of the prompt; refuses one that leaves no room for its answer."""
-    from selfspec.batch.prompts import encoded
-
-    asked = [{"role": "user", "content": text}] if chats else text
-    ids = encoded(asked, writer.tokenizer)
-    limit, num_new = writer.loaded.max_positions, writer.asked.max_new_tokens
-    if limit is not None and len(ids) + num_new > limit:
-        raise CliError(
-            f"prompt and new tokens must fit into the model's {limit} positions (got {len(ids)} + "
-            f"{num_new}); shorten the prompt, or lower --max-new-tokens"
-        )
-    return ids
-
-
-def _write(
-    writer: Writer,
-    spec: SelfSpec,
-    ids: list[int],
-    sink: TextIO,
-    *,
-    start: str,
-    expected: str | None,
-) -> None:
-    """Streams the continuation after `start`."""
-    with ExitStack() as spinner:
-
-        def show(piece: str, _origin: str = "") -> None:
-            spinner.close()
-            sink.write(harmless(piece) if sink.isatty() else piece)
-            sink.flush()
-
-        show(start)
-        spinner.enter_context(working("Reading the prompt", only_spinner=True))
-        live = LiveText(writer.tokenizer, ids, show)
-        writer.write(ids, spec, streamer=live, prediction=writer.encode_prediction(expected))
-    if sink.isatty() and not live.text.endswith("\n"):
-        sink.write("\n")

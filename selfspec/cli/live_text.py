@@ -50,7 +50,6 @@ class LiveText:
         self._emit(drafted + [OWN] * (len(record.committed_ids) - len(drafted)))
 
     def end(self) -> None:
-        """Shows the tokens and characters that were held back."""
         self._emit([OWN] * len(self._waiting))
         self._say(self._stream.rest(), OWN)
 

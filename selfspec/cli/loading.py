@@ -14,6 +14,7 @@ from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.model_names import check_model_name, file_here, find_model
 from selfspec.serving.images import ImageReader
+from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -41,14 +42,12 @@ class Loaded:
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions that the model has; None if its config doesn't say."""
         from selfspec.forward.model import max_positions
 
         return max_positions(self.model)
 
     @property
     def dtype(self) -> str:
-        """The model's dtype, as options name it."""
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
@@ -59,8 +58,16 @@ class Loaded:
         bits = " in 8 bits" * is_in_eight_bits(self.model)
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
+    def encoder(self, **how: Any) -> Encoder:
+        """Turns prompts into tokens and arguments, within what the model allows."""
+        from selfspec.forward.model import vocab_size
+        from selfspec.plugin.row_rules import end_ids
+
+        ends = end_ids(self.model.generation_config)
+        limits = (vocab_size(self.model), self.max_positions)
+        return Encoder(self.tokenizer, *limits, **{"images": self.images, "end_ids": ends, **how})
+
     def new_spec(self, config: SpecConfig) -> SelfSpec:
-        """A new `SelfSpec`, which knows what the cache and the remembered file hold."""
         from selfspec import SelfSpec
 
         options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
@@ -88,12 +95,11 @@ def load_all(
     sees: bool = False,
     packs: bool = False,
 ) -> Loaded:
-    """The model, and what drafts start with.
+    """The model, and what drafts start with, whose errors come before the model is read.
 
-    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. Tokenizer and
-    caches are quick to read, so their errors come before the model is read. With `sees`, a model
-    that can read images is loaded with what it reads them with. With `packs`, weights are packed in
-    place where that pays: the model will write for long, and is not compared with itself.
+    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. With `sees`, a
+    model that can read images is loaded with what it reads them with. With `packs`, weights are
+    packed in place where that pays.
     """
     from selfspec.cache import Remembered, load_cache
 
@@ -173,7 +179,6 @@ def images_of(options: RunOptions) -> ImageReader:
 
 
 def load_tokenizer(options: ModelOptions) -> Any:
-    """Loads the tokenizer. That is quick, so its errors come before the model is read."""
     from transformers import AutoTokenizer
 
     source = options.model or str(TINY)
@@ -190,19 +195,16 @@ def load_model(
     packs: bool = False,
     **room: Any,
 ) -> Any:
-    """Loads the model, in the dtype and onto the device that the options name.
+    """Loads the model by `selfspec.load()`, if that packs it or the options need it.
 
-    `selfspec.load()` loads it if it `packs`, or if the options name a memory or weights; else
-    transformers does. `room` says what `--max-memory` sets aside for texts and a draft model.
-    Without that option, `sees` says whether the model can read images.
+    `room` says what `--max-memory` sets aside for texts and a draft model. Without that option,
+    `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole
 
     source, dtype = options.model or str(TINY), options.dtype
     if options.model is None and dtype == "auto":
-        # It is saved in half precision to keep the package small. In float32 the promise of the
-        # same text holds to the last token.
-        dtype = "float32"
+        dtype = "float32"  # It is saved in half precision to keep the package small.
     how: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
     memory, weights = getattr(options, "max_memory", None), getattr(options, "weights", None)
     with _one_line(f"the {what} of {source!r}"):

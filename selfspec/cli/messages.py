@@ -14,7 +14,6 @@ from selfspec.errors import one_line
 
 
 def say(line: str) -> None:
-    """Prints a line on stderr."""
     print(line, file=sys.stderr)
 
 

@@ -46,7 +46,6 @@ class ModelOptions:
 
     @property
     def title(self) -> str:
-        """What the model is called while it is loaded."""
         return self.model or "the embedded model"
 
 

@@ -52,13 +52,11 @@ class Painter:
         self.write(piece, _STYLES.get(origin, "red"))
 
     def write(self, text: str, style: str) -> None:
-        """Writes text in one of rich's styles."""
         segment = Segment(harmless(text), Style.parse(style))
         self.console.print(Segments([segment]), end="", crop=False, no_wrap=True)
         self.console.file.flush()
 
     def legend(self, sources: Sequence[str]) -> Text:
-        """A line that says which colour each source has."""
         text = Text("drafted by ")
         for name in (*sources, SEVERAL) if len(sources) > 1 else sources:
             text.append(name, _STYLES[name]).append("  ")

@@ -41,19 +41,15 @@ _OWN = {
 
 
 class Question(NamedTuple):
-    """What is asked, and what kind of work it is."""
-
     kind: str
     prompt: Any  # a text, or messages
     is_turn: bool = False  # Is the text what a user would say to a model that can chat?
 
     @property
     def has_images(self) -> bool:
-        """Must the model see?"""
         return has_images(self.prompt)
 
     def encoded(self, loaded: Loaded) -> Encoded:
-        """The tokens of the prompt, with what belongs to its images."""
         from selfspec.batch.prompts import inputs_of
 
         prompt = as_turn(self.prompt, loaded.tokenizer) if self.is_turn else self.prompt

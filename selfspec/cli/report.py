@@ -14,7 +14,6 @@ from selfspec.cli.comparison import Comparison
 
 if TYPE_CHECKING:
     from selfspec.cli.options import WriteOptions
-    from selfspec.cost import CostCurve
 
 _GAIN = 1.03  # A smaller speed-up is no gain.
 _ENOUGH = 96  # tokens of one answer to each prompt
@@ -24,7 +23,6 @@ def print_report(
     console: Console,
     measured: Comparison,
     asked: WriteOptions,
-    curve: CostCurve | None = None,
     *,
     sees: bool = False,
     eight_bits: str | None = None,
@@ -33,9 +31,6 @@ def print_report(
     is_wrong = measured.dtype == "float32" and bool(measured.parted)
     is_check = asked.model is not None  # The demo shows its drafts, whatever they bring.
     console.print(table_of(measured))
-    if has_times(measured) and curve is not None:
-        costs = ", ".join(f"{width}: {curve.relative(width):.2f}" for width in curve.widths)
-        console.print(f"Cost of a step by its width in tokens, in plain steps: {costs}")
     if measured.total.num_drafts:
         console.print(f"{measured.total.acceptance}.")
     console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
@@ -118,7 +113,6 @@ def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list
 
 
 def about_texts(measured: Comparison, is_wrong: bool) -> str:
-    """How many texts with drafts are the plain ones."""
     total, others = len(measured.lengths), ", ".join(sorted(measured.parted))
     same = f"{total - len(measured.parted)} of {total} are plain generate()'s, token for token"
     if not measured.parted:
@@ -157,6 +151,5 @@ def table_of(measured: Comparison) -> Table:
 
 
 def _means(rounds: list[list[float]]) -> list[float]:
-    """The mean seconds of each prompt, and those of all prompts together."""
     means = [sum(each) / len(each) for each in zip(*rounds, strict=True)]
     return [*means, sum(means)]

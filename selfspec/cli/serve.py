@@ -13,17 +13,15 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
-from selfspec.cli.loading import check_options, load_all, memory_of_texts
+from selfspec.cli.loading import Loaded, check_options, load_all, memory_of_texts
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import DraftOptions, Knobs, Model
 from selfspec.cli.vllm_options import in_our_options
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec import SpecConfig
-    from selfspec.serving.images import ImageReader
     from selfspec.serving.model_thread import ModelThread
 
 _OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
@@ -64,34 +62,24 @@ class Listening:
 
     @property
     def hosts(self) -> set[str]:
-        """The names by which the server may be called."""
         return {self.host, *self.allow_host} - set(_WILDCARDS)
 
     @property
     def kv_bytes(self) -> int | None:
-        """What keys and values may take; None if the option is not given."""
         if self.max_kv_memory is None:
             return None
         return amount_in_bytes(self.max_kv_memory, name="--max-kv-memory")
 
     def check(self) -> None:
-        """Refuses wrong values before the model is loaded."""
         _ = self.kv_bytes
         if self.api_key is not None and not self.api_key.strip():
             raise CliError(
                 "--api-key must not be empty (got no characters); leave it out for no key"
             )
-        for origin in self.allow_origin:
-            if "://" not in origin or origin.rstrip("/") != origin:
-                rule = "a scheme and a host, such as https://chat.example.org"
-                raise CliError(f"--allow-origin must be {rule} (got {origin!r})")
         _check_port(self.host, self.port)
 
     def memory_of_texts(self, bytes_per_token: int, default: int) -> int:
-        """What keys and values may take; refuses a memory in which texts have no room.
-
-        A text has one of `max_rows` + 1 shares.
-        """
+        """What keys and values may take. A text has one of `max_rows` + 1 shares."""
         memory = self.kv_bytes or default
         least = _LEAST_TOKENS * (self.max_rows + 1) * bytes_per_token
         if memory < least:
@@ -151,10 +139,8 @@ def serve(
     with working(f"Loading {asked.title}"):
         # In a thread that ends: the OpenMP threads of one that stays would slow down answers.
         with ThreadPoolExecutor(1) as thread:
-            answering, images = thread.submit(_model_thread, asked, listening, config).result()
+            answering, loaded = thread.submit(_model_thread, asked, listening, config).result()
         answering.start()
-    from selfspec.forward.model import max_positions, vocab_size
-    from selfspec.plugin.row_rules import end_ids
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
@@ -164,17 +150,11 @@ def serve(
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
-    model = answering.model
+    images = replace(loaded.images, fetches=listening.fetch_images)
     app = application(
         answering,
         name=name,
-        encoder=Encoder(
-            answering.tokenizer,
-            vocab_size(model),
-            max_positions(model),
-            images=replace(images, fetches=listening.fetch_images),
-            end_ids=end_ids(answering.model.generation_config),
-        ),
+        encoder=loaded.encoder(images=images),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,
@@ -184,8 +164,7 @@ def serve(
 
 def _model_thread(
     asked: DraftOptions, listening: Listening, config: SpecConfig
-) -> tuple[ModelThread, ImageReader]:
-    """Loads everything, and starts nothing yet."""
+) -> tuple[ModelThread, Loaded]:
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread
     from selfspec.weights.streamed.memory_plan import kv_bytes
@@ -203,11 +182,10 @@ def _model_thread(
         max_memory=listening.memory_of_texts(kv_bytes(model, 1), left or half),
         max_waiting=listening.max_waiting,
     )
-    return thread, loaded.images
+    return thread, loaded
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuses an address that is taken, before the model is read."""
     try:
         for *kind, _name, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(*kind) as probe:

@@ -16,15 +16,10 @@ from selfspec.errors import CliError
 from selfspec.serving.schema import RequestError, checked, json_object
 
 _OPTION = "--speculative-config"
-_OURS = (
-    "; leave the option out, and selfspec drafts from this text, from earlier ones, from --cache "
-    "and from --draft-model"
-)
+_OURS = "; leave the option out, and selfspec drafts from texts, --cache and --draft-model"
 
 
 class _Given(BaseModel):
-    """What a config may say."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     method: Literal["ngram", "suffix", "draft_model"]
@@ -38,17 +33,8 @@ class _Given(BaseModel):
     suffix_decoding_max_tree_depth: int | None = None
     suffix_decoding_min_token_prob: float | None = None
 
-    def knobs(self) -> dict[str, Any]:
-        """What it says of our knobs. N drafted tokens are a tree of N + 1 nodes, with the root."""
-        # "suffix" drafts from earlier texts too, as our sources do by default.
-        found: dict[str, Any] = {"sources": ("context",)} if self.method == "ngram" else {}
-        if self.num_speculative_tokens is not None:
-            found["max_nodes"] = self.num_speculative_tokens + 1
-        return found
-
 
 def in_our_options(text: str, asked: DraftOptions, knobs: Knobs) -> tuple[DraftOptions, Knobs]:
-    """The options with what the config asks for; refuses what selfspec does not have."""
     try:
         # The command line has what is no UTF-8 as halves of characters.
         given = checked(_Given, json_object(text.encode(errors="surrogateescape"), "its value"))
@@ -60,7 +46,10 @@ def in_our_options(text: str, asked: DraftOptions, knobs: Knobs) -> tuple[DraftO
             f"{_OPTION}: model must be given for the method 'draft_model', and for no other (got "
             f"{given.model!r} for {given.method!r})"
         )
-    found = given.knobs()
+    # "suffix" drafts from earlier texts too, as our sources do by default.
+    found: dict[str, Any] = {"sources": ("context",)} if given.method == "ngram" else {}
+    if given.num_speculative_tokens is not None:
+        found["max_nodes"] = given.num_speculative_tokens + 1  # with the root of the tree
     both = [name for name in found if getattr(knobs, name) != getattr(Knobs(), name)]
     if given.model is not None and asked.draft_model is not None:
         both.append("draft_model")

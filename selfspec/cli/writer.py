@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from selfspec.cli.loading import Loaded, load_all
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
 from selfspec.records import DRAFT_MODEL
-from selfspec.serving.prompt_files import num_tokens
+from selfspec.serving.prompt_files import Encoder, num_tokens
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -18,14 +17,11 @@ if TYPE_CHECKING:
 
 
 def loaded(asked: WriteOptions, **how: Any) -> Writer:
-    """The model, loaded and ready to write; `load_all` says `how`."""
     with working(f"Loading {asked.title}"):
         return Writer(load_all(asked, **how), asked)
 
 
 class Writer:
-    """One model with the settings of one command."""
-
     def __init__(self, loaded: Loaded, asked: WriteOptions) -> None:
         import torch
 
@@ -45,21 +41,20 @@ class Writer:
         return f"sampling at temperature {temperature or own.temperature}, seed {self.seed}"
 
     def origins(self, config: SpecConfig) -> list[str]:
-        """Where drafted tokens can come from. A corpus is only in a cache."""
+        """Where drafted tokens can come from."""
         cache = self.loaded.cache
         has_corpus = cache is not None and cache.corpus is not None
         origins = [name for name in config.sources if name != "corpus" or has_corpus]
         return origins if self.loaded.draft_model is None else [*origins, DRAFT_MODEL]
 
     def reseed(self) -> None:
-        """Makes the next draws the same as those after the start."""
         import torch
 
         torch.manual_seed(self.seed)
 
-    def encode_prediction(self, text: str | None) -> list[int] | None:
-        """The ids of what the answer will probably look like, however long it is."""
-        return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
+    def encoder(self) -> Encoder:
+        default = {"max_new_tokens": self.asked.max_new_tokens, **self.choice()}
+        return self.loaded.encoder(default=default, length_option="--max-new-tokens")
 
     def write(
         self,
@@ -69,7 +64,7 @@ class Writer:
         streamer: Any = None,
         kv: Any = None,
         max_new_tokens: int | None = None,
-        prediction: Sequence[int] | None = None,
+        prediction: str | None = None,
     ) -> Any:
         """Calls `generate()` with a prompt; without a `spec` it is the stock one.
 
@@ -84,6 +79,7 @@ class Writer:
                 **inputs_on(prompt, self.model),
                 assistant=spec,
                 prediction=prediction,
+                tokenizer=self.tokenizer,
                 streamer=streamer,
                 **{KV: kv},
                 return_dict_in_generate=True,
@@ -92,13 +88,11 @@ class Writer:
             )
 
     def new_ids(self, prompt: PromptInputs, spec: SelfSpec | None, **options: Any) -> list[int]:
-        """What `write` writes after the prompt; waits for the device."""
         output = self.write(prompt, spec, **options)
         new_ids: list[int] = output.sequences[0, num_tokens(prompt) :].tolist()
         return new_ids
 
     def choice(self) -> dict[str, Any]:
-        """How the next token is chosen, as arguments of `generate()`."""
         from selfspec.serving.schema import choice_of
 
         temperature = self.asked.temperature

@@ -96,8 +96,7 @@ class Chains:
         self._vocab_size = vocab_size
         self._least_chance = least_chance
         self._grams = GramTable(num_known)
-        # How often a token came true: [named by both, by the row's own text alone, by all texts
-        # alone], each for all pairs of kinds.
+        # How often a token came true: [agree, own only, all only] × pairs of kinds.
         priors = _priors()
         self._trials = np.full_like(priors, PRIOR_WEIGHT)
         self._hits = priors * PRIOR_WEIGHT

@@ -79,20 +79,15 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         options = _checked(vllm_config.additional_config.get("selfspec", {}))
-        if vllm_config.scheduler_config.async_scheduling:  # vLLM's own check may be gone one day.
-            raise ConfigError(
-                "async_scheduling must be off with selfspec's drafts, which need a step's tokens "
-                "before the next one is scheduled (got True); leave the option out"
-            )
         self._num_tokens = vllm_config.speculative_config.num_speculative_tokens
         self._max_length = vllm_config.model_config.max_model_len
-        self._lasting = lasting = _Lasting(vllm_config, options)
+        self._memory = memory = VllmMemory(vllm_config, options)
         least_chance = float(options.get("least_chance", _LEAST_CHANCE))
-        self._chains = lasting.chains(self._num_tokens, least_chance)
+        self._chains = memory.chains(self._num_tokens, least_chance)
         if "remember" in options:
-            threading.Thread(target=lasting.keep_saving, daemon=True).start()
+            threading.Thread(target=memory.keep_saving, daemon=True).start()
             # `atexit` does not run at the end of processes that vLLM starts; this does.
-            Finalize(self, lasting.end, exitpriority=1)
+            Finalize(self, memory.end, exitpriority=1)
         # By the name of a text. Several rows may have the same text.
         self._sessions: dict[int, list[_Session]] = {}
         self._num_rows = self._num_steps = 0
@@ -154,7 +149,6 @@ class Proposer:
         return serials, places
 
     def _observe(self, step: _Step, serials: Ids, places: Ids) -> None:
-        """Learns the new tokens of all rows, one after the other."""
         of = np.repeat(np.arange(len(step.rows)), step.num_new)
         depths = np.arange(len(of)) - (np.cumsum(step.num_new) - step.num_new)[of]
         rows, ends = step.rows[of], (step.ends - step.num_new)[of] + depths
@@ -163,7 +157,7 @@ class Proposer:
         self._chains.count(places[of], depths, tokens)
         self._chains.observe(before, tokens, serials[of])
         text = np.stack([before[:, 1], before[:, 0], tokens], axis=1)
-        self._lasting.append(serials[of], text)
+        self._memory.append(serials[of], text)
 
     def _keep(self, before: Ids, ends: Ids, serials: Ids) -> None:
         """Keeps the name by which each row will be found in the next step."""
@@ -177,8 +171,6 @@ class Proposer:
 
 
 class _Step(NamedTuple):
-    """The rows that have new tokens, each with where its text ends."""
-
     token_ids: NDArray[np.int32]
     rows: Ids
     ends: Ids
@@ -199,7 +191,7 @@ def _names(before: Ids, ends: Ids) -> list[int]:
     return names
 
 
-class _Lasting:
+class VllmMemory:
     """What a cache and a memory file hold, and what is to be saved in the latter."""
 
     def __init__(self, vllm_config: Any, options: Mapping[str, Any]) -> None:

@@ -15,14 +15,8 @@ after the branch that it likes best (provisional generation).
 
 ``SelfSpec.as_in("edgellm", draft_model=small)``, with a target of `selfspec.load`, which reads
 layers ahead of the forward.
-
-What the text leaves open, and how it is read here:
-
-- What a branch is before it has a token of its own: every candidate is one, and as long as the
-  branch that it would go on with.
-- The draft LLM reads several branches in one forward there, and here one node, with the path to it.
-- α stays between 1e-6 and 0.99, and goes on from one answer to the next.
-- Provisional generation is left out: it was right in too few steps to pay (docs/papers.md).
+Provisional generation is left out: it was right in too few steps to pay. `docs/papers.md` says what
+else differs here.
 """
 
 from __future__ import annotations
@@ -41,17 +35,16 @@ from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
 
-_LEAST, _MOST = 1e-6, 0.99
+_LEAST, _MOST = 1e-6, 0.99  # of α, which goes on from one answer to the next
 
 
 class Pacer(Shape):
-    """A shape: equations 1 and 2 say whose turn it is."""
+    """A shape: equations 1 and 2 say whose turn it is. Each candidate is a branch."""
 
     def __init__(self, max_nodes: int) -> None:
         self._max_nodes = max_nodes
 
     def grow(self, grower: TreeGrower) -> None:
-        """The branch that lacks most goes on."""
         grower.best_first(priority=self.lack)
 
     def lack(self, score: float, depth: int) -> float:
@@ -66,13 +59,7 @@ class Fallback(Budget):
     drafted but the first, and the confidence of the branch that was right takes the place of T_c.
     """
 
-    def __init__(
-        self, alpha: float = 0.01, factor: float = 0.5, *, as_written: bool = True
-    ) -> None:
-        if not (0 < alpha < 1 and 0 < factor <= 1):
-            raise ConfigError(
-                f"alpha must be in (0, 1) and factor in (0, 1] (got {alpha} and {factor})"
-            )
+    def __init__(self, alpha: float = 0.01, factor: float = 0.5, *, as_written: bool = True):
         self.alpha, self.factor, self.as_written = alpha, factor, as_written
 
     def step(self, allowed: int, num_pending: int | None = None) -> Step:
@@ -106,7 +93,6 @@ class _FallbackStep(Step):
         return held >= self._budget.alpha
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
-        """By the branch that the accepted tokens are on."""
         for record in records:
             tree, leaf = record.tree, record.path[-1]
             while below := tree.children[leaf]:
@@ -122,10 +108,7 @@ def confidence(tree: DraftTree) -> float:
 
 
 class DraftLLM(Source):
-    """A source: the small model, which reads any node of a tree.
-
-    It must have the target's tokenizer.
-    """
+    """A source: the small model, which reads any node of a tree."""
 
     name = DRAFT_MODEL
 
@@ -182,11 +165,3 @@ def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> d
         "max_nodes": max_nodes,
         **options,
     }
-
-
-# The paper: 2.9 to 9.3 times plain decoding on boards whose weights come from disk, 1.83 to 2.45
-# times as fast as reading ahead alone; provisional generation brings up to 1.51. Here, with 1.1
-# billion parameters within half of their memory, a draft model brings 2.6 times reading ahead
-# alone, our tables 2.4; provisional generation lost 5 %. A tree of 8 nodes has 2.65 tokens a step
-# by the pacer, 3.61 best-first, and 3.79 as a chain, and α from 0.01 has 3.24 with 12 nodes. By:
-#     python -m eval bench_streamed …; python -m eval study rules --assistant-model SMALL …

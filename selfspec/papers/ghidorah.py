@@ -66,15 +66,12 @@ class FittedTree(Shape):
 
     @property
     def width(self) -> int:
-        """The nodes of a tree in which nothing is missing, the root included."""
         return len(self.parents) + 1
 
     def places(self) -> Sequence[TreePlace]:
-        """The parent and the rank of each."""
         return tuple(zip(self.parents, self.ranks, strict=True))
 
     def grow(self, grower: TreeGrower) -> None:
-        """The newest candidates, in the same places."""
         grower.fill(self.places())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -128,14 +125,3 @@ def method(
         )
     shape = tree if isinstance(tree, FittedTree) else FittedTree.load(tree)
     return {"shape": shape, "budget": "fixed", **options}
-
-
-# The paper, on MT-bench with Medusa's heads, at 2, 4, 8, 16, 32 and 64 nodes: 1.72, 2.28, 2.59,
-# 2.93, 3.19 and 3.34 tokens a step. Here, fitted to MT-bench and used on the other tasks of
-# Spec-Bench, 48 tokens: 1.25, 1.48, 1.72, 1.91, 2.09 and 2.27; trees that grow bring 1.25, 1.52,
-# 1.75, 2.06, 2.31 and 2.62. Trained heads know from the first token on what tables learn. The
-# paper's sparse attention is 1.90 times as fast as a dense mask; two parts are 0.84 to 1.07 times
-# as fast as one mask without copies. (SmolLM2-135M-Instruct, float32, two cores.) By:
-#     python -m eval fit --width 64 --out tree.json …
-#     python -m eval study fitted --tree tree.json …
-#     python -m eval hetero --attention --columns 512 4096 --width 16 64

@@ -18,14 +18,7 @@ fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
 ``SelfSpec.as_in("self-draft", cache=...)``: the cache brings the corpus; the recipe `oanc` of
 ``selfspec cache build`` counts the one of the paper.
-
-What the text leaves open, and how it is read here:
-
-- How many random tokens begin a branch: three, drawn from the prompt by a generator of their own,
-  so that a seeded sample is the same as without branches.
-- How many drafts C has: those that fit into `max_nodes`, the freshest first.
-- Candidates and branches are rows of their own there and one tree here, which asks fewer queries
-  for the same. The tree has `max_nodes` and the nodes of all branches.
+`docs/papers.md` says what the text leaves open, and what differs here.
 """
 
 from __future__ import annotations
@@ -47,8 +40,8 @@ from selfspec.records import Candidate, Evidence, StepRecord
 # An n-gram of two tokens or more; the first is its key.
 Gram = tuple[int, ...]
 
-_NUM_RANDOM = 3
-_SEED = 0
+_NUM_RANDOM = 3  # The tokens that begin a branch. They come from the prompt,
+_SEED = 0  # by a generator of their own, so that samples are the same as without branches.
 _MAX_KEYS = 4096  # Of a context cache,
 _MAX_DRAFTS = 16  # and the drafts that each keeps.
 # No chance is known of a draft. These let a fresh one be taken whole before a stale one begins.
@@ -78,7 +71,6 @@ class Branches(Shape):
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
-        """The branches of one row; none where nothing may be learned."""
         own = copy.copy(self)
         own._random, own._padding = random.Random(_SEED), list(prompt_ids)
         num_branches = self._num_branches if prompt_ids and learns else 0
@@ -134,8 +126,6 @@ class Branches(Shape):
 
 
 class ContextCache(Source):
-    """A source: an empty context cache for each row."""
-
     name = "grams"
 
     def open(self, row: RowStart) -> ContextCacheCursor:
@@ -199,9 +189,3 @@ def method(
         "budget": "fixed",
         **options,
     }
-
-
-# The paper, tokens a step with a corpus: 2.01 on MT-bench, 2.31 on GSM-100, 2.98 and 3.22 on code.
-# Here, warmed on 46 other answers, 256 tokens, 64 nodes: 2.11 over Spec-Bench's six tasks, 2.09 of
-# them on MT-bench; 1.32 with answers of 40 tokens. The gap was the length. (SmolLM2-135M-Instruct.)
-#     python -m eval run --methods self-draft --cache own --max-new-tokens 256 --max-nodes 64 …

@@ -18,9 +18,7 @@ from selfspec.draft.sources.prediction import Prediction
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.refusals import Arguments, refuse
 
-_IDS_OR_TEXT = (
-    "prediction must be token ids or text, one for all rows or a list with one for each row"
-)
+_IDS_OR_TEXT = "prediction must be token ids or text, one for all rows or a list of one for each"
 
 
 def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,13 +90,12 @@ def predictions_of(
 
 
 def _is_text(given: Any) -> bool:
-    if isinstance(given, (list, tuple)):
-        return bool(given) and all(isinstance(each, str) for each in given)
-    return isinstance(given, str)
+    texts = given if isinstance(given, (list, tuple)) else [given]
+    return bool(texts) and all(isinstance(each, str) for each in texts)
 
 
 def _rows_of(given: Any) -> list[Sequence[int]]:
-    """The ids as a list of rows; ids that are not in rows are the only one."""
+    """A row is a list; ids that are in no rows are the only one."""
     plain = _plain(given)
     if not isinstance(plain, list):
         raise UnsupportedError(f"{_IDS_OR_TEXT} (got {given!r:.40})")

@@ -46,12 +46,12 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     """Makes `model.generate(..., assistant=spec)` work on this instance; returns the model.
 
     With it, `prediction=` takes what the answer will probably look like: token ids, or text with
-    `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()` untouched.
+    `tokenizer=`. Without `assistant=` the call goes to the model's own `generate()`.
 
-    An `assistant` that is given here is the default one: it drafts in each call that names none, so
-    that pipelines, servers and other people's code gain as they are. What it can't draft for, such
-    as beam search, goes on as without it, with one warning of the logger ``selfspec``; it refuses
-    that under `strict`. ``generate(..., assistant=None)`` switches it off for a call.
+    An `assistant` that is given here is the default one, which drafts in each call that names none.
+    What it can't draft for, such as beam search, goes on as without it, with one warning of the
+    logger ``selfspec``; under `strict` that is refused. ``generate(..., assistant=None)`` switches
+    it off for a call.
 
     Works on a PEFT wrapper or on the model inside it, and on what `torch.compile(model)` gives,
     whose `generate()` is that of the model inside. Attaching twice changes nothing, or only the
@@ -66,7 +66,7 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     own = vars(target)
     if assistant is not None:
         check_assistant(assistant)
-    if not _is_attached(target):
+    if _BEFORE not in own:
         names = [name for name in _STAND_INS if hasattr(target, name)]
         own[_BEFORE] = {name: own.get(name) for name in names}
         # Bound methods and no closures, so that a deep copy of the model is attached to itself.
@@ -80,7 +80,7 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
 def detach(model: M) -> M:
     """Takes `assistant=` and the default off again; leaves alone a model that is not attached."""
     target = inside_compiled(model)
-    if _is_attached(target):
+    if _BEFORE in getattr(target, "__dict__", {}):
         del vars(target)[_DEFAULT]
         for name, before in vars(target).pop(_BEFORE).items():
             del vars(target)[name]
@@ -92,10 +92,6 @@ def detach(model: M) -> M:
 def hub_folder() -> Path:
     """The folder to pass as `custom_generate=`, or to copy into a Hub repository."""
     return Path(__file__).parent.parent / "hub"
-
-
-def _is_attached(model: Any) -> bool:
-    return _BEFORE in getattr(model, "__dict__", {})
 
 
 def _before(model: Any, name: str) -> Any:
@@ -118,7 +114,6 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     if not is_named and kwargs.get("custom_generate") is None:
         assistant = vars(model)[_DEFAULT].spec
     if assistant is None:
-        _refuse_undrafted(kwargs)
         return stock(*args, **kwargs)
     check_assistant(assistant)
     if kwargs.pop("custom_generate", None) is not None:
@@ -145,20 +140,10 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a `generate()` call by their names."""
     bound = inspect.signature(GenerationMixin.generate).bind(None, *args, **kwargs).arguments
     del bound["self"]
     others = bound.pop("kwargs", {})
     return {**bound, **others}
-
-
-def _refuse_undrafted(kwargs: dict[str, Any]) -> None:
-    """Refuses `prediction=` where nothing drafts."""
-    if kwargs.get("custom_generate") is None and kwargs.get("prediction") is not None:
-        raise UnsupportedError(
-            "prediction= needs assistant= too, since it is what drafts are made from (got "
-            "none); pass assistant=SelfSpec(), or leave prediction= out"
-        )
 
 
 @functools.wraps(GenerationMixin.generate_batch)
@@ -175,6 +160,5 @@ _STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 
 
 def check_assistant(assistant: Any) -> None:
-    """Refuses what is no `SelfSpec`."""
     if not isinstance(assistant, SelfSpec):
         raise AttachError(f"assistant must be a SelfSpec (got {shown(assistant)})")

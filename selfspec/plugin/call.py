@@ -57,7 +57,6 @@ class Call:
 
     @property
     def max_length(self) -> int:
-        """How long a text may get, prompt included."""
         length = length_limit(self.stopping_criteria)
         return int(self.generation_config.max_length if length is None else length)
 
@@ -82,7 +81,6 @@ class Call:
         return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
     def setting(self, name: str) -> Any:
-        """What the prepared config says."""
         return getattr(self.generation_config, name, None)
 
     @cached_property
@@ -97,7 +95,7 @@ class Call:
 
     @cached_property
     def route(self) -> Route:
-        """How the call is decoded. Finding out may take a trial of the model."""
+        """Finding it out may take a trial of the model."""
         reason = reason_for(Outcome.PLAIN, self)
         if reason is None and self.config.strict:
             reason = reason_for(Outcome.CHAINS, self)

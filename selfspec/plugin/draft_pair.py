@@ -6,7 +6,7 @@ from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
-from selfspec.forward.model import num_readable
+from selfspec.forward.model import num_readable, vocab_size
 from selfspec.machine.model_names import file_here
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunners
@@ -19,7 +19,6 @@ _FEW = 0.01
 
 
 def check_draft_model(model: Any) -> None:
-    """Refuses what can draft for no model at all."""
     config = getattr(model, "config", None)
     if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
         raise ConfigError(
@@ -54,7 +53,6 @@ def new_draft_model(
 
 
 def _check_pair(draft: Any, target: Any, models: ModelRunners) -> None:
-    """Refuses a draft model that can't draft for the target. Reads their tokenizers' files."""
     if draft is target:
         raise UnsupportedError(
             f"draft_model must be another model than the one that it drafts for (got the same "
@@ -71,13 +69,9 @@ def _check_pair(draft: Any, target: Any, models: ModelRunners) -> None:
         )
 
 
-def _vocab_size(model: Any) -> int:
-    return int(model.config.get_text_config(decoder=True).vocab_size)
-
-
 def _check_vocabularies(draft: Any, target: Any) -> None:
     """Compares the tokens of both where their tokenizers are at hand, else the sizes."""
-    draft_size, target_size = _vocab_size(draft), _vocab_size(target)
+    draft_size, target_size = vocab_size(draft), vocab_size(target)
     tokens, others = (_tokens_by_id(model.config.name_or_path) for model in (draft, target))
     if tokens is None or others is None:
         if abs(draft_size - target_size) >= _PADDING:

@@ -46,8 +46,7 @@ def load(
     forward, ahead of it, from the model's safetensors files. A streamed model can't be moved, cast,
     saved, copied or trained, and its weights can't be written.
 
-    With `weights="int8"`, its linear layers and its embedding get 8 bits, a layer at a time. It
-    takes about half the memory of 16 bits, and a step reads half as much. All else computes in
+    With `weights="int8"`, its linear layers and its embedding get 8 bits. All else computes in
     `dtype`, where ``"auto"`` is float32, the fastest there and the one in which texts with drafts
     are those without. The page "Weights in 8 bits" says what that costs in quality.
 
@@ -56,24 +55,16 @@ def load(
         max_memory: What weights, buffers, KV and forwards may take together: bytes, or text such
             as ``"2GB"``, ``"500MiB"`` or ``"25%"``, a share of what the whole model takes.
             If all fits, nothing is streamed.
-        max_length: Of `max_memory`, room for a prompt and answer of this many tokens is set aside:
-            for its KV, and for a forward that reads it at once. Longer texts work too, and take
-            more memory.
-        max_texts: The KV of this many such texts is set aside, which are decoded at the same time.
-        draft_model: The small model that will draft for this one. What it takes is a part of
-            `max_memory`, so that fewer layers of this model are resident.
+        max_length: Of `max_memory`, room for a prompt and answer of this many tokens is set aside.
+            Longer texts work too, and take more memory.
+        max_texts: How many such texts, which are decoded at the same time, have room.
+        draft_model: The small model that will draft, and takes a part of `max_memory`.
         dtype: ``"auto"`` is the checkpoint's own.
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
             it is a CPU.
         weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
             them. Within `max_memory`, they are first written to the user's cache folder, once.
         sees: Load a model that reads images with what it reads them with; not within `max_memory`.
-
-    Raises:
-        ConfigError: An option has a wrong value, or `max_memory` is too small; the message names
-            the least that would do.
-        WeightsError: A file is missing or damaged, or, with `max_memory`, not of safetensors.
-        UnsupportedError: Models of this kind can't be streamed.
     """
     if not isinstance(name, (str, Path)):
         raise ConfigError(
@@ -90,10 +81,10 @@ def load(
             "leave one out"
         )
     if weights is not None:
-        check_eight_bits(weights, device)
+        _check_eight_bits(weights, device)
+        dtype, device = torch.float32 if dtype == "auto" else _dtype(dtype), "cpu"
         if max_memory is None:
-            return attach(load_eight_bits(source, dtype=dtype, sees=sees))
-        dtype, device = _dtype_of_products(dtype), "cpu"
+            return attach(_load_eight_bits(source, dtype, sees=sees))
     if max_memory is None:
         model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
         own_memory(model)
@@ -109,15 +100,12 @@ def load(
         room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
         in_eight_bits = weights is not None
         model = load_within(source, max_memory, in_eight_bits=in_eight_bits, dtype=wanted, **room)
-    pack_loaded(
-        model,
-        InPlacePacking(kept=STREAMED if is_streamed(model) else None, copies=max_memory is None),
-    )
+    kept = STREAMED if is_streamed(model) else None
+    pack_loaded(model, InPlacePacking(kept=kept, copies=max_memory is None))
     return attach(model)
 
 
-def check_eight_bits(weights: str, device: str | torch.device) -> None:
-    """Refuses what can't be computed with 8 bits here."""
+def _check_eight_bits(weights: str, device: str | torch.device) -> None:
     if weights != "int8":
         raise ConfigError(f"weights must be 'int8' or left out (got {shown(weights)})")
     if (target := _device(device)).type != "cpu":
@@ -126,23 +114,16 @@ def check_eight_bits(weights: str, device: str | torch.device) -> None:
         raise UnsupportedError(f"weights='int8' can't be had here: {reason}; leave it out")
 
 
-def load_eight_bits(name: str, *, dtype: str | torch.dtype = "auto", sees: bool = False) -> Any:
-    """The model with weights in 8 bits, without gradients."""
-    wanted = _dtype_of_products(dtype)
+def _load_eight_bits(name: str, dtype: Any, *, sees: bool) -> Any:
+    """The model with weights in 8 bits, which computes in `dtype` between products."""
     model = load_whole(name, device="cpu", sees=sees).requires_grad_(False)
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedError(
             f"weights='int8' is for a model that is not quantised yet (got {name!r}); name its "
             "original weights, or load it as it is"
         )
-    to_eight_bits(model, wanted)
+    to_eight_bits(model, dtype)
     return model
-
-
-def _dtype_of_products(dtype: str | torch.dtype) -> torch.dtype:
-    """In what a model with 8 bits computes between products."""
-    wanted = _dtype(dtype)
-    return torch.float32 if isinstance(wanted, str) else wanted
 
 
 def load_whole(

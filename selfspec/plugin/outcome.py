@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,18 +16,8 @@ from selfspec.engine import Engine
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.call import Call
 from selfspec.plugin.request import request_of
-from selfspec.row import Row, Streamer, output_of
+from selfspec.row import Row, output_of
 from selfspec.stats import GenerationStats
-
-
-class _Unended:
-    """A streamer that stock's loop can't end."""
-
-    def __init__(self, streamer: Streamer) -> None:
-        self.put = streamer.put
-
-    def end(self) -> None:
-        """Does nothing: `SelfSpec.finish` ends the streamer once it has the statistics."""
 
 
 class _Counting(StoppingCriteriaList):  # type: ignore[misc]
@@ -46,26 +37,26 @@ class _Counting(StoppingCriteriaList):  # type: ignore[misc]
 
 
 class SelfSpecOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
-    """Stock's output, with the statistics of the call as the attribute `stats`."""
-
     stats: GenerationStats
 
 
 def decoded_plainly(call: Call) -> Any:
-    """What stock's loop returns; an error instead under `strict`."""
     reason, stats = str(call.route.reason), call.stats
     stats.disable(reason)
     stats.mode, stats.forward = "plain", "eager"
     if call.config.strict:
         raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
     start, criteria = perf_counter(), _Counting(call.stopping_criteria)
+    streamer: Any = call.streamer
+    if streamer is not None:  # `SelfSpec.finish` ends it once it has the statistics.
+        streamer = SimpleNamespace(put=streamer.put, end=lambda: None)
     result = decode_plainly(
         call.model,
         call.input_ids,
         logits_processor=call.logits_processor,
         stopping_criteria=criteria,
         generation_config=call.generation_config,
-        streamer=None if call.streamer is None else _Unended(call.streamer),
+        streamer=streamer,
         synced_gpus=call.synced_gpus,
         **call.model_kwargs,
     )
@@ -80,7 +71,6 @@ def decoded_plainly(call: Call) -> Any:
 
 
 def decoded_with_drafts(call: Call, engine: Engine) -> Any:
-    """What stock's loop would return, from an engine that has no other rows."""
     request = request_of(call)
     call.stats.disable(call.route.reason)  # Chains have a reason, trees have none.
     try:

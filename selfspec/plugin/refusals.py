@@ -24,8 +24,6 @@ from selfspec.plugin.row_rules import looks_at_rows, row_stops
 
 
 class Outcome(Enum):
-    """What becomes of a call."""
-
     REFUSED = "an error, with the fix"
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
     PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
@@ -71,7 +69,6 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
 
 
 def refuse(asked: Arguments) -> None:
-    """Raises what can't be served by any loop of ours."""
     if reason := reason_for(Outcome.REFUSED, asked):
         raise UnsupportedError(reason)
 
@@ -97,10 +94,6 @@ def has_own_generate(model: Any) -> bool:
     return not is_wrapper and type(model).generate is not GenerationMixin.generate
 
 
-def _class_if(holds: Callable[[Any], bool]) -> Callable[[Any], str | None]:
-    return lambda asked: type(asked.model).__name__ if holds(asked.model) else None
-
-
 def _num_processes() -> int:
     distributed = torch.distributed
     there = distributed.is_available() and distributed.is_initialized()
@@ -112,10 +105,6 @@ def _lacks_ids_for_draft_model(asked: Arguments) -> bool:
     ids = (asked.given.get(name) for name in ("inputs", "input_ids"))
     has_ids = asked.given.get("inputs_embeds") is None or any(each is not None for each in ids)
     return asked.draft_model is not None and not has_ids
-
-
-def _state_in_place_of_kv(call: Any) -> str | None:
-    return type(call.model).__name__ if kv_of(call.model_kwargs) is None else None
 
 
 def _other_kv(call: Any) -> str | None:
@@ -136,7 +125,7 @@ def _tensors_of_plain_steps(call: Any) -> str | None:
 
 
 def _columns_it_keeps(call: Any) -> int | None:
-    """How many columns attention keeps of a longer text, the strongest ones, as in Doge."""
+    # Doge's attention keeps the strongest columns of a longer text.
     config = call.model.config.get_text_config(decoder=True)
     kept = getattr(config, "keep_window_size", None)
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
@@ -148,10 +137,6 @@ def _needed_inputs(call: Any) -> str | None:
 
 def _verifies(mode: str) -> Callable[[Any], str | None]:
     return lambda call: call.ability.reason if call.ability.mode == mode else None
-
-
-def _foreign_layer(call: Any) -> str | None:
-    return foreign_layer(kv_of(call.model_kwargs)) if call.ability.mode == "tree" else None
 
 
 def _records_scores(call: Any) -> bool:
@@ -194,7 +179,10 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
     ),
     Outcome.ASIDE: (
-        Rule(_class_if(has_own_generate), "{} has a generate() of its own"),
+        Rule(
+            lambda asked: has_own_generate(asked.model) and type(asked.model).__name__,
+            "{} has a generate() of its own",
+        ),
         Rule(
             lambda asked: asked.given.get("assistant_model") is not None,
             "assistant_model= names another assistant",
@@ -237,7 +225,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             "KV cache: `use_cache=False`",
         ),
         Rule(
-            _state_in_place_of_kv,
+            lambda call: kv_of(call.model_kwargs) is None and type(call.model).__name__,
             "{} keeps a state of its own in place of a KV cache, as recurrent models do, and a "
             "draft can't be taken back from it",
             "models: recurrent models that keep their state outside the cache",
@@ -253,7 +241,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             "decoding: `output_attentions`, `output_hidden_states` in the returned dictionary",
         ),
         Rule(_verifies("plain"), shown="models: those that fail a short trial"),
-        Rule(_foreign_layer),
+        Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
         Rule(_needed_inputs, shown="inputs: images and other inputs that each plain step needs"),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),

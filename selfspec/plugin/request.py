@@ -60,7 +60,6 @@ def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Gramma
 def _new_rows(
     call: Call, index: int, generator: torch.Generator | None, fails_alone: bool
 ) -> list[NewRow]:
-    """What makes each row once the prompt was read, with what decides on its tokens."""
     ends, pad = end_ids(call.generation_config), call.generation_config.pad_token_id
     if pad is None:
         pad = ends[0] if ends else 0  # As transformers chooses it.
@@ -102,7 +101,7 @@ def _choosers(call: Call, generator: torch.Generator | None) -> tuple[list[Choos
 
 
 def _encoder_texts(call: Call) -> list[list[int]]:
-    """The text that an encoder has read for each row, which an answer may repeat."""
+    """What an encoder has read for each row, which an answer may repeat."""
     ids, num_rows = call.inputs_tensor, len(call.input_ids)
     is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
     if ids is None or not (is_text and call.model.config.is_encoder_decoder):

@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers.generation import logits_process, stopping_criteria
+from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StopStringCriteria,
+    logits_process,
+)
 
 from selfspec.row import Stops
 from selfspec.verify.choosers import Processing
@@ -102,7 +107,6 @@ def split_warpers(processors: Any) -> Processing:
 
 
 def _rules_all_out(warper: Any) -> bool:
-    """Does a warper keep no more than it says, and score what it rules out as minus infinity?"""
     keeps = getattr(warper, "min_tokens_to_keep", 1)
     return keeps == 1 and getattr(warper, "filter_value", -math.inf) == -math.inf
 
@@ -117,20 +121,15 @@ def row_stops(criteria: Any) -> Stops | None:
     eos_ids: frozenset[int] = frozenset()
     others = []
     for criterion in criteria:
-        if type(criterion) is stopping_criteria.EosTokenCriteria:
+        if type(criterion) is EosTokenCriteria:
             eos_ids |= frozenset(criterion.eos_token_id.flatten().tolist())
-        elif _looks_at_its_row(criterion):
+        elif type(criterion) is StopStringCriteria or getattr(criterion, "looks_at_rows", False):
             others.append(criterion)
-        elif type(criterion) is not stopping_criteria.MaxLengthCriteria:
+        elif type(criterion) is not MaxLengthCriteria:
             return None
     if length_limit(criteria) is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
     return Stops(eos_ids, tuple(others))
-
-
-def _looks_at_its_row(criterion: Any) -> bool:
-    is_known = type(criterion) is stopping_criteria.StopStringCriteria
-    return is_known or bool(getattr(criterion, "looks_at_rows", False))
 
 
 def length_limit(criteria: Any) -> int | None:
@@ -138,5 +137,5 @@ def length_limit(criteria: Any) -> int | None:
 
     A criterion of the caller's takes the place of the one that `generate()` makes of its config.
     """
-    lengths = [c.max_length for c in criteria if type(c) is stopping_criteria.MaxLengthCriteria]
+    lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
     return min(lengths, default=None)

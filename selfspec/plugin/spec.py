@@ -103,7 +103,7 @@ class SelfSpec:
                 raise ConfigError(f"{name.lower()} must be a {name} (got {given!r:.80})")
         if draft_model is not None:
             check_draft_model(draft_model)
-        self.config = config.changed(**knobs) if config is not None else SpecConfig.of(**knobs)
+        self.config = (config or SpecConfig()).changed(**knobs)
         self.stats = GenerationStats()
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
@@ -137,16 +137,14 @@ class SelfSpec:
         tokenizer: Any = None,
         **options: Any,
     ) -> SelfSpec:
-        """A `SelfSpec` that starts with what a cache holds.
+        """A `SelfSpec` that starts with what a cache holds: a file, or a repository on the Hub.
 
         Args:
-            path_or_hub_id: A file that `save_pretrained` or `selfspec cache build` wrote, with or
-                without its ending ``.safetensors``, or a repository on the Hub.
+            path_or_hub_id: A file may be named without its ending ``.safetensors``.
             revision: Branch, tag or commit of the Hub repository.
             tokenizer: The model's tokenizer; a cache of another one is refused. Without it, a
                 model is refused at its first call if its vocabulary lacks ids of the cache.
-            options: Knobs, and all else that `SelfSpec` takes. What a file of `remember` holds goes
-                on top of the cache.
+            options: Knobs, and all else that `SelfSpec` takes.
         """
         contents = load_cache(path_or_hub_id, revision=revision, tokenizer=tokenizer)
         return cls(contents=contents, **options)
@@ -201,11 +199,9 @@ class SelfSpec:
         """The call that `generate()` asks for, checked; runs nothing yet.
 
         `prediction` is what the answer will probably look like, as token ids: those of one text
-        for all prompts, or a list with those of one for each prompt. `draft_model` is the small
-        model of this call, in place of the `SelfSpec`'s own; ``assistant_model=`` names it too.
-        `max_nodes` limits the trees of this call, beside the knob of that name; 1: no drafts.
-        `inputs_tensor` is what an encoder has read, which transformers hands over. `stats` counts
-        the call; None: new ones do. `scores` is a `TokenScores` for one text.
+        for all prompts, or a list with those of one for each. `draft_model` is used in place of the
+        `SelfSpec`'s own. `max_nodes` limits the trees of this call, beside the knob of that name;
+        1: no drafts. `inputs_tensor` is what an encoder has read. `scores` is a `TokenScores`.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -224,6 +220,7 @@ class SelfSpec:
                 "with the tokenizer's bos_token"
             )
         num_returned = generation_config.num_return_sequences or 1
+        limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
         if scores is not None:
             logits_processor = type(logits_processor)([scores, *logits_processor])
         predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
@@ -235,7 +232,7 @@ class SelfSpec:
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             streamer=streamer,
-            max_nodes=self.config.max_nodes if max_nodes is None else self._limit(max_nodes),
+            max_nodes=limits.max_nodes,
             hears=None if scores is None or scores.prompt is None else scores.read,
             synced_gpus=synced_gpus,
             inputs_tensor=inputs_tensor,
@@ -246,16 +243,9 @@ class SelfSpec:
             stats=GenerationStats(num_calls=1) if stats is None else stats,
         )
 
-    def _limit(self, max_nodes: int) -> int:
-        """The limit of a call, checked as the knob is."""
-        return self.config.changed(max_nodes=max_nodes).max_nodes
-
     @wraps(open_call, assigned=())  # transformers hands over what its signature names.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls.
-
-        Decodes with drafts or plainly, and returns what stock would.
-        """
+        """The decoding loop, which the `generate()` of an attached model calls."""
         call, start = self.open_call(*args, **kwargs), perf_counter()
         try:
             if call.route.mode == "plain":
@@ -273,7 +263,6 @@ class SelfSpec:
         return result
 
     def count(self, stats: GenerationStats) -> None:
-        """Adds the statistics of a call that has ended or broken off."""
         with self._lock:
             self.stats = stats
             self.total_stats = self.total_stats + stats
@@ -288,7 +277,6 @@ class SelfSpec:
             self._remembered.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
-        """What is learned for a vocabulary of this size; made when it is first asked for."""
         return self._knowledge.learned(vocab_size)
 
     def forget(self) -> None:
@@ -327,8 +315,7 @@ class SelfSpec:
     def save_learned(self) -> None:
         """Saves what was learned to the file of `remember` now; what others saved there stays.
 
-        Nothing is written if nothing was learned since the last save. Raises `CacheError` if the
-        file can't be written or belongs to another tokenizer by now.
+        Nothing is written if nothing was learned since the last save.
         """
         if self._remembered is None:
             raise ConfigError(
@@ -355,8 +342,7 @@ class SelfSpec:
     def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
         """Inside, calls `listener` with the `StepRecord` of every row in every step.
 
-        The first record of a row has a tree of one node: the token that the prompt's forward
-        yields.
+        The first record of a row has a tree of one node: the prompt's forward yields its token.
         """
         self._listeners.append(listener)
         try:
@@ -365,18 +351,16 @@ class SelfSpec:
             self._listeners.remove(listener)
 
     def ability(self, model: Any) -> DraftSupport:
-        """What `model` can verify as it is now; tried on first use."""
+        """What a model can verify as it is now; tried on first use."""
         return self.models.run(inside_wrappers(model)).ability()
 
     def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
-        """How a call's draft model is asked, the one `given` or else our own; None without one."""
         draft = self.draft_model if given is None else given
         if draft is None:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(self, runner: ModelRunner, backend: Backend) -> Engine:
-        """What decodes the rows of one call, or of many that come and go."""
         return Engine(
             runner,
             backend,

@@ -52,8 +52,6 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     @contextmanager
     def plugged_into(self, model: Any) -> Iterator[None]:
-        """Inside, this model's assisted decoding uses this generator."""
-
         def ours(
             generation_config: Any,
             input_ids: torch.Tensor,
@@ -120,7 +118,6 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         return Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length, drafter=drafter)
 
     def _observe(self, row: Row, committed: list[int]) -> None:
-        """Takes in the tokens of a step, and which drafts were accepted among them."""
         path = self._tree.path_of(committed[:-1])  # The last token is the model's.
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
         row.new_ids += committed
@@ -132,11 +129,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     """Fills a `SelfSpec`'s LUTs from the scores of a stock call, and changes none of them.
 
-    It records nothing under ``learning="frozen"``, nor under ``"request"``, where a call leaves
-    nothing to later ones.
-
-    Works in any stock `generate()`, greedy or sampling, with one row or many. It sees the scores
-    as the processors before it in the list leave them::
+    It records under ``learning="session"`` alone, in any stock `generate()`, with one row or many.
+    It sees the scores as the processors before it in the list leave them::
 
         model.generate(**inputs, logits_processor=[LutRecorder(spec)])
     """

@@ -151,7 +151,6 @@ class _Routes:
         return Response(self._meters.as_text(), media_type="text/plain; version=0.0.4")
 
     async def stats(self) -> Any:
-        """Counts over all answers that have ended, and what runs and waits now."""
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
     async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
@@ -242,7 +241,6 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | No
 
 
 async def _error_response(request: Request, error: Any) -> Response:
-    """An error in the form that OpenAI's clients read. uvicorn logs unexpected ones."""
     headers = None
     if isinstance(error, HTTPException):
         rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers

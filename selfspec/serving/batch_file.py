@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,20 +38,16 @@ class LineResult(NamedTuple):
 
     @classmethod
     def failed(cls, number: int, error: Exception, name: str | int | None = None) -> LineResult:
-        """Why a line has no answer, in the form of OpenAI's batch files."""
         code = getattr(error, "code", None) or type(error).__name__
         told = {"code": code, "message": one_line(error)}
         about = {"line": number, "custom_id": name, "response": None, "error": told}
         return cls(json.dumps(about, ensure_ascii=False), is_answer=False)
 
 
-@dataclass
-class Progress:
-    """How far a file of prompts has come."""
-
-    left: set[int] = field(default_factory=set)  # The numbers of the lines to be answered.
-    unreadable: dict[int, RequestError] = field(default_factory=dict)  # Why others can't be read.
-    total: int = 0
+class Progress(NamedTuple):
+    left: set[int]  # The numbers of the lines to be answered.
+    num_unreadable: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -88,45 +84,40 @@ class BatchFiles:
             yield
 
     def progress(self) -> Progress:
-        """Which lines an earlier run has left to be answered, and which can't be read.
+        """Which lines an earlier run has left to be answered.
 
-        Removes an answer whose end is missing. An output that belongs to another input is refused,
-        and not changed.
+        Removes an answer whose end is missing, and begins the file of errors with the lines that
+        can't be read. An output that belongs to another input is refused, and not changed.
         """
         answered, num_whole_bytes = self._answered()
-        progress = Progress()
+        left, unreadable, total = set[int](), list[LineResult](), 0
         for number, data in numbered_lines(self.prompts, "INPUT"):
-            progress.total += 1
+            total += 1
             known = answered.pop(number, None)
             try:
                 line = read_line(number, data)
             except RequestError as error:
-                progress.unreadable[number] = error
+                unreadable.append(LineResult.failed(number, error))
                 continue
             if known is None:
-                progress.left.add(number)
+                left.add(number)
             elif known != line.checksum:
                 raise self._foreign(f"holds an answer to another line {number}")
         for number in answered:
             raise self._foreign(f"holds an answer to line {number}, which is not in INPUT")
         if self.answers.exists() and self.answers.stat().st_size > num_whole_bytes:
             os.truncate(self.answers, num_whole_bytes)
-        return progress
+        self.errors.unlink(missing_ok=True)
+        for each in unreadable:
+            self.write(each)
+        return Progress(left, len(unreadable), total)
 
     def open_lines(self, progress: Progress) -> Iterator[PromptLine]:
-        """The lines that are left for the model."""
         for number, data in numbered_lines(self.prompts, "INPUT"):
             if number in progress.left:
                 yield read_line(number, data)
 
-    def begin(self, progress: Progress) -> None:
-        """Starts a new file of errors, with the lines that can't be read."""
-        self.errors.unlink(missing_ok=True)
-        for number, error in progress.unreadable.items():
-            self.write(LineResult.failed(number, error))
-
     def write(self, result: LineResult) -> None:
-        """Appends an answer, or why there is none."""
         path = self.answers if result.is_answer else self.errors
         try:
             with path.open("ab") as stream:

@@ -20,7 +20,7 @@ from selfspec.serving.images import check_pixels
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Chat, Completion, Request, RequestError, Settings
+from selfspec.serving.schema import Chat, Completion, RequestError, Settings, TextRequest
 from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
 
@@ -125,7 +125,7 @@ def calls_of(
     calls = []
     for prompt in prompts:
         ids, arguments = encoder.arguments_for(prompt, settings)
-        for number in range(settings.n if isinstance(settings, Request) else 1):
+        for number in range(settings.n if isinstance(settings, TextRequest) else 1):
             if settings.stop:
                 criteria = [Reply(0, encoder.tokenizer, settings)]
                 arguments = {**arguments, "stopping_criteria": criteria}
@@ -134,9 +134,7 @@ def calls_of(
 
 
 class Exchange:
-    """The texts of one request to the server, from the first token to the last."""
-
-    def __init__(self, model: ModelThread, request: Request) -> None:
+    def __init__(self, model: ModelThread, request: TextRequest) -> None:
         self.request = request
         self.answers: dict[int, Answer] = {}  # Those that are complete, by choice.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
@@ -146,7 +144,6 @@ class Exchange:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """How many tokens all prompts have."""
         return sum(each.call.num_tokens for each in self._calls[:: self.request.n])
 
     async def prepare(
@@ -154,9 +151,9 @@ class Exchange:
     ) -> None:
         """Refuses what can't be answered beside all exchanges that are not over.
 
-        Images are fetched first, since an address may take ten seconds to answer. Then they are
-        decoded and calls are prepared, one request at a time, each in a thread that ends: one that
-        stayed would keep OpenMP threads, and more of these than cores slow down all answers.
+        Images are fetched first, since an address may take ten seconds to answer. Then calls are
+        prepared, one request at a time, each in a thread that ends: one that stayed would keep
+        OpenMP threads, and more of these than cores slow down all answers.
         """
         loop, fetched = asyncio.get_running_loop(), encoder.images.fetched
         self._model.check_open(self.request.n * len(self.request.prompts))
@@ -195,7 +192,6 @@ class Exchange:
             self.num_pixels = 0
 
     async def whole(self) -> list[Piece]:
-        """The whole text of each choice, with the reason why it ended."""
         async for _piece in self.pieces():
             pass
         return [self._reply(each).end(self.answers[each]) for each in sorted(self.answers)]

@@ -60,8 +60,6 @@ _Given = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 
 def key_check(api_key: str) -> Callable[..., Coroutine[Any, Any, None]]:
-    """A dependency of routes that need the key."""
-
     async def check(given: _Given) -> None:
         key = given.credentials.encode("latin-1") if given is not None else b""
         if not hmac.compare_digest(key, api_key.encode()):

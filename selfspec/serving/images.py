@@ -27,10 +27,9 @@ _IN_DATA = re.compile(r"data:image/[\w.+-]+;base64,(?P<base64>.*)", re.ASCII | r
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Reads the images of conversations for a model's processor.
+    """Reads the images of conversations for a model's processor; asks addresses if it `fetches`.
 
-    Without a processor, `reason` says why there is none, and images are refused. Addresses are
-    asked only with `fetches`.
+    Without a processor, `reason` says why there is none, and images are refused.
     """
 
     processor: Any = None
@@ -88,7 +87,6 @@ class ImageReader:
 
 
 def has_images(prompt: Any) -> bool:
-    """Does a conversation have any image?"""
     return any(_images_in(prompt))
 
 
@@ -102,7 +100,6 @@ def check_pixels(prompts: Iterable[Any], others: int) -> int:
 
 
 def _images_in(prompt: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the part of each image in messages."""
     is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
     for number, message in enumerate(prompt if is_chat else ()):
         if isinstance(message["content"], list):

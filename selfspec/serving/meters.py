@@ -28,7 +28,6 @@ class Meters:
         }
 
     def as_text(self) -> str:
-        """All numbers in Prometheus' text format."""
         numbers: dict[str, Any] = {
             f'requests_total{{route="{route}",status="{status}"}}': count
             for (route, status), count in self.requests.items()
@@ -60,7 +59,6 @@ class Meters:
         return named
 
     def numbers(self) -> dict[str, Any]:
-        """What runs and waits now, and how much memory it takes."""
         model = self._model
         return {
             "num_waiting": model.num_waiting,

@@ -91,7 +91,6 @@ class ModelThread:
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
     def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> PromptCall:
-        """The call of a prompt; may be called in any thread that ends soon."""
         return self.session.call(next(self._indices), prompt, seed, arguments)
 
     async def events(self, calls: Sequence[PromptCall]) -> AsyncIterator[tuple[int, Event]]:
@@ -110,7 +109,7 @@ class ModelThread:
         try:
             for number, call in enumerate(calls):
                 self._clients[call.index] = partial(tell, number)
-                self._inbox.put(partial(self._add, call))
+                self._inbox.put(partial(self.session.add, call))
             num_left = len(calls)
             while num_left:
                 number, event = await queue.get()
@@ -123,7 +122,6 @@ class ModelThread:
                 self._forget(call.index)
 
     def break_off(self) -> None:
-        """Ends all texts at once, and takes no more."""
         self.is_stopping = True
         for index, tell in list(self._clients.items()):
             tell(_stopping())
@@ -172,9 +170,6 @@ class ModelThread:
         tell = clients.get(index) if isinstance(event, list) else clients.pop(index, None)
         if tell is not None:
             tell(event)
-
-    def _add(self, call: PromptCall) -> None:
-        self.session.add(call)
 
     def _on_token(self, index: int, ids: Sequence[int]) -> bool:
         """Sends new tokens of a text; False if its client is gone."""

@@ -39,7 +39,6 @@ Encoded = list[int] | dict[str, Any]
 
 
 def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
-    """How many tokens a prompt has, with those of its images."""
     return int(encoded["input_ids"].shape[1]) if isinstance(encoded, Mapping) else len(encoded)
 
 
@@ -61,7 +60,6 @@ class PromptLine:
 
 
 def as_turn(text: str, tokenizer: Any) -> Any:
-    """A user's message if the model can chat, else the text as it is."""
     return [{"role": "user", "content": text}] if tokenizer.chat_template else text
 
 
@@ -158,8 +156,7 @@ def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
 class Encoder:
     """Turns prompts and settings into tokens and arguments, within what the model allows.
 
-    What the settings leave out is as in `default`, arguments of `generate()`. `length_option` is
-    how the user names the length that these have.
+    What the settings leave out is as in `default`, whose length the user names `length_option`.
     """
 
     tokenizer: Any
@@ -175,7 +172,10 @@ class Encoder:
         tools = settings.tools if isinstance(settings, Chat) else None
         encoded, own = self._encoded(self.images.pictured(prompt), tools), settings.arguments()
         if isinstance(settings, Chat) and settings.callable_tools:
-            own["schema"] = self._calls(settings)
+            from selfspec.batch.guides import Guide
+            from selfspec.serving.tool_forms import grammar_of
+
+            own["schema"] = Guide(grammar_of(settings, self.tokenizer), is_lark=True)
         self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
         own |= self._ends(settings)
         arguments = {**self.default, **own}
@@ -196,13 +196,6 @@ class Encoder:
         ends = [*more, *(() if settings.ignore_eos else self.end_ids)]
         # Without any, transformers takes those of the model. An unknown token ends nothing.
         return {"eos_token_id": ends or [self.vocab_size]}
-
-    def _calls(self, chat: Chat) -> Any:
-        """What an answer with calls of tools must be."""
-        from selfspec.batch.guides import Guide
-        from selfspec.serving.tool_forms import grammar_of
-
-        return Guide(grammar_of(chat, self.tokenizer), is_lark=True)
 
     def _encoded(self, prompt: Any, tools: Sequence[Tool] | None) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.
@@ -227,7 +220,6 @@ class Encoder:
             raise RequestError(f"{rule} (got {wrong[0]!r:.40})", field=field)
 
     def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
-        """How many tokens an answer may have."""
         if self.max_positions is None:
             return _DEFAULT_TOKENS if wanted is None else wanted
         room = self.max_positions - num_ids

@@ -35,8 +35,6 @@ class Piece(NamedTuple):
 
 
 class Form:
-    """The answer to one request, to a chat completion or to a completion."""
-
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._is_chat = is_chat
         self._object = "chat.completion" if is_chat else "text_completion"
@@ -72,8 +70,6 @@ class Form:
 
 
 def _of_chat(piece: Piece) -> dict[str, Any]:
-    """The log probabilities of a chat completion."""
-
     def entry(score: TokenScore) -> dict[str, Any]:
         # A token may be a part of a character, which is no text.
         data = None if "\ufffd" in score.text else list(score.text.encode())
@@ -103,7 +99,6 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     about = {"message": str(error), "type": kind, "param": error.field, "code": error.code}
     return {"error": about}

@@ -77,14 +77,6 @@ def text_of_parts(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
-class PartError(ValueError):
-    """A wrong part of a content, with its place in it."""
-
-    def __init__(self, where: str, rule: str) -> None:
-        super().__init__(rule)
-        self.where = where
-
-
 def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
     """A text, or the parts of a content with images; texts without images become one."""
     if not isinstance(content, list) or not any(map(_is_image, content)):
@@ -95,15 +87,9 @@ def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
             continue
         image = part.get("image_url")
         url = image.get("url") if isinstance(image, dict) else None
-        where, more = f"[{index}].image_url", {*part, *(image or ())} - _IN_IMAGE
-        if not isinstance(url, str):
-            raise PartError(where, "must be an object with a url")
-        if more:
-            raise PartError(where, f"must have url and detail alone (got {sorted(more)[0]!r:.40})")
+        if not isinstance(url, str) or {*part, *image} - {"type", "image_url", "url", "detail"}:
+            raise ValueError(f"must have a url, or url and detail alone, in [{index}].image_url")
     return content
-
-
-_IN_IMAGE = {"type", "image_url", "url", "detail"}
 
 
 def _is_image(part: Any) -> bool:
@@ -117,7 +103,6 @@ def _not_tiny(temperature: float) -> float:
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """The prompts of a completion: texts or token ids."""
     prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
     are_prompts = all(each and (isinstance(each, str) or _are_ids(each)) for each in prompts)
     if not (are_prompts and 1 <= len(prompts) <= MAX_CHOICES):
@@ -189,10 +174,8 @@ Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Called(_Fields):
-    """The function of a call that a message reports, with its arguments as JSON."""
-
     name: Name
-    arguments: str
+    arguments: str  # JSON
 
 
 class ToolCall(_Fields):
@@ -225,7 +208,6 @@ class Message(_Fields):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
@@ -379,7 +361,7 @@ class StreamOptions(_Fields):
     include_usage: bool = False
 
 
-class Request(Settings):
+class TextRequest(Settings):
     """What both of OpenAI's routes for texts take."""
 
     model: str | None = None
@@ -391,11 +373,10 @@ class Request(Settings):
 
     @property
     def prompts(self) -> list[Any]:
-        """What is answered: texts, conversations or token ids."""
         raise NotImplementedError
 
     @model_validator(mode="after")
-    def _check_together(self) -> Request:
+    def _check_together(self) -> TextRequest:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options must come with stream: true", field="stream_options")
         if self.n * len(self.prompts) > MAX_CHOICES:
@@ -408,7 +389,7 @@ class Request(Settings):
         return {**super().arguments(), **({"prediction": predicted} if predicted else {})}
 
 
-class Chat(Request):
+class Chat(TextRequest):
     messages: Messages
     logprobs: bool = False
     top_logprobs: NumScores | None = None
@@ -455,7 +436,7 @@ class Chat(Request):
         return self
 
 
-class Completion(Request):
+class Completion(TextRequest):
     prompt: Annotated[list[Any], BeforeValidator(_prompts)]
     max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
     logprobs: NumScores | None = None
@@ -505,8 +486,6 @@ def checked(kind: type[Known], value: Any) -> Known:
     where = field + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
     )
-    if isinstance(cause, PartError):
-        where = field = where + cause.where
     raise RequestError(f"{where} must {rule} (got {got})", field=field)
 
 

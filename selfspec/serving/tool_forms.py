@@ -33,7 +33,6 @@ class CallForm(NamedTuple):
         return {self.tag, *self.end} - {""}
 
     def head(self, name: str) -> str:
-        """The JSON of a call, up to its arguments."""
         return f'{{"name": "{name}", "{self.key}": '
 
 
@@ -44,7 +43,6 @@ _PLAIN = CallForm(needs_tag=False)
 
 
 def form_of(template: str) -> CallForm:
-    """The form that a chat template shows."""
     for form in (_TAGGED, _LIST):
         if form.tag in template:
             return form
@@ -83,7 +81,6 @@ class _Grammar:
         self._special = _ranges(special - {self._ids.get(form.tag)})
 
     def calls_alone(self, is_single: bool) -> list[str]:
-        """Calls and nothing else."""
         begin = "" if not self._form.needs_tag else self._mark(self._form.tag)
         more = "" if is_single or self._form.between else f' ("\\n" {begin} group)*'
         return [f"start: {begin} group{more}"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from selfspec.building.recipe import OPTIONS, Recipe, read_recipe, recipe_names
+from selfspec.building.recipe import Recipe, read_recipe, recipe_names
 from selfspec.errors import BuildError
 
 
@@ -12,15 +12,15 @@ from selfspec.errors import BuildError
         ({"min_cont": 3}, "'min_count'?"),
         ({"min_count": 0}, "min_count"),
         ({"min_count": True}, "min_count"),
-        ({"max_documents": "3"}, "--max-documents"),
-        ({"warmup_tokens": -1}, "--warmup-tokens"),
-        ({"build": "ngram"}, "--build"),
+        ({"max_documents": "3"}, "max_documents"),
+        ({"warmup_tokens": -1}, "warmup_tokens"),
+        ({"build": "ngram"}, "build must"),
         ({"data": "vocabulary"}, "--build lut"),
         ({"max_size": "64 apples"}, "max_size"),
         ({"max_size": "1KB"}, "max_size"),
-        ({"data_files": "*.txt"}, "--data-files"),
+        ({"data_files": "*.txt"}, "data_files"),
         ({"data": None}, "--data"),
-        ({"data": ""}, "--data"),
+        ({"data": ""}, "data must"),
     ],
 )
 def test_what_a_recipe_refuses(keys, name):
@@ -39,7 +39,6 @@ def test_the_recipes_that_come_with_selfspec():
     for name in names:
         keys = read_recipe(name)
         assert Recipe.of(**{"data": "filled-in", **keys}).name == keys["name"]
-    assert set(OPTIONS) <= set(Recipe.model_fields)
 
 
 @pytest.mark.parametrize("content", [b"name = ", b"\xff", None])

@@ -46,7 +46,6 @@ def test_help_is_on_one_screen(run, words, monkeypatch):
         (["cache", "build", "--help"], "Usage:"),
         (["--version"], f"selfspec {selfspec.__version__}\n"),
         (["generate", "m", "nowhere"], "error: FILE"),
-        (["generate", "{model}"], "Loading "),
         (["chat", "{model}"], "Loading "),
     ],
 )
@@ -88,7 +87,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(run, plain_folder, monkeypatch,
     def broken(*_args, **_kwargs):
         raise error
 
-    monkeypatch.setattr(generate_module, "_write", broken)
+    monkeypatch.setattr(generate_module, "loaded", broken)
     if status is None:
         with pytest.raises(type(error)):
             run("generate", plain_folder, stdin="text")

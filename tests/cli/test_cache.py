@@ -5,9 +5,7 @@ import os
 import pytest
 from transformers import AutoTokenizer
 
-from selfspec.building.recipe import OPTIONS
 from selfspec.cache import load_cache, save_cache, tokenizer_info
-from selfspec.cli.cache import RecipeOptions
 from tests.caches import contents, count_grams
 from tests.tiny import LINES
 
@@ -54,14 +52,11 @@ class TestBuild:
         assert run(*command, *own).exit_code == 0
         assert load_cache(tmp_path / "cache").about["documents"] == 2
 
-    def test_the_options_are_those_that_a_recipe_names(self):
-        assert tuple(vars(RecipeOptions())) == OPTIONS
-
     @pytest.mark.parametrize(
         ("args", "said"),
         [
             (("--data", "./nowhere"), "--data"),
-            (("--data", "{texts}", "--max-documents", "0"), "--max-documents"),
+            (("--data", "{texts}", "--max-documents", "0"), "max_documents"),
             (("--data", "{texts}", "--messages", "x"), "--no-chat-template"),
             (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "'x'"),
         ],

@@ -141,15 +141,13 @@ def test_a_full_context_is_an_error_that_leaves_the_chat_running(writer):
 
 
 def test_commands(chat, stock_answers):
-    asked = (QUESTIONS[1], "/reset", QUESTIONS[0], "/retry", "/system be a fox", QUESTIONS[1])
-    out = chat("", "/retry", "/help", "/res", *asked, "/exit", "dog")
+    asked = (QUESTIONS[1], "/reset", QUESTIONS[0], "/system be a fox", QUESTIONS[1])
+    out = chat("", "/help", "/res", *asked, "/exit", "dog")
     first, then = stock_answers(QUESTIONS[0])[0], stock_answers(QUESTIONS[1], system="be a fox")[0]
     for said in (
-        "error: /retry needs a question",
         "/system TEXT",
         "did you mean '/reset'?",
         f"> {QUESTIONS[0]}\n{harmless(first)}\n",
-        f"> /retry\n{harmless(first)}\n",
         f"> {QUESTIONS[1]}\n{harmless(then)}\n",
     ):
         assert said in out

@@ -13,7 +13,6 @@ from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.questions import SNIPPETS, Question
 from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
-from selfspec.cost import CostCurve
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
 from tests.caches import contents, count_grams
@@ -21,7 +20,6 @@ from tests.cli.conftest import write_lines
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
 
-CURVE = CostCurve({1: 0.02, 4: 0.022, 64: 0.05})
 BRIEFLY = ("--seconds", "1")
 
 
@@ -141,11 +139,12 @@ def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
     assert found.parted == {"b"}
 
 
-def measured(plain, drafted, *, drafts=9, tokens=101, share=1.0, dtype="float32"):
+def measured(plain, drafted, *, drafts=9, tokens=101, share=1.0, dtype="float32", kinds=("a",)):
     stats = GenerationStats(num_new_tokens=150, num_steps=100)
     stats.drafted_by_source["lut"] = drafts
-    seconds = ([[each] for each in taken] for taken in (plain, drafted))
-    return Comparison(dtype, {"a": tokens}, *seconds, {"a": stats}, shares=[share])
+    seconds = ([[each] * len(kinds) for each in taken] for taken in (plain, drafted))
+    lengths, by_kind = (dict.fromkeys(kinds, each) for each in (tokens, stats))
+    return Comparison(dtype, lengths, *seconds, by_kind, shares=[share])
 
 
 @pytest.mark.parametrize(
@@ -194,14 +193,15 @@ def test_what_weights_in_eight_bits_would_bring(seconds, said):
     ],
 )
 def test_the_model_is_compared_with_itself_in_eight_bits(
-    run, chat_folder, tmp_path, monkeypatch, free, said
+    run, chat_folder, prompts, monkeypatch, free, said
 ):
     """Where memory holds it twice, and not where it has 8 bits already."""
     monkeypatch.setattr(check, "free_memory", lambda: free)
-    lines = [{"prompt": text} for text in ("the lazy dog", "def read(", "class Queue")]
-    asked = ("--prompts", write_lines(tmp_path / "three.jsonl", *lines), "--seconds", "9")
-    assert said in run("check", chat_folder, *asked).stdout
-    assert said not in run("check", chat_folder, *asked, "--weights", "int8").stdout
+    found = measured([2, 2], [1, 1], tokens=48, kinds=("prompt 1", "prompt 2"))
+    monkeypatch.setattr(check, "measure", lambda *_, **__: found)
+    asked = ("check", chat_folder, "--prompts", prompts, *BRIEFLY)
+    assert said in run(*asked).stdout
+    assert said not in run(*asked, "--weights", "int8").stdout
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
@@ -210,13 +210,12 @@ def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1], dtype=dtype)
     found.stats["a"] += GenerationStats(num_steps=4, num_nodes=12, num_drafts=4)
     found.stats["a"].accepted_lengths.update({2: 3, 0: 1})
-    assert print_report(console, found, writer.asked, CURVE) == 0
+    assert print_report(console, found, writer.asked) == 0
     for said in (
-        "Cost of a step by its width in tokens, in plain steps: 1: 1.00",
         "Mean acceptance length 2.50: 6 of ",
         "rate by position 0: 0.75, 1: 0.75.\n",
     ):
         assert said in console.file.getvalue()
     found.parted.add("a")
-    assert print_report(console, found, writer.asked, CURVE) == status
+    assert print_report(console, found, writer.asked) == status
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)

@@ -28,10 +28,8 @@ def test_from_stdin_a_file_or_the_command_line(generate, stock_text, plain_folde
     assert result.stderr == f"Loading {plain_folder} ...\n"
     assert generate("--prompt", "the fox", stdin="").stdout == stock_text("the fox", 24)
     (tmp_path / "prompt.txt").write_text("the quick brown", encoding="utf-8-sig")
-    result = generate(tmp_path / "prompt.txt", "--full", "--output", tmp_path / "out.txt")
-    assert result.stdout == ""
-    text = "the quick brown" + stock_text("the quick brown", 24)
-    assert (tmp_path / "out.txt").read_bytes().decode() == text
+    result = generate(tmp_path / "prompt.txt", stdin="")
+    assert result.stdout == stock_text("the quick brown", 24)
 
 
 def test_a_question(run, fails, stock_text, chat_folder, plain_folder):
@@ -50,10 +48,9 @@ def test_sampling_is_stocks_with_the_same_seed_and_another_one_without(generate,
 
 
 def test_wrong_prompts_and_files(fails, plain_folder, tmp_path):
-    wrong, prompt = tmp_path / "latin.txt", tmp_path / "prompt.txt"
+    wrong = tmp_path / "latin.txt"
     wrong.write_bytes(b"ab\xff")
     (tmp_path / "16.txt").write_text("the quick", encoding="utf-16")
-    prompt.write_text(PROMPT)
     for args, stdin, said in (
         ((), "", "prompt"),
         ((), b"ab\xff", "FILE"),
@@ -62,12 +59,9 @@ def test_wrong_prompts_and_files(fails, plain_folder, tmp_path):
         (("--prediction", wrong), PROMPT, "--prediction"),
         ((tmp_path / "16.txt",), "", "save it as UTF-8"),
         (("--prediction", "nowhere"), PROMPT, "nowhere"),
-        ((prompt, "--output", prompt), "", "--output"),
-        (("--output", tmp_path / "no" / "out"), PROMPT, "--output"),
         (("--max-new-tokens", "513"), PROMPT, "512 positions"),
     ):
         assert said in fails("generate", plain_folder, *args, stdin=stdin)
-    assert prompt.read_text() == PROMPT
 
 
 @pytest.mark.parametrize("more", [["--prediction", "{text}"], ["--draft-model", "{model}"]])
@@ -84,14 +78,13 @@ def test_what_else_drafts_saves_steps_and_changes_no_text(
 
 def test_a_full_disk_and_a_reader_that_leaves(plain_folder, monkeypatch, capsys):
     asked = ["generate", plain_folder, *FEW, "--prompt", PROMPT]
-    assert app.run([*asked, "--output", "/dev/full"]) == 2
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert app.run(asked) == 2
         with open(os.devnull, "w") as nowhere:  # What could not be written is still in its buffer.
             os.dup2(nowhere.fileno(), full.fileno())
     said = capsys.readouterr().err
-    assert said.count("error: No space left on device\n") == 2
+    assert said.count("error: No space left on device\n") == 1
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as gone:

@@ -111,8 +111,6 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
     [
         ("--host", "no host"),
         ("--api-key", " "),
-        ("--allow-origin", "example.org"),
-        ("--allow-origin", "https://example.org/"),
         ("--max-kv-memory", "much"),
         ("--max-kv-memory", "1"),
         ("--max-memory", "lots"),
@@ -153,7 +151,7 @@ def test_a_config_for_vllm_is_read() -> None:
     [
         ("ngram", "must be JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"method": "eagle3", "model": "a/head"}', "from --draft-model"),
+        ('{"method": "eagle3", "model": "a/head"}', "texts, --cache and --draft-model"),
         ('{"method": "mtp"}', "method must be 'ngram', 'suffix' or 'draft_model' (got 'mtp')"),
         ('{"method": "draft_model"}', "model must be given for the method 'draft_model'"),
         ('{"method": "ngram", "model": "x"}', "and for no other (got 'x' for 'ngram')"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from random import Random
 from types import SimpleNamespace
@@ -29,9 +28,7 @@ MAX_LENGTH = 64
 LOOP = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def proposer(
-    *, rank: int = 0, max_length: int = MAX_LENGTH, is_async: bool = False, **options: Any
-) -> Proposer:
+def proposer(*, rank: int = 0, max_length: int = MAX_LENGTH, **options: Any) -> Proposer:
     """One as vLLM makes it, out of what `config` says."""
     asked = config(**options)
     model = SimpleNamespace(
@@ -47,14 +44,8 @@ def proposer(
             speculative_config=SimpleNamespace(**asked["speculative_config"]),
             model_config=model,
             parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
-            scheduler_config=SimpleNamespace(async_scheduling=is_async),
         )
     )
-
-
-def test_a_step_that_is_scheduled_before_its_tokens_are_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="async_scheduling must be off"):
-        proposer(is_async=True)
 
 
 class Engine:
@@ -154,40 +145,6 @@ def test_a_text_that_repeats_itself_is_drafted_for():
     assert row.num_steps < 16
 
 
-def test_rows_that_read_their_prompts_get_nothing(opened: list[int]):
-    engine = Engine(proposer())
-    engine.add(LOOP, LOOP * 4, reads_for=3)
-    other = engine.add(LOOP, LOOP * 4)
-    for _ in range(3):
-        engine.step()
-    assert opened == [len(LOOP)]
-    assert other.draft
-
-
-def test_a_row_that_was_preempted_goes_on(opened: list[int]):
-    engine = Engine(proposer())
-    row = engine.add(LOOP, LOOP * 4)
-    engine.add([9, *LOOP], [9, *LOOP] * 3)
-    engine.step()
-    engine.rows.remove(row)
-    for _ in range(2):
-        engine.step()
-    engine.rows.append(row)
-    row.draft = []  # vLLM throws them away.
-    engine.step()
-    assert len(opened) == 2
-    assert row.draft
-
-
-def test_after_a_step_without_drafts_a_row_is_read_anew(opened: list[int]):
-    engine = Engine(proposer())
-    row = engine.add(LOOP, LOOP * 4)
-    for proposes in (True, False, False, True):
-        engine.step(proposes=proposes)
-    assert len(opened) == 2
-    assert row.draft
-
-
 def test_the_next_prompt_of_a_conversation_is_no_answer(tmp_path):
     asked = proposer(remember=str(tmp_path / "learned"))
     engine = Engine(asked)
@@ -197,7 +154,7 @@ def test_the_next_prompt_of_a_conversation_is_no_answer(tmp_path):
     engine.rows = []
     engine.add([*row.text, 45, 46, 47, 48, 49], LOOP)
     engine.step()
-    assert not {45, 49} & set(asked._lasting._answers.arrays()["tokens"].tolist())
+    assert not {45, 49} & set(asked._memory._answers.arrays()["tokens"].tolist())
 
 
 def test_rows_that_ended_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
@@ -262,7 +219,7 @@ class TestWhatLasts:
         row = engine.add([40], LOOP * 2)
         while not row.is_done:
             engine.step()
-        first._lasting.save()
+        first._memory.save()
         kept = read_cache(path.with_suffix(".safetensors"), tokenizer_info(FakeTokenizer()))
         assert [3, 1] in kept.tables["lut2"]["pairs"].tolist()
         assert kept.answers.tolist() == [*LOOP * 2, -1]
@@ -406,11 +363,3 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20)
-
-
-def test_nothing_of_vllm_or_torch_comes_along():
-    code = (
-        "import sys, selfspec.engines.vllm;"
-        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules), 'it came along'"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

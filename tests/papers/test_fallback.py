@@ -13,7 +13,6 @@ from selfspec.config import SpecConfig
 from selfspec.cost import StepTime
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
-from selfspec.errors import ConfigError
 from selfspec.papers.edgellm import Fallback, Pacer, confidence
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import ScriptedCursor, probability_of
@@ -100,8 +99,3 @@ def test_after_a_miss_it_comes_back():
         num_tokens += len(committed)
         step.observe(TOOK, [StepRecord(row=0, tree=tree, path=path, committed_ids=committed)])
     assert num_tokens / 2000 > 2.7
-
-
-def test_what_alpha_starts_from_is_checked():
-    with pytest.raises(ConfigError, match=r"alpha must be in \(0, 1\)"):
-        Fallback(1.0)
