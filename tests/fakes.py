@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -49,13 +50,16 @@ def new_model(
 
 
 _model_made_once = cache(new_model)
+SHARED: WeakSet[PreTrainedModel] = WeakSet()  # The models of `tiny_model`.
 
 
 def tiny_model(
     name: str = "llama", attention: str | None = None, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """`new_model`, made once, and not attached: for tests that leave its weights as they are."""
-    return detach(_model_made_once(name, attention, dtype))
+    model = detach(_model_made_once(name, attention, dtype))
+    SHARED.add(model)
+    return model
 
 
 @cache

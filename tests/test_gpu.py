@@ -245,19 +245,6 @@ def test_a_draft_model(asked: dict[str, Any]) -> None:
     assert spec.stats.num_draft_forwards > 0
 
 
-def test_rows_that_come_and_go() -> None:
-    model, spec = on_gpu(), selfspec.SelfSpec(**FIXED)
-    given = [prompts(1, length, seed=length)["input_ids"][0].tolist() for length in (9, 3, 31, 14)]
-    asked = {"max_new_tokens": 24, **GREEDY}
-    answers = selfspec.generate_many(
-        model, tiny_tokenizer(), given, assistant=spec, max_rows=2, **asked
-    )
-    for answer in answers:
-        ids = torch.tensor([given[answer.index]], device="cuda")
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **asked)
-        assert answer.ids == expected[0, ids.shape[1] :].tolist()
-
-
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_the_second_device(forward: str) -> None:
@@ -307,11 +294,6 @@ def test_half_precision_runs_every_forward(dtype: torch.dtype, forward: str) -> 
     spec = selfspec.SelfSpec(forward=forward, budget="fixed", max_nodes=8)
     on_gpu(dtype).generate(**prompts(2), max_new_tokens=24, assistant=spec)
     assert (spec.stats.forward, spec.stats.eager_reason) == (forward, None)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_tree_is_given_in_every_dtype(dtype: torch.dtype) -> None:
-    assert selfspec.SelfSpec().ability(on_gpu(dtype)).mode == "tree"
 
 
 def test_ids_on_the_cpu_are_served() -> None:

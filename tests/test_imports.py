@@ -228,10 +228,10 @@ def test_examples_in_docstrings_run(path):
     assert results.failed == 0
 
 
-def test_knobs_and_errors_come_without_torch():
+def test_knobs_and_errors_come_without_torch_and_so_do_drafts_for_vllm():
     """So that a command line answers at once."""
     code = (
-        "import sys, selfspec, selfspec.draft.tree, selfspec.draft.sources;"
-        "assert not {'torch', 'transformers'} & set(sys.modules), 'torch came along'"
+        "import sys, selfspec, selfspec.draft.tree, selfspec.draft.sources, selfspec.engines.vllm;"
+        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules), 'torch came along'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,9 +27,9 @@ from selfspec.forward.tree_kv import TreeKV
 from selfspec.plugin.call import Call
 from selfspec.records import Candidate
 from selfspec.row import Row
+from tests.batch.test_generate_many import alone as new_tokens
 from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
-from tests.lossless.same import MODES
-from tests.lossless.seeing import prompt_with_image, seeing_model
+from tests.lossless.same import MODES, slow
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
@@ -101,13 +103,7 @@ def prompts(number: int = 5) -> list[list[int]]:
     return ids
 
 
-def alone(model: Any, ids: list[int], seed: int, **options: Any) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    inputs = torch.tensor([ids])
-    options = {"max_new_tokens": NUM_NEW, **options}
-    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
-    return output[0, len(ids) :].tolist()  # type: ignore[no-any-return]
+alone = partial(new_tokens, max_new_tokens=NUM_NEW)
 
 
 def wild(*sources: Source, **knobs: Any) -> SelfSpec:
@@ -148,23 +144,25 @@ TIMES = {"first": 1, "middle": 4, "last": NUM_NEW}
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("at", TIMES)
-def test_an_error_of_a_processor(mode: str, at: str) -> None:
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    answers = played(session, common=MODES[mode], logits_processor=[Fuse(TIMES[at])])
-    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
-    assert len(answers[1].ids) == TIMES[at] - 1
-    assert not session.alone_reasons
+@pytest.mark.parametrize("who", ["processor", "stopping rule", "listener"])
+def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
+    """A prompt with a stopping rule of its own is decoded alone."""
+    fuse, own = Fuse(TIMES[at]), {}
+    if who == "processor":
+        own["logits_processor"] = [fuse]
+    elif who == "stopping rule":
+        own["stopping_criteria"] = StoppingCriteriaList([OfOne(TIMES[at])])
 
+    def hear(index: int, ids: Sequence[int]) -> bool:
+        if who == "listener" and index == 1:
+            fuse.burn()
+        return True
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("at", TIMES)
-def test_an_error_of_a_stopping_rule_of_ones_own(mode: str, at: str) -> None:
-    """Such a prompt is decoded alone."""
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    rule = StoppingCriteriaList([OfOne(TIMES[at])])
-    answers = played(session, common=MODES[mode], stopping_criteria=rule)
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=hear)
+    answers = played(session, common=MODES[mode], **own)
     assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
-    assert session.alone_reasons
+    assert who != "processor" or len(answers[1].ids) == TIMES[at] - 1
+    assert bool(session.alone_reasons) == (who == "stopping rule")
 
 
 @pytest.mark.parametrize("at", [1, 4, NUM_NEW - 1])
@@ -184,21 +182,6 @@ def test_an_error_of_stop_strings(at: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     assert_only_the_second_failed(answers, tiny_model(), eos_token_id=VOCAB - 2)
     assert len(answers[1].ids) == (at if at > 1 else 0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("at", TIMES)
-def test_an_error_of_who_listens(mode: str, at: str) -> None:
-    fuse = Fuse(TIMES[at])
-
-    def hear(index: int, ids: Sequence[int]) -> bool:
-        if index == 1:
-            fuse.burn()
-        return True
-
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=hear)
-    answers = played(session, common=MODES[mode])
-    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
 
 
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
@@ -296,31 +279,6 @@ def test_probabilities_that_are_none(is_late: bool) -> None:
     assert answers[1].ids == (texts[1][: texts[1].index(ill) + 1] if is_late else [])
 
 
-@pytest.mark.parametrize("at", TIMES)
-def test_a_grammar_that_comes_to_a_dead_end(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
-    from selfspec.batch import guides
-    from tests.batch.test_guides import PROMPTS, TOKENIZER, text_alone
-    from tests.tiny import make_model
-
-    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 40}
-    fuse, called = Fuse(TIMES[at], UnsupportedError), guides.GuideProcessor.__call__
-
-    def watched(self: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids[0, 0] == PROMPTS[1][0]:
-            fuse.burn()
-        return called(self, ids, scores)
-
-    expected = [text_alone(index, schema) for index in range(3)]
-    monkeypatch.setattr(guides.GuideProcessor, "__call__", watched)
-    model = make_model(len(TOKENIZER))
-    options: dict[str, Any] = {"max_new_tokens": 60, "schema": schema, "seed": 3}
-    answers = {a.index: a for a in generate_many(model, TOKENIZER, PROMPTS, **options)}
-    assert [TOKENIZER.decode(answers[i].ids) for i in (0, 2)] == [expected[0], expected[2]]
-    assert isinstance(answers[1].error, UnsupportedError)
-    assert expected[1].startswith(TOKENIZER.decode(answers[1].ids))
-
-
 def test_a_guide_that_allows_nothing_raises() -> None:
     pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
     from selfspec.batch.guides import Guides, guide_of
@@ -336,25 +294,6 @@ def test_a_guide_that_allows_nothing_raises() -> None:
         processor(torch.tensor([[5, *wrong]]), scores)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["llava", "qwen2-vl"])
-def test_with_images(name: str, mode: str) -> None:
-    model, options = seeing_model(name), {"max_new_tokens": NUM_NEW, **MODES[mode]}
-    given: list[Any] = [prompt_with_image(name, seed=seed) for seed in (2, 3, 4, 5)]
-    given[1] = {**given[1], "pixel_values": torch.zeros(1, 1)}  # No image at all.
-    expected = []
-    for index, inputs in enumerate(given):
-        torch.manual_seed(3 + index)
-        if index != 1:
-            output = model.generate(**inputs, **options)
-            expected.append(output[0, inputs["input_ids"].shape[1] :].tolist())
-    found = generate_many(model, tiny_tokenizer(), given, assistant=wild(), seed=3, **options)
-    answers = {answer.index: answer for answer in found}
-    assert [answers[index].ids for index in (0, 2, 3)] == expected
-    assert answers[1].error is not None
-    assert answers[1].text == ""
-
-
 def broken_forward(fails: Callable[[TreeBackend, torch.Tensor], bool]) -> Any:
     """A forward over drafts that breaks after it has written keys and values."""
     forward = TreeBackend.forward
@@ -368,9 +307,10 @@ def broken_forward(fails: Callable[[TreeBackend, torch.Tensor], bool]) -> Any:
     return watched
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("most", [1, 2, 3])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("name", "most", "mode"),
+    [("llama", 1, "greedy"), ("gemma3", 2, "sample"), ("deepseek-v3", 3, "sample")],
+)
 def test_a_forward_that_fails_is_tried_again_over_fewer_rows(
     name: str, most: int, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,7 +352,7 @@ def test_a_forward_that_fails_over_one_row_alone(
     assert answers[1].ids
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("name", ["llama", slow("mistral")])
 def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the row that needs them fails: the others have their places."""
     model, asked = tiny_model(name), {0: 20, 1: 300, 2: 20}
@@ -499,12 +439,12 @@ def test_a_call_of_its_own_raises_what_it_always_raised() -> None:
 
 # `generate_many`
 
-TOO_MANY_PLACES: list[Any] = [[], 7, [{"role": "user", "content": "x"}], ["no", "ids"], {"a": 1}]
+NO_PROMPTS: list[Any] = [7, [{"role": "user", "content": "x"}], ["no", "ids"], {"a": 1}]
 
 
 def test_prompts_that_are_refused_are_answers_too() -> None:
     good = prompts()[0]
-    given = [TOO_MANY_PLACES[0], good, *TOO_MANY_PLACES[1:], [5] * 40, good]
+    given = [[], good, *NO_PROMPTS, [5] * 40, good]
     found = generate_many(
         tiny_model(), tiny_tokenizer(), given, assistant=wild(), seed=0, max_memory=20_000,
         max_new_tokens=NUM_NEW, do_sample=True, max_rows=2,
@@ -580,10 +520,6 @@ def test_what_failed_leaves_no_memory(number: int, monkeypatch: pytest.MonkeyPat
         assert isinstance(answer.error, Broken) == bool(answer.index % 2)
         if answer.error is None:
             assert answer.ids == expected[given[answer.index][0]]
-    assert "burn" in "".join(traceback_of(answers[-1].error or answers[-2].error))
-
-
-def traceback_of(error: Any) -> list[str]:
-    import traceback
-
-    return traceback.format_exception(error)
+    error = answers[-1].error or answers[-2].error
+    assert error is not None
+    assert "burn" in "".join(traceback.format_exception(error))

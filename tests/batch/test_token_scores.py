@@ -9,6 +9,7 @@ import torch
 
 from selfspec import SelfSpec, UnsupportedError, generate_many
 from tests.fakes import WildSource, tiny_model, tiny_tokenizer
+from tests.lossless.same import slow
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6] * 40, [3, 4, 5], [7]]
 CHOICES: dict[str, dict[str, Any]] = {
@@ -19,8 +20,14 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", ["llama", "mistral", "bloom", "qwen3-next"])
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        *(("llama", choice) for choice in CHOICES),
+        *((name, "sampled") for name in ("bloom", "qwen3-next")),
+        *(slow(name, choice) for name in ("bloom", "qwen3-next") for choice in ("greedy", "plain")),
+    ],
+)
 def test_scores_are_those_of_a_plain_forward(name: str, choice: str) -> None:
     """Of trees, of chains and without drafts; of prompts that are longer than a part, too."""
     model, options = tiny_model(name), {"max_new_tokens": 16, "seed": 1, **CHOICES[choice]}

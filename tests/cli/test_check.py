@@ -139,11 +139,12 @@ def test_rounds_start_cold_and_take_turns(writer, monkeypatch):
     assert found.parted == {"b"}
 
 
-def measured(plain, drafted, *, drafts=9, tokens=101, share=1.0, dtype="float32"):
+def measured(plain, drafted, *, drafts=9, tokens=101, share=1.0, dtype="float32", kinds=("a",)):
     stats = GenerationStats(num_new_tokens=150, num_steps=100)
     stats.drafted_by_source["lut"] = drafts
-    seconds = ([[each] for each in taken] for taken in (plain, drafted))
-    return Comparison(dtype, {"a": tokens}, *seconds, {"a": stats}, shares=[share])
+    seconds = ([[each] * len(kinds) for each in taken] for taken in (plain, drafted))
+    lengths, by_kind = (dict.fromkeys(kinds, each) for each in (tokens, stats))
+    return Comparison(dtype, lengths, *seconds, by_kind, shares=[share])
 
 
 @pytest.mark.parametrize(
@@ -192,14 +193,15 @@ def test_what_weights_in_eight_bits_would_bring(seconds, said):
     ],
 )
 def test_the_model_is_compared_with_itself_in_eight_bits(
-    run, chat_folder, tmp_path, monkeypatch, free, said
+    run, chat_folder, prompts, monkeypatch, free, said
 ):
     """Where memory holds it twice, and not where it has 8 bits already."""
     monkeypatch.setattr(check, "free_memory", lambda: free)
-    lines = [{"prompt": text} for text in ("the lazy dog", "def read(", "class Queue")]
-    asked = ("--prompts", write_lines(tmp_path / "three.jsonl", *lines), "--seconds", "9")
-    assert said in run("check", chat_folder, *asked).stdout
-    assert said not in run("check", chat_folder, *asked, "--weights", "int8").stdout
+    found = measured([2, 2], [1, 1], tokens=48, kinds=("prompt 1", "prompt 2"))
+    monkeypatch.setattr(check, "measure", lambda *_, **__: found)
+    asked = ("check", chat_folder, "--prompts", prompts, *BRIEFLY)
+    assert said in run(*asked).stdout
+    assert said not in run(*asked, "--weights", "int8").stdout
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])

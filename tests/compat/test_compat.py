@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import re
@@ -242,28 +241,6 @@ def test_windowed_layers_record_and_count():
     assert cache.get_seq_length() == 5
     states.stop_recording_past(DynamicCache())
     assert not hasattr(DynamicLayer(), "record_past")
-
-
-@pytest.mark.parametrize("name", ["bloom", "gemma3", "lfm2"])
-@pytest.mark.parametrize("num_layers", [0, 1, 2])
-def test_what_a_forward_has_left_is_cropped_layer_by_layer(name, num_layers):
-    """A forward that breaks off has grown only some layers."""
-    model = tiny_model(name)
-    whole, cut = (DynamicCache(config=model.config) for _ in range(2))
-    for cache in (whole, cut):
-        model(**prompt(), **{generation.KV: cache})
-    states.record_past(cut)
-    untouched = cut.layers[num_layers:]
-    cut.layers[num_layers:] = [copy.copy(layer) for layer in untouched]
-    model(input_ids=torch.tensor([[5, 6, 7]]), **{generation.KV: cut})
-    cut.layers[num_layers:] = untouched
-    for _ in range(2):  # What is cropped already stays.
-        states.crop_to(cut, prompt()["input_ids"].shape[1], 3)
-        for ours, theirs in zip(cut.layers, whole.layers, strict=True):
-            for held, name_of in ((x, n) for n, x in vars(ours).items() if n in ("keys", "values")):
-                assert torch.equal(held, getattr(theirs, name_of))
-            if hasattr(ours, "conv_states"):
-                assert torch.equal(ours.conv_states[0], theirs.conv_states[0])
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "bamba", "lfm2", "llama"])

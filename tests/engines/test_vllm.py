@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from random import Random
 from types import SimpleNamespace
@@ -144,40 +143,6 @@ def test_a_text_that_repeats_itself_is_drafted_for():
         engine.step()
         assert len(row.draft) <= 5
     assert row.num_steps < 16
-
-
-def test_rows_that_read_their_prompts_get_nothing(opened: list[int]):
-    engine = Engine(proposer())
-    engine.add(LOOP, LOOP * 4, reads_for=3)
-    other = engine.add(LOOP, LOOP * 4)
-    for _ in range(3):
-        engine.step()
-    assert opened == [len(LOOP)]
-    assert other.draft
-
-
-def test_a_row_that_was_preempted_goes_on(opened: list[int]):
-    engine = Engine(proposer())
-    row = engine.add(LOOP, LOOP * 4)
-    engine.add([9, *LOOP], [9, *LOOP] * 3)
-    engine.step()
-    engine.rows.remove(row)
-    for _ in range(2):
-        engine.step()
-    engine.rows.append(row)
-    row.draft = []  # vLLM throws them away.
-    engine.step()
-    assert len(opened) == 2
-    assert row.draft
-
-
-def test_after_a_step_without_drafts_a_row_is_read_anew(opened: list[int]):
-    engine = Engine(proposer())
-    row = engine.add(LOOP, LOOP * 4)
-    for proposes in (True, False, False, True):
-        engine.step(proposes=proposes)
-    assert len(opened) == 2
-    assert row.draft
 
 
 def test_the_next_prompt_of_a_conversation_is_no_answer(tmp_path):
@@ -398,11 +363,3 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20)
-
-
-def test_nothing_of_vllm_or_torch_comes_along():
-    code = (
-        "import sys, selfspec.engines.vllm;"
-        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules), 'it came along'"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

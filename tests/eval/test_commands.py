@@ -237,7 +237,7 @@ def test_tokens_per_step(figures, asked, tmp_path):
 
 
 def test_predict(plain_folder, figures, monkeypatch):
-    before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 4
+    before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 2
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')
     monkeypatch.setattr(predict, "stdlib_edits", lambda number: [edit] * 3 * number)
     asked = ["--model", plain_folder, "--functions", "1", "--budget", "fixed", "--max-nodes", "8"]

@@ -314,12 +314,6 @@ def test_a_single_write_fills_all_layers_of_a_kind():
     assert len(storage) == 1
 
 
-def test_much_memory_is_adopted_in_parts(monkeypatch):
-    monkeypatch.setattr(module, "_SMALL", 1)
-    kv = adopt(prompted(1, 2), 4)
-    assert [len(part.members) for part in kv._parts] == [1] * 2 * len(LAYERS)
-
-
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
     cache = prompted(1, 2)

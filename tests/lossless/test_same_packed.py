@@ -154,7 +154,7 @@ def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         formats, "reordered_product", lambda x, packed, bias: -linear(x, packed.to_dense(), bias)
     )
-    model, inputs = tiny_model(), prompt()
+    model, inputs = new_model(), prompt()
     stock, texts = run(model, inputs, **GREEDY), []
     may_start = threading.Event()
 

@@ -27,18 +27,17 @@ def some_rows(model: Any, call: Call, *, chains: str | None = None) -> None:
 
 def many_prompts(model: Any) -> None:
     prompts = [prompt(1, length, seed=length)["input_ids"][0].tolist() for length in (17, 5, 30)]
-    for mode in (GREEDY, SAMPLE):
-        spec = SelfSpec(extra_sources=[WildSource()], **FIXED)
-        options: dict[str, Any] = {"max_new_tokens": 12, **mode}
-        with attached(model):
-            answers = list(
-                generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **options)
-            )
-        for answer in answers:
-            ids = torch.tensor([prompts[answer.index]])
-            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            stock = run(model, inputs, seed=3 + answer.index, **options)
-            assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
+    spec = SelfSpec(extra_sources=[WildSource()], **FIXED)
+    options: dict[str, Any] = {"max_new_tokens": 12, **SAMPLE}
+    with attached(model):
+        answers = list(
+            generate_many(model, tiny_tokenizer(), prompts, assistant=spec, seed=3, **options)
+        )
+    for answer in answers:
+        ids = torch.tensor([prompts[answer.index]])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        stock = run(model, inputs, seed=3 + answer.index, **options)
+        assert answer.ids == stock.ids[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("name", MULTIMODAL)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
 
+from openai import OpenAI
 from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
@@ -40,7 +41,7 @@ class BothWays(TestClient):
         """The response of the server."""
         response = super().send(request, **options)
         is_asked = request.method == "POST" and request.url.path in (CHAT, COMPLETION)
-        if is_asked and response.status_code == 200:
+        if self.served and is_asked and response.status_code == 200:
             body = json.loads(request.content)
             samples = body.get("temperature") and body.get("seed") is None
             has_one = body.get("n", 1) == 1 and (
@@ -69,7 +70,7 @@ class Served:
     ) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.spec = SelfSpec(max_nodes=6, budget="fixed")
+        self.spec, self.spec_of_files = (SelfSpec(max_nodes=6, budget="fixed") for _ in range(2))
         options = {"max_rows": 3, "max_memory": 1 << 24, **options}
         self.thread = ModelThread(self.model, self.tokenizer, self.spec, **options)
         self.encoder = Encoder(
@@ -95,7 +96,7 @@ class Served:
 
     def choices_in_file(self, body: dict[str, Any]) -> Any:
         """The choices that a batch file has for a body."""
-        session = Session(self.model, self.tokenizer, SelfSpec(max_nodes=6, budget="fixed"))
+        session = Session(self.model, self.tokenizer, self.spec_of_files)
         self.add_extra(session)
         lines = [read_line(1, json.dumps({"body": body}).encode())]
         (result,) = results(lines, session, self.encoder, model_name=NAME, seed=0)
@@ -147,3 +148,9 @@ def served(chat_folder: str) -> Iterator[Served]:
     served.thread.start()
     with served.client:
         yield served
+
+
+@pytest.fixture
+def client(served: Served) -> OpenAI:
+    """OpenAI's own, of that server."""
+    return OpenAI(base_url="http://localhost/v1", api_key="none", http_client=served.client)

@@ -15,11 +15,6 @@ from tests.serving.test_schemas import WEATHER
 PROMPT = "the quick brown fox jumps over the lazy dog"
 
 
-@pytest.fixture
-def client(served: Served) -> OpenAI:
-    return OpenAI(base_url="http://localhost/v1", api_key="none", http_client=served.client)
-
-
 def logprobs_of(served: Served, ids: list[int]) -> torch.Tensor:
     """(L, V): what a plain forward says of the token after each."""
     with torch.no_grad():

@@ -34,11 +34,6 @@ WEATHER = {
 ASKED: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": 120, "temperature": 0}
 
 
-@pytest.fixture
-def client(served: Served) -> OpenAI:
-    return OpenAI(base_url="http://localhost/v1", api_key="none", http_client=served.client)
-
-
 def schema(**fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": fields}}
 

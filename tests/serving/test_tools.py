@@ -151,8 +151,10 @@ def asked(steered: Steered) -> Any:
     """Lets a script be written, whole and in pieces; returns its content, calls and end."""
     client = OpenAI(base_url="http://localhost/v1", api_key="none", http_client=steered.client)
 
-    def ask(script: str, **more: Any) -> tuple[str | None, list[str], str]:
-        steered.script = script
+    def ask(
+        script: str, *, in_file: bool = False, **more: Any
+    ) -> tuple[str | None, list[str], str]:
+        steered.script, steered.client.served = script, steered if in_file else None
         body = {"model": NAME, "messages": MESSAGES, "max_tokens": 400, "temperature": 0, **more}
         body = {"tools": [OTHER, WEATHER], **body}
         whole = client.chat.completions.create(**body).choices[0]
@@ -169,7 +171,16 @@ def asked(steered: Steered) -> Any:
     return ask
 
 
-@pytest.mark.parametrize("case", CASES)
+def said_by(family: str, case: str) -> Any:
+    """One family says all by default, and the others what their forms differ in."""
+    by_default = family == "qwen3" or case in ("HTML", "two calls", "text after a call")
+    return pytest.param(family, case, marks=() if by_default else pytest.mark.slow)
+
+
+SAID = [said_by(family, case) for family in FAMILIES for case in CASES]
+
+
+@pytest.mark.parametrize(("family", "case"), SAID, indirect=["family"])
 def test_text_is_free_and_calls_are_told_from_it(family: str, case: str, asked: Any) -> None:
     _, content, calls = CASES[case]
     end = "tool_calls" if calls else "stop"
@@ -189,7 +200,7 @@ def test_one_call_alone(family: str, asked: Any) -> None:
     assert asked("<b>sunny</b> <tool", **one) == ("<b>sunny</b> <tool", [], "stop")
 
 
-@pytest.mark.parametrize("stop", ["}", "Rome", "weather", "days"])
+@pytest.mark.parametrize("stop", ["}", "weather"])
 def test_a_stop_string_waits_until_a_call_has_ended(family: str, asked: Any, stop: str) -> None:
     """Calls hold no text that a user reads. After a call, stop strings end the text as ever."""
     script = f"Let me look.\n{written(family, ROME)}\nIt {stop} ends"
@@ -200,7 +211,8 @@ def test_a_stop_string_waits_until_a_call_has_ended(family: str, asked: Any, sto
 
 def test_calls_that_are_required(family: str, asked: Any) -> None:
     two = written(family, ROME, PARIS)
-    assert asked(two, tool_choice="required") == (None, [ROME, PARIS], "tool_calls")
+    required = {"tool_choice": "required", "in_file": True}
+    assert asked(two, **required) == (None, [ROME, PARIS], "tool_calls")
     named = {"type": "function", "function": {"name": "weather"}}
     content, calls, _ = asked("It is sunny.", tool_choice=named, parallel_tool_calls=False)
     assert (content, len(calls)) == (None, 1)
@@ -217,9 +229,8 @@ def test_json_after_a_special_token_is_a_call(family: str, asked: Any) -> None:
     assert asked(f"Sure.<|python_tag|>{written(family, ROME)}") == ("Sure.", [ROME], "tool_calls")
 
 
-@pytest.mark.parametrize("by", [4.0, 8.0])
 def test_texts_are_those_of_generate_with_the_same_processors(
-    family: str, steered: Steered, by: float
+    family: str, steered: Steered
 ) -> None:
     """Sampled texts leave the script here and there, inside and outside of calls."""
     model, tokenizer = steered.model, steered.tokenizer
@@ -230,7 +241,7 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     ids = tokenizer.encode("the quick brown fox")
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
-    for seed in range(3):
+    for seed, by in enumerate((4.0, 8.0)):
         torch.manual_seed(seed)
         processors = [Steering(len(ids), script, by), guides.processor(guide)]
         inputs = torch.tensor([ids])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 
@@ -78,16 +77,6 @@ def test_a_weight_that_changes_during_a_call_is_used_itself(
     with StandIns().put([layer], copies):
         change(layer.weight)
         assert torch.equal(layer(X), linear(X, layer.weight, layer.bias))
-
-
-def test_a_layer_that_is_copied_in_use_has_no_copy_yet():
-    layer, copies = layer_with_copy()
-    with StandIns().put([layer], copies):
-        other = copy.deepcopy(layer)
-        assert torch.equal(other(X), linear(X, layer.weight, layer.bias))
-    with StandIns().put([other], {}):
-        pass
-    assert "forward" not in vars(other)
 
 
 def test_a_forward_that_comes_meanwhile_stays():

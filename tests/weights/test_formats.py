@@ -77,17 +77,6 @@ def test_a_large_weight_is_packed_in_parts(monkeypatch):
     assert all(torch.equal(copy(x, None), w) for copy, w in zip(parts, whole, strict=True))
 
 
-@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
-def test_weights_that_are_not_finite_get_no_float16_copy(odd):
-    needs("float16", torch.bfloat16)
-    finite, weight = torch.ones(2, 8, 8, dtype=torch.bfloat16)
-    weight[3, 4] = odd
-    none, copy = pack("float16", [weight, finite])
-    assert none is None
-    assert copy is not None
-    assert torch.equal(copy(finite, None), linear(finite, finite))
-
-
 @needs_packs
 def test_what_stock_converts_is_left_to_stock():
     module, x = nn.Linear(16, 24).requires_grad_(False), torch.randn(3, 16)

@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_and_learns_again_what_it_had_learned(
     asked, out, tmp_path, monkeypatch
 ):
     whole = tmp_path / "whole"
-    options = ("--limit", "6", "--budget", "fixed")  # A measured one goes by the clock.
+    options = ("--limit", "4", "--budget", "fixed")  # A measured one goes by the clock.
     asked(*options, output=whole)
     answered = contest.Contest.answer
     count = iter(range(100))

@@ -186,7 +186,7 @@ def test_nothing_is_left_behind(folder):
     assert not open_files(folder)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_process_ends_in_the_midst_of_reading(folder):
     code = (
         "import selfspec, sys\n"
