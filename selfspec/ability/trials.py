@@ -66,10 +66,6 @@ class _Text(NamedTuple):
     compared: Sequence[int]
     num_prompt: int = _PROMPT
 
-    def at(self, positions: Sequence[int], compared: Sequence[int]) -> _Text:
-        """The same tokens at other positions."""
-        return self._replace(positions=positions, compared=compared)
-
 
 class _Fault(NamedTuple):
     """A text that gives what a fault would give, in some rows of the outcome."""
@@ -139,8 +135,8 @@ def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
     old, n = range(len(before)), len(before)
     seeing_all = _Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2])
     other_slots = _Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2])
-    by_column = right.at([*old, n + 1, n + 2, n + 2], [n, n + 1])
-    all_slots = seeing_all.at(seeing_all.positions, [n + 3, n + 3])
+    by_column = right._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1])
+    all_slots = seeing_all._replace(compared=[n + 3, n + 3])
     return [
         _Fault("one that sees siblings", seeing_all, [1, 2]),
         _Fault("one with positions by column", by_column, [1, 2]),

@@ -77,7 +77,6 @@ class Guides:
         return GuideProcessor(self._compiled(guide).deep_copy(), self._words)
 
     def _compile(self, guide: Guide) -> Any:
-        """A matcher at the start of a text."""
         if find_spec("llguidance") is None:
             raise UnsupportedError(
                 "a schema needs the package llguidance: pip install 'selfspec[grammar]'"

@@ -67,7 +67,6 @@ class Answer:
     def to(
         cls, asked: PromptCall, ids: list[int], tokenizer: Any, error: Exception | None = None
     ) -> Answer:
-        """The answer that a prompt's new tokens are, to their end or to an error."""
         call, text, num_prompt_tokens = asked.call, "", asked.call.num_tokens
         ids = [] if asked.writes_nothing else ids
         try:

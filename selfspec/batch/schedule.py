@@ -62,7 +62,6 @@ class ShortestFirst:
 def _that_fit(
     order: Sequence[int], waiting: Sequence[int], running: Sequence[int], room: int
 ) -> list[int]:
-    """The prompts of an order, up to the first that does not fit."""
     longest = max(running, default=0)
     total = room + len(running) * longest
     for number, index in enumerate(order):
@@ -120,7 +119,6 @@ class Waiting:
         self.leave(call.index)
 
     def leave(self, index: int) -> None:
-        """Removes the call of this index, if it waits."""
         for turn, call in self._line.items():
             if call.index == index:
                 del self._line[turn]

@@ -76,7 +76,6 @@ def _merge(tries: Sequence[Trie]) -> Trie:
 
 
 def _without_rare(trie: Trie, length: int, least: int) -> Trie:
-    """Drops n-grams of `length` tokens and more that came less often than `least`."""
     kept = trie[:length]
     indices = np.arange(len(kept[-1].counts))
     for grams in trie[length:]:

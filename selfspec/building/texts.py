@@ -83,7 +83,6 @@ def find_files(recipe: Recipe) -> tuple[str | None, list[str]]:
 
 
 def _files_in(folder: Path, globs: list[str]) -> list[Path]:
-    """The files of a folder in the order of their names, hidden ones left out."""
     try:
         found = {path for pattern in globs or ["**/*"] for path in folder.glob(pattern)}
     except (NotImplementedError, ValueError) as error:
@@ -215,7 +214,6 @@ def encode(documents: Sequence[Document], recipe: Recipe, tokenizer: Any) -> lis
 
 
 def _text_of(document: Document, recipe: Recipe, tokenizer: Any) -> str | None:
-    """The text to tokenize; None if there is none, or if the template refuses it."""
     from jinja2.exceptions import TemplateError
 
     if not isinstance(document, list):

@@ -38,7 +38,6 @@ class _Card(BaseModel):
 
 
 def file_of(name: str | os.PathLike[str]) -> Path:
-    """The file of this name: ``.safetensors`` is added where it is missing."""
     path = Path(os.path.expanduser(os.fspath(name)))
     return path if path.name.endswith(SUFFIX) else Path(f"{path}{SUFFIX}")
 

@@ -112,7 +112,6 @@ class Knowledge:
 
 
 def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
-    """The tokenizer to save for: the loaded cache's, or the one that is given."""
     given = None if tokenizer is None else tokenizer_info(tokenizer)
     if known and given and given.fingerprint != known.fingerprint:
         raise CacheError(

@@ -14,8 +14,6 @@ from selfspec.plugin import SelfSpec
 
 
 class Turn(NamedTuple):
-    """How a turn ended."""
-
     num_reused: int  # Tokens of the prompt that were in the KV already.
     interrupted: bool = False
     is_cut: bool = False  # Did it take all the tokens that it might have?

@@ -30,8 +30,6 @@ OTHER_TEXTS = 2
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer and a name for it, and what drafts start with."""
-
     name: str
     model: Any
     tokenizer: Any

@@ -37,8 +37,6 @@ def harmless(text: str) -> str:
 
 
 class Painter:
-    """Writes pieces of text to a console, in the colour of their origin."""
-
     def __init__(self, console: Console) -> None:
         self.console = console
 

@@ -27,7 +27,6 @@ def print_report(
     sees: bool = False,
     eight_bits: str | None = None,
 ) -> int:
-    """Prints everything, the verdict and the lines to copy last; returns the exit status."""
     is_wrong = measured.dtype == "float32" and bool(measured.parted)
     is_check = asked.model is not None  # The demo shows its drafts, whatever they bring.
     console.print(table_of(measured))
@@ -50,7 +49,6 @@ def has_times(measured: Comparison) -> bool:
 
 
 def verdict(measured: Comparison) -> str:
-    """Is it faster, how sure is that, and if it is not, why not?"""
     num_tokens, total = sum(measured.lengths.values()), measured.total
     if not measured.num_drafted:
         why = total.disabled_reason or total.paused or "no step was worth a draft"
@@ -99,7 +97,6 @@ def about_eight_bits(seconds: Sequence[float], num_bytes: Sequence[int]) -> str:
 
 
 def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:
-    """How to load the model, with what reads images if it `sees`, and how to draft."""
     kind = "ImageTextToText" if sees else "CausalLM"
     load = f'AutoModelFor{kind}.from_pretrained("{asked.model}", dtype="{dtype}")'
     if asked.max_memory is not None:

@@ -41,7 +41,6 @@ class Writer:
         return f"sampling at temperature {temperature or own.temperature}, seed {self.seed}"
 
     def origins(self, config: SpecConfig) -> list[str]:
-        """Where drafted tokens can come from."""
         cache = self.loaded.cache
         has_corpus = cache is not None and cache.corpus is not None
         origins = [name for name in config.sources if name != "corpus" or has_corpus]

@@ -16,10 +16,7 @@ _MOST_GRAPHS = 64
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function compiled for any width; an error where it can't be one graph."""
-    found: Callable[..., Any] = torch.compile(
-        function, dynamic=True, fullgraph=True, backend=_BACKEND
-    )
-    return found
+    return torch.compile(function, dynamic=True, fullgraph=True, backend=_BACKEND)
 
 
 @contextmanager
@@ -27,15 +24,18 @@ def tracing() -> Iterator[None]:
     """Around each call of what `compiled` gave.
 
     Without the first setting, a layer's own number is a constant of its graph, so that each layer
-    becomes another graph. Without the last, half precision is rounded in other places than by the
-    single operations. An older torch that lacks one of them does without it.
+    becomes another graph. Without the second, so does a width that equals a fixed size, such as the
+    number of heads. Without the last, half precision is rounded in other places than by the single
+    operations. An older torch that lacks one of them does without it.
     """
     import torch._dynamo.config as of_dynamo
     import torch._inductor.config as of_inductor
     import torch.compiler.config as of_compiler
+    import torch.fx.experimental._config as of_shapes
 
     wanted: list[tuple[Any, str, Any]] = [
         (of_compiler, "dynamic_sources", r".*\.layer_idx?$"),
+        (of_shapes, "use_duck_shape", False),
         (of_dynamo, "recompile_limit", _MOST_GRAPHS),
         (of_inductor, "emulate_precision_casts", True),
     ]

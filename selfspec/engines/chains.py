@@ -66,7 +66,6 @@ class GramTable:
         self._shift = np.uint64(64 - num_bits)
 
     def find(self, keys: Keys) -> Keys:
-        """The entry of each key, or 0."""
         found = self._entries[(keys >> self._shift).view(np.int64)]
         return np.where(_same_key(found, keys), found, 0)
 

@@ -137,13 +137,6 @@ class CudaDevice(Device):
             work()
 
 
-class Repeating(Device):
-    """Runs again what it is asked to capture: for trials, and to count what a capture has."""
-
-    def capture(self, work: Callable[[], None]) -> Replay | str:
-        return work
-
-
 def device_for(device: torch.device) -> Device:
     """The `Device` for a device of torch."""
     if device.type == "cuda":

@@ -85,7 +85,6 @@ class Call:
 
     @cached_property
     def ability(self) -> DraftSupport:
-        """What the model can verify in this call, tried on first use."""
         ability = self.runner.ability()
         if ability.mode != "tree":
             return ability

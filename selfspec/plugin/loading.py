@@ -147,7 +147,6 @@ def load_whole(
 
 
 def _device(name: str | torch.device) -> torch.device:
-    """The device, on which torch must be able to put a tensor."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     rule = "device must be one that torch can use here"
@@ -161,7 +160,6 @@ def _device(name: str | torch.device) -> torch.device:
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """A dtype for floats, or ``"auto"``."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
     if found == "auto" or (isinstance(found, torch.dtype) and found.is_floating_point):
         return found

@@ -195,7 +195,6 @@ class _Routes:
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
-        """The numbers of tokens of an answered request, which are added to the meters."""
         usage = usage_of(exchange.num_prompt_tokens, [*exchange.answers.values()])
         counts = self._meters.counts
         counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived

@@ -30,8 +30,6 @@ _START = b'{"line": '  # Each line that we write begins so, and goes on with a n
 
 
 class LineResult(NamedTuple):
-    """What is written for a line: its answer, or why there is none."""
-
     text: str
     is_answer: bool = True
     num_tokens: int = 0
@@ -52,8 +50,6 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchFiles:
-    """Where prompts come from and answers go."""
-
     prompts: Path
     answers: Path
 
@@ -230,7 +226,6 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
 
 
 def _begins_as_ours(data: bytes) -> bool:
-    """Is it the beginning of a line that we write?"""
     return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
 
 

@@ -44,8 +44,6 @@ def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class PromptLine:
-    """One line: its prompt, and how the answer is to be written."""
-
     number: int  # Counted from 1, empty lines too.
     checksum: str
     name: str | int | None  # Its `custom_id` or `id`.

@@ -86,7 +86,6 @@ class _Grammar:
         return [f"start: {begin} group{more}"]
 
     def tagged(self, is_single: bool) -> list[str]:
-        """Free text, and calls after tags."""
         tag, token = self._form.tag, self._ids.get(self._form.tag)
         rules = ["tag: written" + ("" if token is None else f" | TEXT <[{token}]>")]
         rules += [f"written[lazy]: TEXT {json.dumps(tag)}", f"free: TEXT {self._special}"]
@@ -135,7 +134,6 @@ class _Grammar:
 
 
 def _ranges(ids: Iterable[int]) -> str:
-    """Any one of some tokens."""
     runs = [
         [each for _, each in run]
         for _, run in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0])

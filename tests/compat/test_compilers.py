@@ -20,8 +20,8 @@ class Numbered(nn.Module):
         return x * self.weight + (self.layer_idx - self.layer_idx) + len(numbers)
 
 
-def test_a_number_of_a_layer_makes_no_other_graph(monkeypatch):
-    """Without the setting each layer would be another graph."""
+def test_neither_a_number_nor_a_width_makes_another_graph(monkeypatch):
+    """The first width is that of the weight, which is fixed."""
     torch._dynamo.reset()
     counted = CompileCounter()
     monkeypatch.setattr(compilers, "_BACKEND", counted)
@@ -32,20 +32,22 @@ def test_a_number_of_a_layer_makes_no_other_graph(monkeypatch):
     run = compilers.compiled(forward)
     with compilers.tracing(), torch.no_grad():
         for number in range(2, 8):
-            assert run(Numbered(number), torch.ones(3, 2)).tolist() == [[2.0] * 2] * 3
+            assert run(Numbered(number), torch.ones(number, 2)).tolist() == [[2.0] * 2] * number
     assert counted.frame_count == 1
 
 
 def test_the_settings_are_there_and_are_put_back():
     """Without the last, half precision is rounded elsewhere than by single operations."""
-    from torch._inductor import config
+    from torch._inductor import config as kernels
+    from torch.compiler import config as names
+    from torch.fx.experimental import _config as shapes
 
     def found():
-        return torch.compiler.config.dynamic_sources, config.emulate_precision_casts
+        return names.dynamic_sources, shapes.use_duck_shape, kernels.emulate_precision_casts
 
     before = found()
     with compilers.tracing():
-        assert found() == (r".*\.layer_idx?$", True)
+        assert found() == (r".*\.layer_idx?$", False, True)
     assert found() == before
 
 

@@ -109,7 +109,7 @@ class _Layers(NamedTuple):
                 f"{type(model).__name__} has no list of layers to stream; load it with "
                 "from_pretrained()"
             )
-        prefix, found = max(lists, key=lambda item: _num_bytes(item[1]))
+        prefix, found = max(lists, key=lambda item: sum(x.nbytes for x in item[1].parameters()))
         names = [f"{prefix}.{index}" for index in range(len(found))]
         weights = [
             {f"{name}.{inner}": weight for inner, weight in module.named_parameters()}
@@ -137,7 +137,7 @@ class _Layers(NamedTuple):
         owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
         layers = [_held_bytes(each, stored, owners) for each in self.weights]
         whole = _held_bytes(dict(model.named_parameters()), stored, owners)
-        buffers = sum(each.numel() * each.dtype.itemsize for each in model.buffers())
+        buffers = sum(each.nbytes for each in model.buffers())
         return Sizes(
             whole + buffers - sum(layers) + text_bytes(model, max_length, max_texts),
             layers,
@@ -291,11 +291,6 @@ def check_complete(missing: Sequence[str]) -> None:
         )
 
 
-def _num_bytes(module: nn.Module) -> int:
-    tensors = (*module.parameters(), *module.buffers())
-    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
-
-
 def _held_bytes(
     weights: Mapping[str, nn.Parameter], stored: Stored, owners: Mapping[int, int]
 ) -> int:
@@ -303,6 +298,6 @@ def _held_bytes(
     return sum(
         sum(part.num_bytes for part in _parts(each, stored[name])) * owners[id(each)]
         if is_rounded(stored.get(name, ()))
-        else each.numel() * each.dtype.itemsize
+        else each.nbytes
         for name, each in weights.items()
     )
