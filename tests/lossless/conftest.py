@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a case in turns, one row is tried or three where a test has more; the rest is slow."""
     tests: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
-        if "in_turns" in item.keywords and "slow" not in item.keywords:
+        if item.get_closest_marker("in_turns") and not item.get_closest_marker("slow"):
             test, _, case = item.nodeid.partition("[")
             tests[test][re.sub("1-greedy|3-sample", "", case)].append(item)
     for cases in tests.values():
