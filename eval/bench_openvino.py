@@ -69,18 +69,15 @@ def run(options: argparse.Namespace) -> int:
         plain = _of_model(model, options.max_new_tokens)
         ours = _of_model(model, options.max_new_tokens, assistant=spec)
         methods = {STOCK: plain, OURS: ours, OTHER: other}
-        found: dict[str, list[tuple[float, int]]] = {name: [] for name in methods}
-        for number, ids in enumerate([prompts[0], *prompts]):
-            answers = in_turns(
-                list(methods),
-                1,
-                lambda name, ids=ids: methods[name](ids),  # type: ignore[misc]
-                lambda answer: f"{answer[0]:.2f} s",
-                f"prompt {number}, ",
-            )
-            for name, (answer,) in answers.items() if number else ():
-                found[name].append(answer)
-    seconds = {name: sum(each for each, _ in answers) for name, answers in found.items()}
+        left = {name: iter([prompts[0], *prompts]) for name in methods}
+        answers = in_turns(
+            list(methods),
+            1 + len(prompts),
+            lambda name: methods[name](next(left[name])),
+            lambda answer: f"{answer[0]:.2f} s",
+        )
+    found = {name: each[1:] for name, each in answers.items()}
+    seconds = {name: sum(taken for taken, _ in each) for name, each in found.items()}
     rows = [
         {
             "name": name,

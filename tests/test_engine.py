@@ -301,7 +301,7 @@ def test_a_source_that_cannot_learn_is_named_once_and_the_others_learn(caplog):
     assert (lut.token_ids >= 0).any()
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]
     assert len(said) == 1
-    assert "'broken'" in said[0]
+    assert "'broken' has failed, and has not learned" in said[0]
 
 
 class Card(Device):

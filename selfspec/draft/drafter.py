@@ -85,7 +85,7 @@ class Drafter:
         return any(self._ask_all(lambda cursor: cursor.wants_states))
 
     def observe(self, record: StepRecord) -> None:
-        """Moves every cursor past the committed tokens. What rows share learns by itself."""
+        """Moves every cursor past the committed tokens. The engine teaches what rows share."""
         self._shape.observe(record)
         self._ask_all(lambda cursor: cursor.observe(record))
 

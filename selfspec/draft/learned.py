@@ -65,13 +65,15 @@ class Learned:
             try:
                 source.observe_pairs(pairs, top)
             except Exception as error:
-                self.say_failed(source.name, error)
+                self.say_failed(source.name, error, "has not learned from some tokens")
 
-    def say_failed(self, name: str, error: Exception) -> None:
+    def say_failed(
+        self, name: str, error: Exception, what: str = "drafts nothing more in this text"
+    ) -> None:
         """Warns of a source once, however many texts it fails in."""
         if self.strict:
             raise error
         level = logging.DEBUG if name in self.failed else logging.WARNING
         self.failed.add(name)
-        text = "the source %r has failed, and drafts nothing more in this text: %s"
-        _log.log(level, text, name, one_line(error), exc_info=error)
+        text = "the source %r has failed, and %s: %s"
+        _log.log(level, text, name, what, one_line(error), exc_info=error)
