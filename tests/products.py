@@ -1,12 +1,18 @@
-"""Products of 8 bits on a CPU that has none: exact as those of VNNI are, and slow."""
+"""Products of 8 bits: those of a CPU with VNNI, imitated where there is none, and the others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 
 from selfspec.weights import eight_bits, rounding
 
-__all__ = ["imitate_products"]
+__all__ = ["KINDS", "imitate_products", "products_of"]
+
+KINDS = ("bytes", "narrow")  # with VNNI and without
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
@@ -23,9 +29,32 @@ def _row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x.double().mm(rows.t().double()).int()
 
 
+def _missing(*arguments: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
+
+
+_IMITATED = {"int8_packed": _packed, "int8_product": _product, "int8_row_product": _row_product}
+
+
 def imitate_products() -> None:
-    """For the rest of the process, where the CPU has no such products of its own."""
+    """For the rest of the process, where torch has none for this CPU. They are exact, and slow."""
     if eight_bits.missing_for_eight_bits() is not None:
-        rounding.int8_packed = _packed
-        rounding.int8_product, rounding.int8_row_product = _product, _row_product
-        eight_bits.missing_for_eight_bits.cache_clear()
+        for name, function in _IMITATED.items():
+            setattr(rounding, name, function)
+
+
+@contextmanager
+def products_of(kind: str) -> Iterator[None]:
+    """Weights in 8 bits get products of this kind meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        has_vnni = eight_bits.kinds_of_matrices().packed is rounding.Matrix
+        eight_bits.kinds_of_matrices.cache_clear()
+        if kind == "narrow":
+            patch.setattr(rounding, "int8_product", _missing)
+            if eight_bits.missing_for_eight_bits() is not None:
+                pytest.skip("this build of torch has no FBGEMM")
+        elif not has_vnni:
+            for name, function in _IMITATED.items():
+                patch.setattr(rounding, name, function)
+        yield
+    eight_bits.kinds_of_matrices.cache_clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -72,6 +73,39 @@ def int8_product(
         x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return outcome
+
+
+def int8_narrow_packed(weight: torch.Tensor, scale: torch.Tensor) -> object:
+    """An int8 weight, and the scale of each row, in FBGEMM's own order.
+
+    The authors of torch plan to remove it, and warn of that. Without it, CPUs that have no VNNI
+    load no model with 8 bits.
+    """
+    engines, zeros = torch.backends.quantized, torch.zeros_like(scale, dtype=torch.int64)
+    before = engines.engine
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+    try:
+        engines.engine = "fbgemm"
+        return torch.ops.quantized.linear_prepack(whole, None)
+    finally:
+        engines.engine = before
+
+
+def int8_narrow_product(x: torch.Tensor, packed: object, largest: int) -> torch.Tensor:
+    """The float32 product of inputs from -`largest` to `largest`, which it rounds, with weights.
+
+    Without VNNI, a CPU adds up the products of neighbouring columns, two by two, in 16 bits.
+    """
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    outcome: torch.Tensor = product(x, 1.0, largest, packed)
+    return outcome
+
+
+def int8_narrow_unpacked(packed: object) -> torch.Tensor:
+    numbers: torch.Tensor = torch.ops.quantized.linear_unpack(packed)[0].int_repr()
+    return numbers
 
 
 def int8_row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -23,7 +24,14 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.in_place import InPlacePacking
 from selfspec.weights.packing import pack_loaded
-from selfspec.weights.rounding import FileMatrix, Int8Rows, Matrix, Products
+from selfspec.weights.rounding import (
+    FileMatrix,
+    Int8Rows,
+    Matrix,
+    NarrowFileMatrix,
+    NarrowMatrix,
+    Products,
+)
 from selfspec.weights.step_attention import attend_exactly
 
 _KEPT = (
@@ -209,26 +217,37 @@ def _copies(some: Sequence[_User], rounded: Int8Rows, terms: int) -> list[EightB
     is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
         return [EightBitRows(rounded, None)]
-    matrix = Matrix(rounded, sizes, terms)
+    matrix = kinds_of_matrices().packed(rounded, sizes, terms)
     if is_embedding:
         return [EightBitRows(rounded, EightBits(matrix, 0))]
     return [EightBits(matrix, which) for which in range(len(some))]
 
 
-@cache
-def missing_for_eight_bits() -> str | None:
-    """Why this CPU, or this build of torch, can't compute from 8 bits; None if it can.
+class Kinds(NamedTuple):
+    """What holds weights in 8 bits: packed ones, and those that are read from a file."""
 
-    Without VNNI, sums of two products are cut off at 16 bits, so that products of large numbers are
-    wrong.
-    """
+    packed: type[Matrix] | type[NarrowMatrix]
+    in_file: type[FileMatrix] | type[NarrowFileMatrix]
+
+
+@cache
+def kinds_of_matrices() -> Kinds:
+    """What this CPU computes with: the first that gets a product of large numbers right."""
+    ones = torch.ones(64, 64, dtype=torch.float32, device="cpu")
+    rounded = Int8Rows.of(ones)
+    for kinds in (Kinds(Matrix, FileMatrix), Kinds(NarrowMatrix, NarrowFileMatrix)):
+        with suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
+            each = kinds.packed(rounded, [64], 2), kinds.in_file(rounded, 2)
+            found = torch.cat([matrix.product(ones[:4]) for matrix in each])
+            if (found - 64).abs().max() < 1:
+                return kinds
+    raise UnsupportedError("this build of torch has no products of 8 bits for this CPU")
+
+
+def missing_for_eight_bits() -> str | None:
+    """Why this CPU can't compute from 8 bits; None if it can."""
     try:
-        ones = torch.ones(64, 64, dtype=torch.float32, device="cpu")
-        rounded = Int8Rows.of(ones)
-        each = Matrix(rounded, [64], 2), FileMatrix(rounded, 2)
-        found = torch.cat([matrix.product(ones[:4]) for matrix in each])
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
-        return "this build of torch has no products of 8 bits for this CPU"
-    if (found - 64).abs().max() > 0.01:
-        return "this CPU has no instructions for products of 8 bits (VNNI)"
+        kinds_of_matrices()
+    except UnsupportedError as error:
+        return str(error)
     return None

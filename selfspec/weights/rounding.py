@@ -4,8 +4,9 @@ Weights and inputs are rotated before they are rounded: each block of 64 columns
 an orthogonal matrix of ones and minus ones. The product stays the same. A single large value, which
 would make the steps of rounding large, is spread over its block.
 
-An input becomes one term, a number from -127 to 127 for each value. With two terms, a coarse and a
-fine one, it loses hardly anything, and a product takes twice as long.
+An input becomes one term, a whole number for each value: from -127 to 127 where the CPU has VNNI,
+else from -100 to 100. With two terms, a coarse and a fine one, it loses hardly anything, and a
+product takes twice as long.
 
 All sums are of whole numbers and therefore exact. So a token gets the same bits, whether it is
 alone in a forward or among others.
@@ -21,17 +22,26 @@ from typing import NamedTuple
 
 import torch
 
-from selfspec.compat.kernels import int8_packed, int8_product, int8_row_product
+from selfspec.compat.kernels import (
+    int8_narrow_packed,
+    int8_narrow_product,
+    int8_narrow_unpacked,
+    int8_packed,
+    int8_product,
+    int8_row_product,
+)
 
 _PART = 1 << 20  # A weight is rounded in parts of at most this many values.
+_EXACT = 1024  # The sums of this many products of two bytes are exact in float32.
 _AT_ONCE = 256  # Tokens that are rounded at once, so that what belongs to them stays in the cache.
 _BLOCKS = (64, 16)  # Columns that are rotated together: the first of these that divides them all.
 
 _LARGEST = 127
+# A CPU without VNNI adds up the products of two neighbouring columns in 16 bits. Inputs from 0 to
+# 200 times two weights whose sum is at most 163 fit. Few rows of weights get larger steps for that.
+_LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
-# The largest value of a rotated input as two terms: 256 times the coarse one plus the fine one.
-_STEPS = {1: _LARGEST, 2: 256 * _LARGEST + 127}
 # Each of these rounds a float32 that it is added to. The first one is subtracted again. The others
 # leave a whole number in the lowest bits, with 128 added to each term, since oneDNN wants unsigned
 # inputs.
@@ -46,7 +56,6 @@ def _constant(value: float) -> torch.Tensor:
 
 _PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
 _FINE_STEP = _constant(1 / _FINE)
-_STEP = {terms: _constant(1 / steps) for terms, steps in _STEPS.items()}
 _LEAST = _constant(1e-30)  # The scale of what is all zeros.
 
 
@@ -89,7 +98,8 @@ class Int8Rows(NamedTuple):
             for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
                 here = slice(first, first + len(part))
                 wide = _rotated(part.float().contiguous())
-                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+                pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
+                scale[here] = wide.abs().amax(1).div_(_LARGEST).maximum(pairs).add_(_LEAST)
                 numbers[here] = wide.div(scale[here, None]).round_()
                 first += len(part)
         return cls(numbers, scale.div_(_block(num_in)))
@@ -108,12 +118,16 @@ class Int8Rows(NamedTuple):
 class Products(ABC):
     """Products of some layers with one input; `spans` has each layer's first row and number."""
 
+    _largest = _LARGEST  # of each term
+    _base = 256  # An input as two terms is the coarse one times this plus the fine one.
+
     def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
         self.num_in, self._num_out = num_in, sum(sizes)
         self._terms = terms if _block(num_in) > 1 else 2
+        steps = self._largest if self._terms == 1 else self._base * self._largest + self._largest
+        self._step = _constant(1 / steps)
         self._to_whole = torch.full((num_in,), _TO_WHOLE, dtype=torch.float32, device="cpu")
-        self._to_bytes = torch.full_like(self._to_whole, _TO_BYTES[self._terms])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
@@ -130,25 +144,39 @@ class Products(ABC):
         x = x.float().contiguous()
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated(torch.addcdiv(self._to_whole, x, fine).sub_(self._to_whole))
-        scale = whole.abs().amax(-1, keepdim=True).mul_(_STEP[self._terms]).add_(_LEAST)
-        numbers = torch.addcdiv(self._to_bytes, whole, scale).view(torch.int32)
-        scale.mul_(fine)
-        if self._terms == 1:
-            return torch.mul(self._sums(numbers.to(torch.uint8)), scale, out=out)
-        both = (numbers >> _PLACES).to(torch.uint8).view(-1, self.num_in)
-        coarse, small = self._sums(both).chunk(2)
-        return torch.add(small, coarse, alpha=256, out=out).mul_(scale)
+        scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
+        return torch.mul(self._sums(whole, scale), scale.mul_(fine), out=out)
 
     @abstractmethod
     def unpacked(self) -> torch.Tensor:
         """The weights in float32."""
 
     @abstractmethod
-    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The products of `whole / scale`, rounded, with the weights, in float32."""
+
+
+class _ByteProducts(Products):
+    """Products of bytes, for a CPU with VNNI."""
+
+    def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
+        super().__init__(num_in, sizes, terms)
+        self._to_bytes = torch.full_like(self._to_whole, _TO_BYTES[self._terms])
+
+    def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        numbers = torch.addcdiv(self._to_bytes, whole, scale).view(torch.int32)
+        if self._terms == 1:
+            return self._of_bytes(numbers.to(torch.uint8))
+        both = (numbers >> _PLACES).to(torch.uint8).view(-1, self.num_in)
+        coarse, small = self._of_bytes(both).chunk(2)
+        return small.add_(coarse, alpha=self._base)
+
+    @abstractmethod
+    def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
         """The float32 products of uint8 inputs, whose zero is 128, times the scales of the rows."""
 
 
-class Matrix(Products):
+class Matrix(_ByteProducts):
     """The weights of some layers, one below the other, packed."""
 
     def __init__(self, weights: Int8Rows, sizes: Sequence[int], terms: int) -> None:
@@ -156,7 +184,7 @@ class Matrix(Products):
         self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
         self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
 
-    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
         return int8_product(numbers, self._packed, self._scale, self._zeros)
 
     def unpacked(self) -> torch.Tensor:
@@ -171,7 +199,40 @@ class Matrix(Products):
         return _rotated(numbers).mul_(self._scale[:, None])
 
 
-class FileMatrix(Products):
+class _NarrowProducts(Products):
+    """Products of smaller numbers, for a CPU without VNNI."""
+
+    _largest, _base = _LARGEST_NARROW, 2 * _LARGEST_NARROW
+
+    def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        numbers = whole / scale
+        if self._terms == 1:
+            return self._of_numbers(numbers)
+        coarse = (numbers / self._base).round_()
+        both = torch.cat([coarse, numbers.sub_(coarse, alpha=self._base)])
+        coarse, small = self._of_numbers(both).chunk(2)
+        return small.add_(coarse, alpha=self._base)
+
+    @abstractmethod
+    def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
+        """The products of rounded float32 inputs, times the scales of the rows."""
+
+
+class NarrowMatrix(_NarrowProducts):
+    """The weights of some layers, one below the other, packed."""
+
+    def __init__(self, weights: Int8Rows, sizes: Sequence[int], terms: int) -> None:
+        super().__init__(weights.numbers.shape[1], sizes, terms)
+        self._scale, self._packed = weights.scale, int8_narrow_packed(*weights)
+
+    def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
+        return int8_narrow_product(x, self._packed, self._largest)
+
+    def unpacked(self) -> torch.Tensor:
+        return Int8Rows(int8_narrow_unpacked(self._packed), self._scale).values()
+
+
+class _InFile(Products):
     """The weights of one layer that is streamed: as its file holds them, while it computes.
 
     In between they are blank: their scales are NaN.
@@ -181,9 +242,27 @@ class FileMatrix(Products):
         super().__init__(blank.numbers.shape[1], [len(blank.scale)], terms)
         self.numbers, self.scale = blank
 
-    def _sums(self, numbers: torch.Tensor) -> torch.Tensor:
+    def unpacked(self) -> torch.Tensor:
+        return Int8Rows(self.numbers, self.scale).values()
+
+
+class FileMatrix(_InFile, _ByteProducts):
+    """Weights in a file, for a CPU with VNNI."""
+
+    def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
         signed = numbers.bitwise_xor(128).view(torch.int8)
         return int8_row_product(signed, self.numbers).float().mul_(self.scale)
 
-    def unpacked(self) -> torch.Tensor:
-        return Int8Rows(self.numbers, self.scale).values()
+
+class NarrowFileMatrix(_InFile, _NarrowProducts):
+    """Weights in a file, for a CPU without VNNI, where torch's own product of bytes is slow."""
+
+    def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
+        """In float32, in which sums over so many columns are exact. Rounds as FBGEMM does."""
+        x, parts = x.add(self._largest).round_().sub_(self._largest), []
+        columns = [slice(first, first + _EXACT) for first in range(0, self.num_in, _EXACT)]
+        for rows in torch.split(self.numbers, max(_PART // self.num_in, 1)):
+            wide = rows.float()
+            blocks = [torch.mm(x[:, some], wide[:, some].t()).double() for some in columns]
+            parts.append(torch.stack(blocks).sum(0))
+        return torch.cat(parts, 1).float().mul_(self.scale)

@@ -573,6 +573,11 @@ def test_the_operators_compute_what_torch_does():
         found = kernels.float16_product(x, packed) + bias
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
         assert torch.equal(kernels.float16_unpacked(packed), weight.half().float())
+        whole, scale = torch.randint(-3, 4, (8, 16), dtype=torch.int8), torch.rand(8)
+        narrow, numbers = kernels.int8_narrow_packed(whole, scale), torch.randint(-9, 10, (3, 16))
+        found = kernels.int8_narrow_product(numbers + 0.2, narrow, 9)
+        torch.testing.assert_close(found, numbers.float() @ (whole * scale[:, None]).T)
+        assert torch.equal(kernels.int8_narrow_unpacked(narrow), whole)
     if hasattr(torch.ops.onednn, "qlinear_prepack"):
         whole, scale = torch.randint(-3, 4, (8, 16)), torch.rand(8)
         packed, zeros = kernels.int8_packed(whole.to(torch.int8)), torch.zeros(8, dtype=torch.int64)

@@ -65,6 +65,7 @@ def test_plain_and_with_drafts(kind: str, call: Call, tmp_path: Path) -> None:
     assert both.stats.forward == "packed"
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("kind", [slow(kind) if kind == "llama, tied" else kind for kind in KINDS])
 def test_logits_do_not_depend_on_how_many_tokens_a_forward_has(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +131,7 @@ def test_many_prompts_and_a_prompt_in_parts(tmp_path: Path) -> None:
         assert answer.ids == alone[answer.index][len(prompts[answer.index]) :].tolist()
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize(
     ("kind", "call"),
     [
@@ -286,6 +288,6 @@ def test_options_that_can_not_be_had(options: Any, rule: str, tmp_path: Path) ->
 
 def test_a_cpu_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved_model(tmp_path)
-    monkeypatch.setattr(loading, "missing_for_eight_bits", lambda: "this CPU has no instructions")
-    with pytest.raises(UnsupportedError, match="can't be had here: this CPU has no instructions"):
+    monkeypatch.setattr(loading, "missing_for_eight_bits", lambda: "this build of torch has none")
+    with pytest.raises(UnsupportedError, match="can't be had here: this build of torch has none"):
         load(str(tmp_path), weights="int8")

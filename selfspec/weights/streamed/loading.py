@@ -19,9 +19,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.eight_bits import EightBits, hold_rounded, terms_of_inputs
+from selfspec.weights.eight_bits import (
+    EightBits,
+    hold_rounded,
+    kinds_of_matrices,
+    terms_of_inputs,
+)
 from selfspec.weights.held_weight import STREAMED, PackedWeight
-from selfspec.weights.rounding import FileMatrix, Int8Rows
+from selfspec.weights.rounding import Int8Rows
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -241,7 +246,7 @@ def _places(
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = FileMatrix(rows, terms)
+    matrix = kinds_of_matrices().in_file(rows, terms)
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
         Place(partial(setattr, matrix, "numbers"), rows.numbers),

@@ -29,7 +29,7 @@ from selfspec.weights.streamed.layer_weights import ALIGNMENT, new_scratch, read
 
 _log = logging.getLogger("selfspec")
 
-_VERSION = 2  # Another way of rounding, or of writing, needs another number.
+_VERSION = 3  # Another way of rounding, or of writing, needs another number.
 _CHECKSUM_BYTES = 4
 _WHOLE = crc32(bytes(4))  # A checksum over anything and, after it, its own checksum.
 
