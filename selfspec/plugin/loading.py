@@ -62,7 +62,7 @@ def load(
         dtype: ``"auto"`` is the checkpoint's own.
         device: Where the model computes; ``"auto"`` is a GPU if there is one. Within `max_memory`
             it is a CPU.
-        weights: ``"int8"``: weights in 8 bits, on a CPU with VNNI; None: as the checkpoint has
+        weights: ``"int8"``: weights in 8 bits, on an x86 CPU; None: as the checkpoint has
             them. Within `max_memory`, they are first written to the user's cache folder, once.
         sees: Load a model that reads images with what it reads them with; not within `max_memory`.
     """
