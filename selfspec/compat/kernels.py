@@ -98,7 +98,7 @@ def int8_narrow_product(x: torch.Tensor, packed: object, largest: int) -> torch.
 
     Without VNNI, a CPU adds up the products of neighbouring columns, two by two, in 16 bits.
     """
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
     outcome: torch.Tensor = product(x, 1.0, largest, packed)
     return outcome
 

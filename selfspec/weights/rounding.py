@@ -42,10 +42,8 @@ _LARGEST = 127
 _LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
-# Each of these rounds a float32 that it is added to. The first one is subtracted again. The others
-# leave a whole number in the lowest bits, with 128 added to each term, since oneDNN wants unsigned
-# inputs.
-_TO_WHOLE = 1.5 * (1 << 23)
+# Each of these rounds a float32 that it is added to, and leaves a whole number in the lowest bits,
+# with 128 added to each term, since oneDNN wants unsigned inputs.
 _TO_BYTES = {1: float((1 << 23) + 128), 2: float((1 << 23) + 256 * 128 + 128)}
 
 
@@ -127,7 +125,7 @@ class Products(ABC):
         self._terms = terms if _block(num_in) > 1 else 2
         steps = self._largest if self._terms == 1 else self._base * self._largest + self._largest
         self._step = _constant(1 / steps)
-        self._to_whole = torch.full((num_in,), _TO_WHOLE, dtype=torch.float32, device="cpu")
+        self._rotation = _rotation(_block(num_in)) if _block(num_in) > 1 else None
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
@@ -143,7 +141,9 @@ class Products(ABC):
         """Few and simple operations: a step makes four of these for each decoder layer."""
         x = x.float().contiguous()
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
-        whole = _rotated(torch.addcdiv(self._to_whole, x, fine).sub_(self._to_whole))
+        whole = (x / fine).round_()
+        if self._rotation is not None:
+            whole = torch.mm(whole.view(-1, len(self._rotation)), self._rotation).view(x.shape)
         scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
         return torch.mul(self._sums(whole, scale), scale.mul_(fine), out=out)
 
@@ -161,7 +161,7 @@ class _ByteProducts(Products):
 
     def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
         super().__init__(num_in, sizes, terms)
-        self._to_bytes = torch.full_like(self._to_whole, _TO_BYTES[self._terms])
+        self._to_bytes = _constant(_TO_BYTES[self._terms]).repeat(num_in)
 
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         numbers = torch.addcdiv(self._to_bytes, whole, scale).view(torch.int32)
