@@ -121,7 +121,14 @@ class Steered(Served):
         return {"logits_processor": [Steering(len(prompt), script)]}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# Their forms are two of the others': the same tags, and JSON without the special token.
+_LIKE_OTHERS = ("hermes", "unknown")
+_BY_DEFAULT = [
+    pytest.param(name, marks=pytest.mark.slow if name in _LIKE_OTHERS else ()) for name in FAMILIES
+]
+
+
+@pytest.fixture(scope="module", params=_BY_DEFAULT)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
