@@ -96,8 +96,10 @@ class Int8Rows(NamedTuple):
             for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
                 here = slice(first, first + len(part))
                 wide = _rotated(part.float().contiguous())
-                pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
-                scale[here] = wide.abs().amax(1).div_(_LARGEST).maximum(pairs).add_(_LEAST)
+                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+                if num_in > 1:
+                    pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
+                    scale[here] = scale[here].maximum(pairs)
                 numbers[here] = wide.div(scale[here, None]).round_()
                 first += len(part)
         return cls(numbers, scale.div_(_block(num_in)))
@@ -117,14 +119,16 @@ class Products(ABC):
     """Products of some layers with one input; `spans` has each layer's first row and number."""
 
     _largest = _LARGEST  # of each term
-    _base = 256  # An input as two terms is the coarse one times this plus the fine one.
+    # An input as two terms is the coarse one times this plus the fine one. A power of two, so that
+    # torch's way of adding them up, which is not the same at the end of a buffer, changes no bit.
+    _base = 256
 
     def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
         self.num_in, self._num_out = num_in, sum(sizes)
         self._terms = terms if _block(num_in) > 1 else 2
-        steps = self._largest if self._terms == 1 else self._base * self._largest + self._largest
-        self._step = _constant(1 / steps)
+        two = self._base * self._largest + self._base // 2 - 1
+        self._step = _constant(1 / (self._largest if self._terms == 1 else two))
         self._rotation = _rotation(_block(num_in)) if _block(num_in) > 1 else None
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,7 +206,7 @@ class Matrix(_ByteProducts):
 class _NarrowProducts(Products):
     """Products of smaller numbers, for a CPU without VNNI."""
 
-    _largest, _base = _LARGEST_NARROW, 2 * _LARGEST_NARROW
+    _largest, _base = _LARGEST_NARROW, 128
 
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         numbers = whole / scale

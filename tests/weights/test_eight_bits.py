@@ -66,7 +66,17 @@ def test_large_values_are_spread_before_they_are_rounded(num_in):
 
 
 @pytest.mark.parametrize("terms", [1, 2])
-@pytest.mark.parametrize("num_in", [16, 50, 576])
+def test_no_sum_is_cut_off(terms):
+    """All numbers here are as large as they get, and their sums have one sign."""
+    large = torch.ones(2, 64)
+    large[1] = 100 * nn.functional.one_hot(torch.tensor(7), 64)
+    rounded = Int8Rows.of(large)
+    found = packed(rounded, [2], terms).product(large)
+    torch.testing.assert_close(found, large @ rounded.values().T, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("num_in", [1, 3, 16, 50, 576])
 def test_a_token_gets_the_same_bits_alone_and_among_others(num_in, terms):
     copies, _ = layers(num_in, terms=terms)
     x = torch.randn(150, num_in)
