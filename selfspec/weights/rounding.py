@@ -5,8 +5,8 @@ an orthogonal matrix of ones and minus ones. The product stays the same. A singl
 would make the steps of rounding large, is spread over its block.
 
 An input becomes one term, a whole number for each value: from -127 to 127 where the CPU has VNNI,
-else from -100 to 100. With two terms, a coarse and a fine one, it loses hardly anything, and a
-product takes twice as long.
+else from -100 to 100. With several terms, coarse and fine ones, it loses hardly anything, and a
+product takes as many times as long. There are two with VNNI and three without.
 
 All sums are of whole numbers and therefore exact. So a token gets the same bits, whether it is
 alone in a forward or among others.
@@ -119,16 +119,16 @@ class Products(ABC):
     """Products of some layers with one input; `spans` has each layer's first row and number."""
 
     _largest = _LARGEST  # of each term
-    # An input as two terms is the coarse one times this plus the fine one. A power of two, so that
-    # torch's way of adding them up, which is not the same at the end of a buffer, changes no bit.
-    _base = 256
+    _base = 256  # A term counts so many times as much as the next one.
+    _several = 2  # terms, where one is not enough
 
     def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
         self.num_in, self._num_out = num_in, sum(sizes)
-        self._terms = terms if _block(num_in) > 1 else 2
-        two = self._base * self._largest + self._base // 2 - 1
-        self._step = _constant(1 / (self._largest if self._terms == 1 else two))
+        self._terms = terms if terms == 1 and _block(num_in) > 1 else self._several
+        first = self._base ** (self._terms - 1)
+        rest = first // 2 - 1 if self._terms > 1 else 0
+        self._step = _constant(1 / (first * self._largest + rest))
         self._rotation = _rotation(_block(num_in)) if _block(num_in) > 1 else None
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -206,16 +206,19 @@ class Matrix(_ByteProducts):
 class _NarrowProducts(Products):
     """Products of smaller numbers, for a CPU without VNNI."""
 
-    _largest, _base = _LARGEST_NARROW, 128
+    _largest, _base, _several = _LARGEST_NARROW, 2 * _LARGEST_NARROW, 3
 
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        numbers = whole / scale
+        rest, terms = whole / scale, []
         if self._terms == 1:
-            return self._of_numbers(numbers)
-        coarse = (numbers / self._base).round_()
-        both = torch.cat([coarse, numbers.sub_(coarse, alpha=self._base)])
-        coarse, small = self._of_numbers(both).chunk(2)
-        return small.add_(coarse, alpha=self._base)
+            return self._of_numbers(rest)
+        for place in range(self._terms - 1, 0, -1):
+            terms.append((rest / self._base**place).round_())
+            rest = rest.sub_(terms[-1] * self._base**place)
+        outcome, *finer = self._of_numbers(torch.cat([*terms, rest])).chunk(self._terms)
+        for each in finer:  # Not in one operation, which rounds otherwise at the end of a buffer.
+            outcome = outcome.mul_(self._base).add_(each)
+        return outcome
 
     @abstractmethod
     def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
