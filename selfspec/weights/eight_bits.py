@@ -120,11 +120,12 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
 
     All else of it gets the dtype, in which it computes between products.
     """
-    users, before, terms = users_in_eight_bits(model), model.dtype, terms_of_inputs(model)
+    users, before = users_in_eight_bits(model), model.dtype
+    one_term = one_term_is_enough(model)
     with progress("Quantising weights", sum(weight.numel() for weight, _ in users)) as bar:
         for some in _groups(model, users):
             weights = [weight for weight, _ in some]
-            _hold(some, Int8Rows.of(*weights), dtype, terms)
+            _hold(some, Int8Rows.of(*weights), dtype, one_term)
             bar.update(sum(weight.numel() for weight in weights))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
@@ -133,7 +134,7 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
     pack_loaded(model, InPlacePacking(_KEPT, copies=False))
 
 
-def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], terms: int) -> None:
+def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bool) -> None:
     """Gives a model weights that are rounded already, in place of these blank ones.
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
@@ -141,12 +142,12 @@ def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], terms: int) 
     users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
     for some in _groups(model, users):
         numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
-        _hold(some, numbers, model.dtype, terms)
+        _hold(some, numbers, model.dtype, one_term)
 
 
-def terms_of_inputs(model: Any) -> int:
-    """How many terms an input becomes. One is enough if attention does not tell widths apart."""
-    return 1 if attend_exactly(model) else 2
+def one_term_is_enough(model: Any) -> bool:
+    """May an input become one term? Yes, if attention does not tell widths apart."""
+    return attend_exactly(model)
 
 
 def progress(what: str, total: int) -> Any:
@@ -202,22 +203,24 @@ def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
         yield [each]
 
 
-def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, terms: int) -> None:
-    """Gives modules their weights in 8 bits, which compute from inputs of this many terms."""
+def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, one_term: bool) -> None:
+    """Gives modules their weights in 8 bits, which compute from inputs of one term or several."""
     with torch.inference_mode(False), torch.no_grad():
-        copies = _copies(some, rounded, terms)
+        copies = _copies(some, rounded, one_term)
     for (weight, modules), copy in zip(some, copies, strict=True):
         packed = PackedWeight.of(weight, copy, _KEPT, dtype)
         for module in modules:
             module.weight = packed
 
 
-def _copies(some: Sequence[_User], rounded: Int8Rows, terms: int) -> list[EightBits | EightBitRows]:
+def _copies(
+    some: Sequence[_User], rounded: Int8Rows, one_term: bool
+) -> list[EightBits | EightBitRows]:
     sizes, modules = [len(weight) for weight, _ in some], some[0][1]
     is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
         return [EightBitRows(rounded, None)]
-    matrix = kinds_of_matrices().packed(rounded, sizes, terms)
+    matrix = kinds_of_matrices().packed(rounded, sizes, one_term)
     if is_embedding:
         return [EightBitRows(rounded, EightBits(matrix, 0))]
     return [EightBits(matrix, which) for which in range(len(some))]
@@ -237,7 +240,7 @@ def kinds_of_matrices() -> Kinds:
     rounded = Int8Rows.of(ones)
     for kinds in (Kinds(Matrix, FileMatrix), Kinds(NarrowMatrix, NarrowFileMatrix)):
         with suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
-            each = kinds.packed(rounded, [64], 2), kinds.in_file(rounded, 2)
+            each = kinds.packed(rounded, [64], False), kinds.in_file(rounded, False)
             found = torch.cat([matrix.product(ones[:4]) for matrix in each])
             if (found - 64).abs().max() < 1:
                 return kinds

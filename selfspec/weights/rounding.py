@@ -57,6 +57,7 @@ _FINE_STEP = _constant(1 / _FINE)
 _LEAST = _constant(1e-30)  # The scale of what is all zeros.
 
 
+@cache
 def _block(num_in: int) -> int:
     """How many columns are rotated together; 1 if none are."""
     return next((block for block in _BLOCKS if num_in % block == 0), 1)
@@ -122,14 +123,13 @@ class Products(ABC):
     _base = 256  # A term counts so many times as much as the next one.
     _several = 2  # terms, where one is not enough
 
-    def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
+    def __init__(self, num_in: int, sizes: Sequence[int], one_term: bool) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
         self.num_in, self._num_out = num_in, sum(sizes)
-        self._terms = terms if terms == 1 and _block(num_in) > 1 else self._several
+        self._terms = 1 if one_term and _block(num_in) > 1 else self._several
         first = self._base ** (self._terms - 1)
         rest = first // 2 - 1 if self._terms > 1 else 0
         self._step = _constant(1 / (first * self._largest + rest))
-        self._rotation = _rotation(_block(num_in)) if _block(num_in) > 1 else None
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
@@ -145,9 +145,7 @@ class Products(ABC):
         """Few and simple operations: a step makes four of these for each decoder layer."""
         x = x.float().contiguous()
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
-        whole = (x / fine).round_()
-        if self._rotation is not None:
-            whole = torch.mm(whole.view(-1, len(self._rotation)), self._rotation).view(x.shape)
+        whole = _rotated((x / fine).round_())
         scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
         return torch.mul(self._sums(whole, scale), scale.mul_(fine), out=out)
 
@@ -163,8 +161,8 @@ class Products(ABC):
 class _ByteProducts(Products):
     """Products of bytes, for a CPU with VNNI."""
 
-    def __init__(self, num_in: int, sizes: Sequence[int], terms: int) -> None:
-        super().__init__(num_in, sizes, terms)
+    def __init__(self, num_in: int, sizes: Sequence[int], one_term: bool) -> None:
+        super().__init__(num_in, sizes, one_term)
         self._to_bytes = _constant(_TO_BYTES[self._terms]).repeat(num_in)
 
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -183,8 +181,8 @@ class _ByteProducts(Products):
 class Matrix(_ByteProducts):
     """The weights of some layers, one below the other, packed."""
 
-    def __init__(self, weights: Int8Rows, sizes: Sequence[int], terms: int) -> None:
-        super().__init__(weights.numbers.shape[1], sizes, terms)
+    def __init__(self, weights: Int8Rows, sizes: Sequence[int], one_term: bool) -> None:
+        super().__init__(weights.numbers.shape[1], sizes, one_term)
         self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
         self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
 
@@ -228,8 +226,8 @@ class _NarrowProducts(Products):
 class NarrowMatrix(_NarrowProducts):
     """The weights of some layers, one below the other, packed."""
 
-    def __init__(self, weights: Int8Rows, sizes: Sequence[int], terms: int) -> None:
-        super().__init__(weights.numbers.shape[1], sizes, terms)
+    def __init__(self, weights: Int8Rows, sizes: Sequence[int], one_term: bool) -> None:
+        super().__init__(weights.numbers.shape[1], sizes, one_term)
         self._scale, self._packed = weights.scale, int8_narrow_packed(*weights)
 
     def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
@@ -245,8 +243,8 @@ class _InFile(Products):
     In between they are blank: their scales are NaN.
     """
 
-    def __init__(self, blank: Int8Rows, terms: int) -> None:
-        super().__init__(blank.numbers.shape[1], [len(blank.scale)], terms)
+    def __init__(self, blank: Int8Rows, one_term: bool) -> None:
+        super().__init__(blank.numbers.shape[1], [len(blank.scale)], one_term)
         self.numbers, self.scale = blank
 
     def unpacked(self) -> torch.Tensor:

@@ -23,7 +23,7 @@ from selfspec.weights.eight_bits import (
     EightBits,
     hold_rounded,
     kinds_of_matrices,
-    terms_of_inputs,
+    one_term_is_enough,
 )
 from selfspec.weights.held_weight import STREAMED, PackedWeight
 from selfspec.weights.rounding import Int8Rows
@@ -68,7 +68,7 @@ def load_within(
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
         stored = original = _stored(model, shards)
-        terms = terms_of_inputs(model) if in_eight_bits else 0
+        one_term = in_eight_bits and one_term_is_enough(model)
         if in_eight_bits:
             stored = plan_rounded(model, original)
         layers = _Layers.of(model, stored)
@@ -83,9 +83,9 @@ def load_within(
             shards = [opened.enter_context(closing(Shard(path)))]
             stored = {n: [t._replace(shard=shards[0]) for t in each] for n, each in stored.items()}
             layers = _Layers.of(model, stored)
-        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, terms)
+        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, one_term)
         if streamed:
-            _stream(model, layers, stored, streamed, shards, terms)
+            _stream(model, layers, stored, streamed, shards, one_term)
             opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
@@ -214,14 +214,14 @@ def _stream(
     stored: Stored,
     streamed: Sequence[int],
     shards: Sequence[Shard],
-    terms: int,
+    one_term: bool,
 ) -> None:
     """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
     places = [
         [
             place
             for name, weight in layers.weights[index].items()
-            for place in _places(model, name, blank(weight), stored[name], terms)
+            for place in _places(model, name, blank(weight), stored[name], one_term)
         ]
         for index in streamed
     ]
@@ -239,14 +239,14 @@ def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight
 
 
 def _places(
-    model: Any, name: str, empty: torch.Tensor, tensors: Sequence[StoredTensor], terms: int
+    model: Any, name: str, empty: torch.Tensor, tensors: Sequence[StoredTensor], one_term: bool
 ) -> list[Place]:
     """Where what is read for a weight goes. The weight is blank until then."""
     if not is_rounded(tensors):
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = kinds_of_matrices().in_file(rows, terms)
+    matrix = kinds_of_matrices().in_file(rows, one_term)
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
         Place(partial(setattr, matrix, "numbers"), rows.numbers),
@@ -254,7 +254,7 @@ def _places(
     ]
 
 
-def _load(model: Any, stored: Stored, later: set[str], terms: int) -> None:
+def _load(model: Any, stored: Stored, later: set[str], one_term: bool) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
     scratch, loaded, rounded = new_scratch(), set(later), dict[str, Int8Rows]()
     for name, empty in model.state_dict(keep_vars=True).items():
@@ -273,7 +273,7 @@ def _load(model: Any, stored: Stored, later: set[str], terms: int) -> None:
     check_complete([name for name, each in named if each.is_meta and name not in later])
     if rounded:
         given = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
-        hold_rounded(model, given, terms)
+        hold_rounded(model, given, one_term)
 
 
 def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
