@@ -23,11 +23,17 @@ def built(kind: str, sources: Path, folder: Path) -> Path:
     return file
 
 
+def no_sources(folder: str, names: list[str]) -> set[str]:
+    """What else lies in a clone: what was built, and environments of any name."""
+    made = {name for name in names if Path(folder, name, "pyvenv.cfg").is_file()}
+    return made | NO_SOURCES(folder, names)
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the sdist holds, which is made from a copy: nothing is written here."""
     tmp_path = tmp_path_factory.mktemp("released")
-    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=NO_SOURCES)
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=no_sources)
     shutil.unpack_archive(built("sdist", copy, tmp_path / "sdist"), tmp_path / "sources", "gztar")
     (folder,) = (tmp_path / "sources").iterdir()
     return folder
