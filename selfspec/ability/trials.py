@@ -300,11 +300,11 @@ def _verdict(
         right, wrong = _distance(got[rows], truth[rows]), _distance(got[rows], answer)
         if right <= _CLEARLY_RIGHT * wrong:
             continue
-        # An answer that is equal to the truth shows no fault.
-        shows_fault = not torch.equal(answer, truth[rows])
+        rounding = _distance(read_on(), truth) if rounding is None else rounding
+        # An answer that is the truth but for rounding shows no fault.
+        shows_fault = _distance(answer, truth[rows]) > 2 * rounding
         if right > _CLEARLY_WRONG * wrong and shows_fault:
             return f"its outcome is no nearer to the right one than to {fault.name}"
-        rounding = _distance(read_on(), truth) if rounding is None else rounding
         if right > _LIKE_PLAIN * rounding:
             return f"its outcome is too near to {fault.name}, and plain forwards agree better"
     return None

@@ -18,6 +18,7 @@ from selfspec.forward.eager import Logits
 from selfspec.forward.layout import InputShape, RowState, read
 from selfspec.forward.model import AttentionTypes, logits_of
 from selfspec.forward.room import Fixed
+from selfspec.forward.states.slots import Branches
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
 
@@ -63,6 +64,7 @@ class StaticRunner:
         self.setting_up = 0.0
         self.layers: CompiledLayers | None = None
         self._windows = attention.windows
+        self._functions = attention.functions
         self._device = device
         self._torch_device = torch_device
         self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
@@ -70,6 +72,7 @@ class StaticRunner:
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
         self._outputs: dict[InputShape, torch.Tensor] = {}  # (R, W, V): the logits
         self._replays: dict[ForwardKey, Replay] = {}
+        self._branches: dict[ForwardKey, Branches | None] = {}  # What a replay tells of states.
         self._generation = 0  # of the slots that the replays use
 
     def use(self, layers: CompiledLayers | None) -> None:
@@ -106,6 +109,7 @@ class StaticRunner:
 
         def forward() -> torch.Tensor:
             replay()
+            self.kv.states.branches = self._branches[key]
             return self._outputs[shape]
 
         return forward
@@ -136,7 +140,7 @@ class StaticRunner:
         if isinstance(captured, str):
             self.reason = captured
             return None
-        self._replays[key] = captured
+        self._replays[key], self._branches[key] = captured, self.kv.states.branches
         return captured
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
@@ -164,7 +168,7 @@ class StaticRunner:
         layers = nullcontext() if self.layers is None else self.layers.running(self.kv)
         try:
             with layers:
-                return logits_of(model, layout, self.kv.cache)
+                return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
         finally:
             self.kv.layout = None
 

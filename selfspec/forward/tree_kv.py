@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -27,6 +28,7 @@ from selfspec.forward.slots import (
     move_columns,
     split,
 )
+from selfspec.forward.states.slots import StateLayer, States
 
 _LEAST_LENGTH = 256
 
@@ -38,6 +40,29 @@ def length_bucket(length: int) -> int:
     [256, 256, 512, 4096]
     """
     return max(_LEAST_LENGTH, 1 << (length - 1).bit_length())
+
+
+class _KVAndStateLayer(StateLayer, KVLayer):
+    """One layer that has attention beside running states."""
+
+    def __init__(self, kv: TreeKV, attention_type: str, states: States, index: int) -> None:
+        KVLayer.__init__(self, kv, attention_type)
+        StateLayer.__init__(self, states, index)
+
+
+def layers_for(attention: AttentionTypes, kv: TreeKV) -> list[Any]:
+    """The layers of a cache as a model sees it in forwards over trees."""
+    layers: list[Any] = []
+    for index, name in enumerate(attention.by_layer):
+        if index not in attention.states:
+            layers.append(KVLayer(kv, str(name)))
+        elif name is None:
+            layers.append(StateLayer(kv.states, index))
+        else:
+            layers.append(_KVAndStateLayer(kv, name, kv.states, index))
+        if index in attention.states:
+            kv.states.layers[index] = layers[-1]
+    return layers
 
 
 class TreeKV:
@@ -61,8 +86,9 @@ class TreeKV:
         self.layout: Layout | None = None
         self.generation = 0
         self.num_taken = 0  # How many places belong to rows.
+        self.states = States()
         self.cache = DynamicCache()
-        self.cache.layers = [KVLayer(self, name) for name in attention.by_layer]
+        self.cache.layers = layers_for(attention, self)
         self._attention = attention
         self._rows: Sequence[KVRow] = ()  # Those of the forward under way.
         self._loan: tuple[list[CacheLayerMixin], Sequence[KVRow]] = [], ()
@@ -115,6 +141,7 @@ class TreeKV:
                 if not self._make_room(part, everyone, front):
                     part.tensor[:, places].zero_()  # An earlier row may leave a NaN.
                 part.fill(first, layers, length)
+            self.generation += self.states.add(layers, first, max(self.num_rows, places.stop))
         except BaseException:  # No memory, or an interrupt.
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
@@ -139,6 +166,7 @@ class TreeKV:
                     self._make_room(part, rows, end, spare=False)
             self.first_columns[part.kind.attention_type] = part.first
         self._end = max(self._end, end)
+        self.generation += self.states.make_room(num_rows or len(rows))
         shown = rows[0].place, num_rows or len(rows), self.generation
         if shown == self._shown:
             return
@@ -146,6 +174,7 @@ class TreeKV:
         for part in self._parts:
             for member, (index, name) in enumerate(part.members):
                 self.cache.layers[index].stores[name] = part.tensor[member, places]
+        self.states.show(places)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path of nodes and forgets the rest of the trees.
@@ -160,10 +189,12 @@ class TreeKV:
             moves += [(row.place, self.front + n, to) for to, n in targets if self.front + n != to]
         if moves:
             move_columns(self._parts, moves)
+        self.states.follow(self._rows[0].place, paths)
         for row, path in zip(self._rows, paths, strict=True):
             row.length += len(path)
             row.position = row.position + len(path)
         self.front = max(row.length for row in self._rows)
+        self.states.settle()
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.
@@ -182,6 +213,7 @@ class TreeKV:
                 for part in self._parts:
                     end = self._end - part.first
                     part.tensor[:, place, :, :end] = part.tensor[:, row.place, :, :end]
+                self.states.move_row(row.place, place)
                 row.place = place
         self.num_taken, self._loan = len(rows), (self._loan[0], rows)
         self.front = max((row.length for row in rows), default=0)
@@ -197,6 +229,9 @@ class TreeKV:
             length, places = min(row.length for row in rows), slice(0, len(rows))
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
+            if fills:
+                self.states.settle()
+                self.states.give_back(layers, places)
         self.clear()
 
     def clear(self) -> None:
@@ -206,9 +241,11 @@ class TreeKV:
         if not self.policy.outlives:
             self._parts, self._kinds = [], {}
         self._shown = 0, 0, -1
+        self.states.clear(keeps_stores=self.policy.outlives)
         for layer in self.cache.layers:
-            layer.stores.clear()
-            layer.keys = layer.values = None
+            if isinstance(layer, KVLayer):
+                layer.stores.clear()
+                layer.keys = layer.values = None
 
     def _begin(self, cache: Cache, num_tokens: int) -> None:
         """Slots of the right kinds for a first row; those of an earlier call, if they will do."""

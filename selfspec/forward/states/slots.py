@@ -1,0 +1,236 @@
+"""The running states of rows, which follow the paths that were accepted.
+
+A forward over trees reads states and writes none. What its nodes told is kept until the paths are
+known. Then the states move on, layer by layer, and nothing is copied before or read again after.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from selfspec.compat.modules import num_writes
+from selfspec.forward.states.rules import Ancestry, Told, at_windows, moved_on
+from selfspec.machine.device import upload
+
+Place = tuple[int, str, int]  # A layer's index, "conv_states" or "recurrent_states", and a number.
+_CONVOLUTION, _KINDS = "conv_states", ("conv_states", "recurrent_states")
+
+
+class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
+    """The states of one layer, as the model sees them in a forward over trees."""
+
+    is_croppable = False
+    is_compileable = False
+
+    def __init__(self, states: States, index: int) -> None:
+        super().__init__()
+        self._states: States = weakref.proxy(states)
+        self._index = index
+        self.record_past = True  # So that a convolution of a single token asks for its columns.
+
+    def lazy_initialization(self, *_: Any, **__: Any) -> None:
+        """Does nothing, since the states exist before the layer is used."""
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """(B, C, size + W): the columns of the state, then those of the nodes."""
+        place = self._index, _CONVOLUTION, state_idx
+        return self._states.columns(place, conv_states)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """Does nothing, since a path decides on the next state."""
+        return recurrent_states
+
+
+class Branches(NamedTuple):
+    """One forward over trees: which nodes go on from which, and what they tell of each state.
+
+    That is the columns (B, size + W, C) of a convolution, or what a rule adds to a state.
+    """
+
+    ancestry: Ancestry
+    told: dict[Place, torch.Tensor | Told]
+
+
+class States:
+    """The states of all rows that have a place, in one tensor for each state of each layer.
+
+    `branches` belongs to the last forward, until its paths are known. `layers` are what the model
+    sees, by their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, StateLayer] = {}
+        self.branches: Branches | None = None
+        self._stores: dict[Place, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
+        # By the ids of the tensors that layers show, which live as long as they are here.
+        self._shown: dict[int, tuple[torch.Tensor, Place]] = {}
+        self._columns: dict[int, tuple[torch.Tensor, Place]] = {}
+        self._places = slice(0, 0)
+        self._moves: list[Any] = []  # What is left of moving on: states, and what moves them.
+
+    @property
+    def num_rows(self) -> int:
+        return min(map(len, self._stores.values()), default=0)
+
+    def add(self, layers: Sequence[Any], first: int, num_rows: int) -> bool:
+        """Takes in the states of a prompt's rows, and makes room for `num_rows` in all.
+
+        Returns whether states have other addresses now. If this breaks off, no other row has
+        changed.
+        """
+        found = dict(states_in(layers))
+        kinds = [{p: _kind(s) for p, s in some.items()} for some in (found, self._stores)]
+        if kinds[0] != kinds[1] and not first:
+            self._stores = {place: _new_store(held, 0) for place, held in found.items()}
+        moved = self.make_room(num_rows)
+        for place, held in found.items():
+            self._stores[place][first : first + len(held)] = held
+        return moved
+
+    def make_room(self, num_rows: int) -> bool:
+        """Makes room for so many rows; did the states move?"""
+        if not self._stores or self.num_rows >= num_rows:
+            return False
+        for place, store in self._stores.items():
+            new = _new_store(store, num_rows)
+            new[: len(store)] = store
+            self._stores[place] = new
+        return True
+
+    def show(self, places: slice) -> None:
+        """Lets the layers show the states of these rows, which the next forwards are over."""
+        self._places, self._shown = places, {}
+        for place, store in self._stores.items():
+            index, kind, number = place
+            state = store[places].mT if kind == _CONVOLUTION else store[places]
+            layer = self.layers[index]
+            getattr(layer, kind)[number] = state
+            layer.has_previous_state[number] = True
+            self._shown[id(state)] = state, place
+
+    def place_of(self, *given: Any) -> Place | None:
+        """Which state is among these; None if none is that the layers show in this forward."""
+        for tensor in given:
+            for shown in (self._shown, self._columns):
+                if id(tensor) in shown:
+                    return shown[id(tensor)][1]
+        return None
+
+    def columns(self, place: Place, nodes: torch.Tensor) -> torch.Tensor:
+        """The columns (B, C, size + W) that a convolution sees: of its state, and of nodes."""
+        held = self._stores[place][self._places]
+        told = torch.cat([held, nodes.mT.to(held.dtype)], dim=1)
+        self.tell(place, told)
+        columns = told.mT
+        self._columns[id(columns)] = columns, place
+        return columns
+
+    def begin(self, ancestry: Ancestry) -> None:
+        """A forward begins."""
+        self.branches, self._columns = Branches(ancestry, {}), {}
+
+    @property
+    def ancestry(self) -> Ancestry:
+        assert self.branches is not None
+        return self.branches.ancestry
+
+    def tell(self, place: Place, told: torch.Tensor | Told) -> None:
+        assert self.branches is not None
+        self.branches.told[place] = told
+
+    def follow(self, first: int, paths: Sequence[Sequence[int]]) -> None:
+        """The states of rows that lie side by side are to follow these paths (`settle`)."""
+        branches, self.branches = self.branches, None
+        if branches is None or not branches.told:
+            return
+        rows = slice(first, first + len(paths))
+        device, width = branches.ancestry.depths.device, branches.ancestry.depths.shape[1]
+        table = torch.zeros(len(paths), width + 1, dtype=torch.long, device="cpu")
+        for row, path in enumerate(paths):
+            table[row, list(path)] = 1
+            table[row, width] = path[-1] if path else 0
+        table = upload(table, device)
+        is_on, last = table[:, :width].bool(), table[:, width]
+        moves = []
+        for place, told in branches.told.items():
+            store, state = self._stores[place], self._stores[place][rows]
+            if isinstance(told, Told):
+                told = Told(*(part[: len(paths)] for part in told))
+                move = partial(moved_on, state, told, is_on, last)
+            else:
+                windows = branches.ancestry.windows(state.shape[1])[: len(paths)]
+                move = partial(_shifted, state, told[: len(paths)], windows, is_on, last)
+            moves.append((store, num_writes(store), move))
+        self._moves = moves
+
+    def settle(self) -> None:
+        """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
+        while self._moves:
+            store, num_before, move = self._moves[-1]
+            if num_writes(store) == num_before:
+                move()
+            self._moves.pop()
+
+    def move_row(self, source: int, target: int) -> None:
+        for store in self._stores.values():
+            store[target] = store[source]
+
+    def give_back(self, layers: Sequence[Any], rows: slice) -> None:
+        """Lets stock layers hold the states of some rows."""
+        for (index, kind, number), store in self._stores.items():
+            held = store[rows].mT if kind == _CONVOLUTION else store[rows]
+            with torch.inference_mode(False):
+                getattr(layers[index], kind)[number] = held.clone(
+                    memory_format=torch.contiguous_format
+                )
+
+    def clear(self, *, keeps_stores: bool) -> None:
+        """Forgets all rows, and unless it `keeps_stores`, where their states were."""
+        self.branches, self._moves, self._shown, self._columns = None, [], {}, {}
+        if not keeps_stores:
+            self._stores = {}
+        for layer in self.layers.values():
+            layer.conv_states.clear()
+            layer.recurrent_states.clear()
+
+
+def states_in(layers: Sequence[Any]) -> Iterator[tuple[Place, torch.Tensor]]:
+    """The states that stock layers hold, as they are kept here."""
+    for index, layer in enumerate(layers):
+        for kind in _KINDS if isinstance(layer, LinearAttentionCacheLayerMixin) else ():
+            for number, state in getattr(layer, kind).items():
+                if state is not None:
+                    yield (index, kind, number), state.mT if kind == _CONVOLUTION else state
+
+
+def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Zeros, which later calls may write to outside of inference mode."""
+    with torch.inference_mode(False):
+        return like.new_zeros(num_rows, *like.shape[1:])
+
+
+def _kind(state: torch.Tensor) -> Any:
+    return state.shape[1:], state.dtype, state.device
+
+
+def _shifted(
+    state: torch.Tensor,  # (B, size, C)
+    columns: torch.Tensor,  # (B, size + W, C)
+    windows: torch.Tensor,  # (B, W, size)
+    path: torch.Tensor,  # (B, W) bool
+    last: torch.Tensor,  # (B,)
+) -> None:
+    """Lets the windows of convolutions follow paths."""
+    stays = torch.arange(state.shape[1], device=state.device)
+    ends = windows[torch.arange(len(last), device=last.device), last]  # (B, size)
+    state.copy_(at_windows(columns, torch.where(path.any(1)[:, None], ends, stays)))
