@@ -69,7 +69,9 @@ class StaticRunner:
         self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
         self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
-        self._outputs = torch.zeros(0, device=torch_device)  # Room for the logits of any shape.
+        self._outputs = _lasting(
+            (0, 1), torch.float32, torch_device
+        )  # Logits of any shape: (Q, V).
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the slots that the replays use
 
