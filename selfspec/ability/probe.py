@@ -38,7 +38,7 @@ _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard de
 _WITH_STATES: dict[str, str | None] = {
     "hybrid": "full_attention",
     "hybrid_sliding": "sliding_attention",
-    **dict.fromkeys(STATE_TYPES),
+    **dict.fromkeys((*STATE_TYPES, "mlp", "moe")),  # The last two keep nothing at all.
 }
 _MIXES = (
     "which compute a token otherwise if another token of the forward is large; "

@@ -101,6 +101,9 @@ def check_tree(
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
+    if types.states:  # Plain steps are right, also where forwards over several tokens are not.
+        (steps,) = _stepped(model, right._replace(compared=compared[:-1]), 1, layers)
+        truth = torch.cat([steps, steps[-1:]])
     arguments = _arguments(model, cache, range(end + 1))
     position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
     if isinstance(position, str):

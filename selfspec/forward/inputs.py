@@ -20,6 +20,7 @@ from transformers.cache_utils import (
 )
 
 from selfspec.compat.generation import KV_NAMES
+from selfspec.compat.states import keeps_nothing
 
 # What the forward of a draft sets or follows.
 _FOLLOWED = frozenset(
@@ -80,7 +81,7 @@ def numbers_of_columns(kv: Any) -> set[int]:
 def foreign_layer(cache: Cache) -> str | None:
     """Names a layer to which no tree can be appended; None if there is none."""
     for layer in cache.layers:
-        if type(layer) not in _BRANCHING:
+        if type(layer) not in _BRANCHING and not keeps_nothing(layer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
     return columns_reason(cache)
 
