@@ -1,6 +1,6 @@
 """The engine: draft, lay out, forward, verify, commit, learn, for rows that share forwards.
 
-It knows requests, rows and how a model is run, and nothing of `generate()`, of packed weights or of
+It knows prompts, rows and how a model is run, and nothing of who waits, of packed weights or of
 what a source looks at. A scripted model can drive it.
 """
 
@@ -24,8 +24,8 @@ from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, device_for
+from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
-from selfspec.request import Request
 from selfspec.row import Row, stream_to
 from selfspec.runner import ModelRunner
 from selfspec.verify.choosers import StepLogits
@@ -90,82 +90,81 @@ class Engine:
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
 
-    def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
-        """Reads the prompt of a request, to its end or `num_tokens` more of it.
+    def admit(self, prompt: Prompt, num_tokens: int | None = None) -> bool:
+        """Reads a prompt, to its end or `num_tokens` more of it; was it read to its end?
 
         At the end its rows get their first tokens, which a streamer hears before anything is
-        learned, and take part in the steps to come. Returns its KV cache then, and None before. An
-        error leaves the rows of other requests as they were.
+        learned, and take part in the steps to come. An error leaves the rows of others as they
+        were.
         """
-        runner, reader, stats = self._runner, request.reader, request.stats
+        runner, reader, stats = self._runner, prompt.reader, prompt.stats
         num_others, start = len(self.rows), self._clock()
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
         runner.before_forward(reader.num_rows * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         with runner.reading():
-            prompt = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
+            prefilled = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
             stats.spend("prefill", self._clock() - read_from)
-            if prompt is None:
-                return None
+            if prefilled is None:
+                return False
             try:
-                self._join(request, prompt)
+                self._join(prompt, prefilled)
             except Exception:
-                if request.fails_alone:
+                if prompt.fails_alone:
                     self._keep(list(range(num_others)))
                 raise
-        kv: object = prompt.cache
-        return kv
+        prompt.kv = prefilled.cache
+        return True
 
     def _num_states(self, num_more: int) -> int:
         """How many of a prompt's last hidden states the model's own sources learn from."""
         num_rows = len(self.rows) + num_more
         return max((source.num_states(num_rows) for source in self._model_sources), default=0)
 
-    def _join(self, request: Request, prompt: Prefilled) -> None:
-        """Lets the rows of a request in whose prompt was read."""
-        model, stats = self._runner.model, request.stats
+    def _join(self, prompt: Prompt, prefilled: Prefilled) -> None:
+        """Lets the rows of a prompt in that was read."""
+        model, stats = self._runner.model, prompt.stats
         # What was learned on another vocabulary is refused before anybody gets a token.
-        learned = self._learned(prompt.logits.shape[-1]).for_request(self.config.learning)
-        self._device, self._num_readable = device_for(prompt.logits.device), num_readable(model)
-        rows = self._new_rows(request, prompt, learned)
-        first = first_tokens(rows, prompt.logits, self._device)
+        learned = self._learned(prefilled.logits.shape[-1]).for_request(self.config.learning)
+        self._device, self._num_readable = device_for(prefilled.logits.device), num_readable(model)
+        rows = self._new_rows(prompt, prefilled, learned)
+        first = first_tokens(rows, prefilled.logits, self._device)
         start = self._clock()
         if learned.learns:
-            teach(learned, prompt, model.get_output_embeddings(), self._num_readable)
+            teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
         held = self.backend.admit(
-            prompt,
+            prefilled,
             [row.kv for row in self.rows],
-            max_new_columns=request.max_new_columns,
-            max_tree=request.max_tree,
+            max_new_columns=prompt.max_new_columns,
+            max_tree=prompt.config.max_nodes,
         )
         for row, kv in zip(rows, held, strict=True):
             row.kv = kv
         self.add(rows, first)
 
-    def _new_rows(self, request: Request, prompt: Prefilled, learned: Learned) -> list[Row]:
+    def _new_rows(self, prompt: Prompt, prefilled: Prefilled, learned: Learned) -> list[Row]:
         """The rows of a prompt that was read, each with what it drafts from."""
         readable, banned = self._num_readable, unplaced_id(self._runner.model)
-        new, rows = request.new_rows, []
-        for number, (new_row, ids) in enumerate(zip(new, prompt.texts, strict=True)):
+        for number, ids in enumerate(prefilled.texts):
             start = RowStart(
-                prompt_ids=[*request.encoder_texts[number], *ids],
-                max_new_tokens=request.max_new_columns,
+                prompt_ids=[*prompt.encoder_texts[number], *ids],
+                max_new_tokens=prompt.max_new_columns,
                 budget=self.budget,
-                count_forward=request.stats.count_draft_forward,
-                num_rows=len(self.rows) + len(new),
-                states=None if prompt.hidden is None else prompt.hidden[number],
+                count_forward=prompt.stats.count_draft_forward,
+                num_rows=len(self.rows) + len(prefilled.texts),
+                states=None if prefilled.hidden is None else prefilled.hidden[number],
             )
-            sources = (*self._model_sources, *request.sources[number])
+            sources = (*self._model_sources, *prompt.sources[number])
             drafter = Drafter(
                 learned, start, self.config, sources, num_readable=readable, banned=banned
             )
-            rows.append(new_row(prompt_ids=ids, drafter=drafter))
-        if request.streamer is not None:
-            stream_to(request.streamer, rows)
-        return rows
+            prompt.add_row(ids, drafter)
+        if prompt.streamer is not None:
+            stream_to(prompt.streamer, prompt.rows)
+        return prompt.rows
 
     def add(self, rows: list[Row], first: FirstTokens) -> None:
         """Lets in rows that have their first token, and learns from it."""
@@ -178,14 +177,6 @@ class Engine:
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
         self._call_listeners(committed)
-
-    def run(self) -> None:
-        """Steps until every row has stopped."""
-        with self._runner.decoding():
-            while not all(row.is_done for row in self.rows):
-                self.leave()
-                self._step()
-        self._teach()
 
     def step(self) -> None:
         """One forward and all that belongs to it."""
@@ -377,9 +368,9 @@ class Engine:
                     if record.path:
                         listener(record)
 
-    def record_outcome(self, request: Request) -> None:
-        """Writes into its statistics how a request that is over, or broke off, was decoded."""
-        stats = request.stats
+    def record_outcome(self, prompt: Prompt) -> None:
+        """Writes into its statistics how a prompt that is over, or broke off, was decoded."""
+        stats = prompt.stats
         stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind
         stats.packed_bytes = self._runner.packed_bytes
