@@ -67,21 +67,25 @@ class Functions:
             self._depth -= 1
 
 
-class _Ear:
-    """A streamer that ends a part at each token of the answer."""
+class _Parts:
+    """Ends a part at the first token, which a streamer gets, and at the end of each step."""
 
     def __init__(self, functions: Functions) -> None:
-        self.parts: list[tuple[set[CodeType], int]] = []
+        self.first: tuple[set[CodeType], int] | None = None
+        self.steps: list[tuple[set[CodeType], int]] = []
         self._functions = functions
-        self._is_prompt = True
+        self._num_put = 0
 
     def put(self, _value: torch.Tensor) -> None:
-        if not self._is_prompt:
-            self.parts.append(self._functions.part())
-        self._is_prompt = False
+        self._num_put += 1
+        if self._num_put == 2:  # The prompt comes before it.
+            self.first = self._functions.part()
 
     def end(self) -> None:
-        """Does nothing: the last token was the last part."""
+        """Does nothing: the last step was the last part."""
+
+    def hear(self, _record: selfspec.StepRecord) -> None:
+        self.steps.append(self._functions.part())
 
 
 def run(options: argparse.Namespace) -> int:
@@ -110,16 +114,16 @@ def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:
     for _ in range(2):
         model.generate(**inputs, **options)
     functions = Functions()
-    ear = _Ear(functions)
-    with functions.counting():
-        model.generate(**inputs, streamer=ear, **options)
-    first, *steps = ear.parts
-    # The first step also learns from the prompt.
-    by_number = sorted(steps[1:], key=lambda step: len(step[0]))
+    parts = _Parts(functions)
+    with spec.listening(parts.hear), functions.counting():
+        model.generate(**inputs, streamer=parts, **options)
+    assert parts.first is not None
+    # The first record is that of the first token, and the next step also learns from the prompt.
+    steps = sorted(parts.steps[2:], key=lambda step: len(step[0]))
     in_all = set[CodeType]().union(*(entered for entered, _ in steps))
     return [
-        _row("to the first token", *first),
-        _row("in the median step", *by_number[len(by_number) // 2]),
+        _row("to the first token", *parts.first),
+        _row("in the median step", *steps[len(steps) // 2]),
         _row("in all steps", in_all, max(deep for _, deep in steps)),
     ]
 
