@@ -76,7 +76,7 @@ class Prompt:
     kv: Any = None  # The cache that the caller gets.
     output: Any = None  # That of stock's own loop.
     plain_ids: list[int] = field(default_factory=list)  # What it has told the streamer.
-    error: Exception | None = None
+    error: Any = None  # What has ended it.
 
     @property
     def config(self) -> SpecConfig:

@@ -362,8 +362,8 @@ class SelfSpec:
         if prompt is not None and prompt.is_default:
             lenient = Lenient(prompt.stats)
             learned = partial(lenient.learned, learned)
-            budget = budget and lenient.budget(budget)
-        elif budget is not None:
+            budget = lenient.piece(budget)
+        if budget is not None:
             budget = budget.open()
         return Engine(runner, backend, learned=learned, budget=budget, listeners=self._listeners)
 

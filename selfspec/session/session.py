@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import cached_property
 from time import perf_counter
 from typing import Any, Protocol
@@ -128,7 +128,7 @@ class Session:
         Refuses a memory in which nothing fits.
         """
         if self._runner.ability().mode == "tree":
-            self._borrow(self._runner.backend(self._runner.ability(), self._limits), None)
+            self._borrow(None)
             self._close()
 
     def add(self, prompt: Prompt) -> None:
@@ -157,7 +157,7 @@ class Session:
     def write(self, prompt: Prompt) -> None:
         """Writes the texts of a prompt that never waits, as `generate()` asks for them."""
         prompt.fails_alone, self._reading, self._alone = self._fails_alone, prompt, prompt
-        while self.num_running:
+        while self._reading or self._running:
             self.step()
 
     def work(self) -> list[Prompt]:
@@ -177,36 +177,27 @@ class Session:
         is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
         """
         try:
-            self._advance()
-        except BaseException as error:
-            if not (self._fails_alone and isinstance(error, Exception)):
-                self._drop()
-                raise
-            self._break_off(error)
-        finally:
-            if not self.num_running:
+            if (engine := self._engine or self._open()) is not None:
+                self._let_out(engine)
+                self._read(engine)
+                self._let_out(engine)
+                if self._running:
+                    start = perf_counter()
+                    engine.step()
+                    if self._pace is not None:
+                        self._pace.observe_step(perf_counter() - start)
+                    self._let_out(engine)
+            if not (self._running or self._reading):
                 self._close()
+        except BaseException as error:
+            self._break_off(error)
         ended, self._ended = self._ended, []
         for prompt in ended:
             self._settle(prompt)
         return [prompt for prompt in ended if not isinstance(prompt.error, ReaderGone)]
 
-    def _advance(self) -> None:
-        engine = self._engine or self._open()
-        if engine is None:
-            return
-        self._let_out(engine)
-        self._read(engine)
-        self._let_out(engine)
-        if self._running:
-            start = perf_counter()
-            engine.step()
-            if self._pace is not None:
-                self._pace.observe_step(perf_counter() - start)
-            self._let_out(engine)
-
     def _open(self) -> Engine | None:
-        """An engine for the rows to come; None if the next prompt needs none, or none is there."""
+        """The engine for the rows to come; None where none are, or the next prompt needs none."""
         first, start = self._waiting.first, perf_counter()
         if self._alone is None and first is not None and first.alone is not None:
             self._waiting.start(first)
@@ -214,22 +205,26 @@ class Session:
             self.alone_reasons[first.alone] += 1
             start_clocks(first.stopping_criteria)
         prompt = self._alone
-        if prompt is None:
-            if first is not None:
-                self._borrow(self._runner.backend(self._runner.ability(), self._limits), None)
-            return self._engine
-        if prompt.mode == "plain":
-            self._write_plainly(prompt)
-        else:
+        if prompt is not None and prompt.mode == "plain":
+            (prompt.write or write_plainly)(prompt)
+            self._reading = None
+            self._end(prompt, None)
+        elif prompt is not None:
             prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
-            wants_heads = bool(prompt.setting("use_mtp"))
-            self._borrow(self._runner.backend(prompt.ability, shows_states=wants_heads), prompt)
+            self._borrow(prompt)
             prompt.stats.spend("prepare", perf_counter() - start)
+        elif first is not None:
+            self._borrow(None)
         return self._engine
 
-    def _borrow(self, lent: AbstractContextManager[Backend], prompt: Prompt | None) -> None:
-        backend = self._lent.enter_context(lent)
-        self._engine = self._spec.engine(self._runner, backend, prompt)
+    def _borrow(self, prompt: Prompt | None) -> None:
+        """Takes what runs the forwards of one prompt, or of many that come and go."""
+        runner = self._runner
+        if prompt is None:
+            lent = runner.backend(runner.ability(), self._limits)
+        else:
+            lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
+        self._engine = self._spec.engine(runner, self._lent.enter_context(lent), prompt)
 
     def _close(self) -> None:
         """Gives up the KV: others may use the model until the next row, and change its weights."""
@@ -238,17 +233,6 @@ class Session:
         with self._lent.pop_all():
             if engine is not None:
                 engine.backend.release(fills=alone is not None and alone.gives_cache_back)
-
-    def _write_plainly(self, prompt: Prompt) -> None:
-        error = None
-        try:
-            (prompt.write or write_plainly)(prompt)
-        except Exception as fault:
-            if not self._fails_alone:
-                raise
-            error = fault
-        self._reading = None
-        self._end(prompt, error)
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
@@ -260,8 +244,6 @@ class Session:
             try:
                 left -= self._read_part(prompt, left, engine)
             except Exception as error:
-                if not self._fails_alone:
-                    raise
                 self._reading = None
                 left -= prompt.num_tokens
                 self._end(prompt, error)
@@ -292,36 +274,30 @@ class Session:
         if alone is None:
             for row in engine.leave():
                 self._end(self._running.pop(row.index), row.error)
+        elif self._running and all(row.is_done for row in alone.rows):
+            self._running.clear()  # Whoever gets its KV gets it with all rows.
+            self._end(alone, alone.rows[0].error)
         elif self._running:
-            if all(row.is_done for row in alone.rows):
-                self._running.clear()  # Whoever gets its KV gets it with all rows.
-                self._end(alone, alone.rows[0].error)
-            else:
-                engine.leave()
+            engine.leave()
 
-    def _end(self, prompt: Prompt, error: Exception | None) -> None:
-        if self._engine is not None:
-            self._engine.record_outcome(prompt)
-        prompt.error = None if error is None else kept(error)
+    def _end(self, prompt: Prompt, error: BaseException | None) -> None:
+        try:
+            if self._engine is not None:
+                self._engine.record_outcome(prompt)
+        except Exception as fault:  # Of a budget of the user's.
+            error = error or fault
+        prompt.error = error
         self._ended.append(prompt)
 
-    def _settle(self, prompt: Prompt) -> None:
-        """Counts a prompt that has ended, once others may use the model, with whatever fails."""
-        try:
-            if prompt.error is None:
-                self._spec.finish(prompt)
-            else:
-                self._spec.count(prompt)
-        except Exception as fault:
-            if not self._fails_alone:
-                raise
-            prompt.error = prompt.error or kept(fault)
+    def _break_off(self, error: BaseException) -> None:
+        """Ends all rows, of which nobody knows how much of a step was done.
 
-    def _break_off(self, error: Exception) -> None:
-        """Ends all rows, of which nobody knows how much of a step was done, or the next prompt."""
+        If there are none, the error prevents the next prompt, or the end of the last one.
+        """
         broken = list(self._running.values())
         if not broken:
-            prompt = self._reading or self._waiting.first
+            last = self._ended.pop() if self._ended else self._waiting.first
+            prompt = self._reading or last
             assert prompt is not None
             self._waiting.leave(prompt.index)
             self._reading, broken = None, [prompt]
@@ -330,14 +306,24 @@ class Session:
         self._running.clear()
         self._close()
 
-    def _drop(self) -> None:
-        """Counts what breaks off with an error that is raised."""
-        reading, self._reading = self._reading, None
-        for prompt in (*self._running.values(), *([] if reading is None else [reading])):
-            if self._engine is not None:
-                self._engine.record_outcome(prompt)
-            self._spec.count(prompt)
-        self._running.clear()
+    def _settle(self, prompt: Prompt) -> None:
+        """Counts a prompt that has ended, once others may use the model, with whatever fails.
+
+        Raises its error where that is nobody else's, without a cycle that would keep its memory.
+        """
+        error = prompt.error
+        try:
+            self._spec.count(prompt) if error else self._spec.finish(prompt)
+        except Exception as fault:
+            error = error or fault
+        if isinstance(error, Exception) and self._fails_alone:
+            prompt.error = kept(error)
+        elif error is not None:
+            prompt.error = None
+            try:
+                raise error
+            finally:
+                del error
 
     def check_fits(self, prompt: Prompt) -> None:
         """Refuses a prompt that can never fit into the memory."""

@@ -12,13 +12,12 @@ from torch._dynamo.utils import counters
 
 from selfspec.cuda import kept
 from selfspec.cuda.runner import StaticRunner
-from selfspec.engine import Engine
 from selfspec.forward import slots
 from selfspec.forward.backends import TreeBackend
 from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of, wild
 from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
-from tests.recorder import RecordingDevice, record_compiled_layers, use_recorders
+from tests.recorder import record_compiled_layers, use_recorders
 from tests.sessions import TextSession
 
 NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2")
@@ -81,8 +80,6 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, longest: int = 90) -> None:
     dice = random.Random(seed)
     fault = dice.choice(["none", "none", "none", "capture", "memory"])
     use_recorders(monkeypatch, fails_at=dice.randrange(2, 30) if fault == "capture" else None)
-    monkeypatch.setattr(RecordingDevice, "works_beside", seed % 2 == 1)
-    monkeypatch.setattr(Engine, "late_costs", (-9, 0))  # On such a device, tables learn late.
     options: dict[str, Any] = {"spec": wild(), "max_rows": dice.randrange(1, 9)}
     if dice.random() < 0.4:
         options["pace"] = FixedPace(dice.choice([9, 50]))
