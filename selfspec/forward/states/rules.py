@@ -2,20 +2,22 @@
 
 A layer of transformers reads the tokens of a forward one after the other, in chunks. Its rule for a
 chunk holds for a tree too if "all tokens before this one" becomes "all ancestors of this node".
-Parents come before their children. Nothing here writes to a state: what the nodes would add to it
-is told (`Told`), and `moved_on` says where one path leads. Sums are in float32, as they are in the
-functions of transformers.
+Parents come before their children. The rules write to no state: what the nodes would add to it is
+told (`Told`), and `move` lets it follow one path. Sums are in float32, as in transformers.
 
 Shapes: B rows, W nodes, H heads, C channels of a convolution; a state is (K, V) for each head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
+
+from selfspec.machine.device import upload
 
 
 class Ancestry:
@@ -44,24 +46,45 @@ class Ancestry:
 class Told(NamedTuple):
     """What each node adds to a state, and how much of the state is left after it."""
 
-    keys: torch.Tensor  # (B, H, W, K)
-    values: torch.Tensor  # (B, H, W, V)
-    decays: torch.Tensor  # (B, H, W, 1 or K): the logarithm of what is left
+    keys: torch.Tensor  # (..., B, H, W, K)
+    values: torch.Tensor  # (..., B, H, W, V)
+    decays: torch.Tensor  # (..., B, H, W, 1 or K): the logarithm of what is left
 
 
-def moved_on(
-    state: torch.Tensor,  # (B, H, K, V), written in one operation
-    told: Told,
-    path: torch.Tensor,  # (B, W) bool
-    last: torch.Tensor,  # (B,): the last node of the path; any one where there is no path
-) -> None:
-    """Lets states follow paths of nodes; without a path, a row's state stays, whatever was told."""
-    is_on, moves = path[:, None, :, None], path.any(1)[:, None, None, None]
-    left = told.decays[torch.arange(len(last), device=last.device), :, last, None]
+class Paths(NamedTuple):
+    """The accepted nodes of each row; none where a row keeps its states, whatever was told."""
+
+    is_on: torch.Tensor  # (B, W) bool
+    last: torch.Tensor  # (B,): the last node; 0 where there is none
+
+    @property
+    def moves(self) -> torch.Tensor:
+        """(B,): whether there are any."""
+        return self.is_on.any(1)
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], width: int, device: torch.device) -> Paths:
+        table = torch.zeros(len(paths), width + 1, dtype=torch.long, device="cpu")
+        for row, path in enumerate(paths):
+            table[row, list(path)] = 1
+            table[row, width] = path[-1] if path else 0
+        table = upload(table, device)
+        return cls(table[:, :width].bool(), table[:, width])
+
+
+def along(told: Told, paths: Paths) -> Told:
+    """What paths add to states, and what they leave of them, (..., B, H, 1 or K, 1)."""
+    is_on, moves = paths.is_on[:, None, :, None], paths.moves[:, None, None, None]
+    ends = paths.last.view(*[1] * (told.decays.dim() - 4), -1, 1, 1, 1)
+    left = told.decays.take_along_dim(ends, dim=-2)
     keys = told.keys * (left - told.decays).masked_fill(~is_on, -torch.inf).exp()
     keys, values = (part.masked_fill(~is_on, 0) for part in (keys, told.values))
-    decayed = state.float() * left.masked_fill(~moves, 0).exp().mT
-    parts = (decayed, keys.mT, values)
+    return Told(keys, values, left.masked_fill(~moves, 0).exp().mT)
+
+
+def move(keys: torch.Tensor, values: torch.Tensor, left: torch.Tensor, state: torch.Tensor) -> None:
+    """Moves states (B, H, K, V) on, in one write; the other arguments are those of `along`."""
+    parts = (state.float() * left, keys.mT, values)
     torch.baddbmm(*(part.flatten(0, 1) for part in parts), out=state.view(-1, *state.shape[2:]))
 
 
@@ -153,8 +176,9 @@ def convolved(
     activation: str | None,
 ) -> torch.Tensor:
     """The short convolution (B, W, C) of each node with the tokens in front of it."""
-    windows = windows[..., -weight.shape[1] :]
-    picked = at_windows(columns, windows).to(weight.dtype).float()
+    windows = across_rows(windows[..., -weight.shape[1] :], columns.shape[1])
+    picked = columns.flatten(0, 1).index_select(0, windows.flatten())
+    picked = picked.view(*windows.shape, -1).to(weight.dtype).float()
     taps = weight.mT.float()
     outcome = picked[:, :, 0] * taps[0]
     for number in range(1, len(taps)):
@@ -163,11 +187,10 @@ def convolved(
     return (ACT2FN[activation](outcome) if activation else outcome).to(columns.dtype)
 
 
-def at_windows(columns: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
-    """Some columns (B, ..., C) of each row, by their numbers (B, ...)."""
-    rows = torch.arange(len(columns), device=columns.device)[:, None] * columns.shape[1]
-    numbers = (windows.flatten(1) + rows).flatten()
-    return columns.flatten(0, 1).index_select(0, numbers).view(*windows.shape, -1)
+def across_rows(windows: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """The same columns (B, ...), counted from the first of all rows' columns."""
+    first = torch.arange(len(windows), device=windows.device) * num_columns
+    return windows + first.view(-1, *[1] * (windows.dim() - 1))
 
 
 def _summed(decay: torch.Tensor, ancestry: Ancestry) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ known. Then the states move on, layer by layer, and nothing is copied before or 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,10 +15,10 @@ import torch
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
-from selfspec.forward.states.rules import Ancestry, Told, at_windows, moved_on
-from selfspec.machine.device import upload
+from selfspec.forward.states.rules import Ancestry, Paths, Told, across_rows, along, move
 
 Place = tuple[int, str, int]  # A layer's index, "conv_states" or "recurrent_states", and a number.
+Move = Callable[[torch.Tensor], None]
 _CONVOLUTION, _KINDS = "conv_states", ("conv_states", "recurrent_states")
 
 
@@ -153,25 +153,14 @@ class States:
         branches, self.branches = self.branches, None
         if branches is None or not branches.told:
             return
+        depths = branches.ancestry.depths
+        on_device = Paths.of(paths, depths.shape[1], depths.device)
         rows = slice(first, first + len(paths))
-        device, width = branches.ancestry.depths.device, branches.ancestry.depths.shape[1]
-        table = torch.zeros(len(paths), width + 1, dtype=torch.long, device="cpu")
-        for row, path in enumerate(paths):
-            table[row, list(path)] = 1
-            table[row, width] = path[-1] if path else 0
-        table = upload(table, device)
-        is_on, last = table[:, :width].bool(), table[:, width]
-        moves = []
-        for place, told in branches.told.items():
-            store, state = self._stores[place], self._stores[place][rows]
-            if isinstance(told, Told):
-                told = Told(*(part[: len(paths)] for part in told))
-                move = partial(moved_on, state, told, is_on, last)
-            else:
-                windows = branches.ancestry.windows(state.shape[1])[: len(paths)]
-                move = partial(_shifted, state, told[: len(paths)], windows, is_on, last)
-            moves.append((store, num_writes(store), move))
-        self._moves = moves
+        moves = {**_moves_of_columns(branches, on_device), **_moves_of_rules(branches, on_device)}
+        self._moves = [
+            (store := self._stores[place], num_writes(store), partial(move, store[rows]))
+            for place, move in moves.items()
+        ]
 
     def settle(self) -> None:
         """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
@@ -223,14 +212,38 @@ def _kind(state: torch.Tensor) -> Any:
     return state.shape[1:], state.dtype, state.device
 
 
-def _shifted(
-    state: torch.Tensor,  # (B, size, C)
-    columns: torch.Tensor,  # (B, size + W, C)
-    windows: torch.Tensor,  # (B, W, size)
-    path: torch.Tensor,  # (B, W) bool
-    last: torch.Tensor,  # (B,)
-) -> None:
-    """Lets the windows of convolutions follow paths."""
-    stays = torch.arange(state.shape[1], device=state.device)
-    ends = windows[torch.arange(len(last), device=last.device), last]  # (B, size)
-    state.copy_(at_windows(columns, torch.where(path.any(1)[:, None], ends, stays)))
+def _moves_of_columns(branches: Branches, paths: Paths) -> dict[Place, Move]:
+    """What lets the windows of convolutions follow paths."""
+    number, width = paths.is_on.shape
+    found, numbers = dict[Place, Move](), dict[int, torch.Tensor]()
+    for place, told in branches.told.items():
+        if isinstance(told, Told):
+            continue
+        size = told.shape[1] - width
+        if size not in numbers:
+            rows, stays = (torch.arange(n, device=told.device) for n in (number, size))
+            ends = branches.ancestry.windows(size)[rows, paths.last]
+            ends = torch.where(paths.moves[:, None], ends, stays)
+            numbers[size] = across_rows(ends, size + width).flatten()
+        found[place] = partial(_shift, told[:number].flatten(0, 1), numbers[size])
+    return found
+
+
+def _moves_of_rules(branches: Branches, paths: Paths) -> dict[Place, Move]:
+    """What lets other states follow paths; small operations are one for all layers together."""
+    alike: dict[Any, dict[Place, Told]] = {}
+    for place, told in branches.told.items():
+        if isinstance(told, Told):
+            told = Told(*(part[: len(paths.last)] for part in told))
+            alike.setdefault(tuple(part.shape for part in told), {})[place] = told
+    found: dict[Place, Move] = {}
+    for group in alike.values():
+        whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
+        for place, parts in zip(group, zip(*whole, strict=True), strict=True):
+            found[place] = partial(move, *parts)
+    return found
+
+
+def _shift(columns: torch.Tensor, numbers: torch.Tensor, state: torch.Tensor) -> None:
+    """Lets the window (B, size, C) of a convolution hold other columns, in one write."""
+    torch.index_select(columns, 0, numbers, out=state.flatten(0, 1))

@@ -13,12 +13,14 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 from selfspec.forward.layout import ancestors
 from selfspec.forward.states.rules import (
     Ancestry,
+    Paths,
     Told,
-    at_windows,
+    across_rows,
+    along,
     convolved,
     delta_rule,
     final_time_steps,
-    moved_on,
+    move,
     scan,
 )
 
@@ -54,9 +56,9 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 def assert_leads_to(state: torch.Tensor, told: Told, row: int, node: int, end: Any) -> None:
     """The state of a row is that of single steps, and the other row's is what it was."""
-    moved, path = state.clone(), torch.zeros(ROWS, WIDTH, dtype=torch.bool)
-    path[row, path_to(row, node)] = True
-    moved_on(moved, told, path, torch.tensor([node if row == index else 0 for index in (0, 1)]))
+    moved = state.clone()
+    paths = [path_to(row, node) if row == index else [] for index in range(ROWS)]
+    move(*along(told, Paths.of(paths, WIDTH, state.device)), moved)
     assert_near(moved[row], end[0])
     assert torch.equal(moved[1 - row], state[1 - row])
 
@@ -69,11 +71,8 @@ def test_delta_rule(step: Any, num_sharing: int, normalises: bool, ancestry: Anc
     torch.manual_seed(num_sharing)
     is_kimi = step is kimi.recurrent_kimi_delta_attention
     heads = HEADS // num_sharing
-    query, key, value = (
-        random(WIDTH, heads, KEYS),
-        random(WIDTH, heads, KEYS),
-        random(WIDTH, HEADS, VALUES),
-    )
+    query, key = random(WIDTH, heads, KEYS), random(WIDTH, heads, KEYS)
+    value = random(WIDTH, HEADS, VALUES)
     decay = -random(WIDTH, HEADS, *[KEYS] * is_kimi).abs()
     beta, state = random(WIDTH, HEADS).sigmoid(), random(HEADS, KEYS, VALUES)
     parts = (query, key, value, decay, beta)
@@ -134,10 +133,8 @@ def test_convolution(dtype: torch.dtype, activation: str | None, ancestry: Ances
     nodes, state = random(WIDTH, CHANNELS).to(dtype), random(SIZE, CHANNELS).to(dtype)
     weight, bias = torch.randn(CHANNELS, SIZE).to(dtype), torch.randn(CHANNELS).to(dtype)
     columns, windows = torch.cat([state, nodes], dim=1), ancestry.windows(SIZE)
-    outcome, ends = (
-        convolved(columns, windows, weight, bias, activation),
-        at_windows(columns, windows),
-    )
+    outcome = convolved(columns, windows, weight, bias, activation)
+    ends = columns.flatten(0, 1)[across_rows(windows, columns.shape[1])]
     for row, node in NODES:
         end = state[row : row + 1].mT.clone()
         for each in path_to(row, node):
@@ -156,13 +153,15 @@ def test_what_hidden_nodes_hold_moves_no_state(ancestry: Ancestry) -> None:
     told = Told(
         random(HEADS, WIDTH, KEYS), random(HEADS, WIDTH, VALUES), -random(HEADS, WIDTH, 1).abs()
     )
-    path = torch.zeros(ROWS, WIDTH, dtype=torch.bool)
-    path[0, [0, 1]] = True
-    last, clean, spoiled = torch.tensor([1, 0]), state.clone(), state.clone()
-    moved_on(clean, told, path, last)
+    paths, clean, spoiled = (
+        Paths.of([[0, 1], []], WIDTH, state.device),
+        state.clone(),
+        state.clone(),
+    )
+    move(*along(told, paths), clean)
     for part in told:
         part[0, :, 2:] = torch.nan
         part[1] = torch.nan
-    moved_on(spoiled, told, path, last)
+    move(*along(told, paths), spoiled)
     assert torch.equal(spoiled, clean)
     assert torch.equal(spoiled[1], state[1])

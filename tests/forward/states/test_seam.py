@@ -84,14 +84,14 @@ def test_an_interrupt_while_states_move_on_moves_none_twice(
     """It comes right after a state has moved; the next call moves the others."""
     types = ["linear_attention", "linear_attention", "full_attention"]
     model = new_model("qwen3-5", layer_types=types, num_hidden_layers=len(types))
-    moved_on, errors = slots.moved_on, [KeyboardInterrupt]
+    move, errors = slots.move, [KeyboardInterrupt]
 
     def stumbling(*args: Any) -> None:
-        moved_on(*args)
+        move(*args)
         if errors:
             raise errors.pop()
 
-    monkeypatch.setattr(slots, "moved_on", stumbling)
+    monkeypatch.setattr(slots, "move", stumbling)
     states, (_, kv) = States(), read(model)
     states.layers = {index: slots.StateLayer(states, index) for index in range(2)}
     states.add(kv.layers, 0, 1)
