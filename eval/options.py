@@ -208,7 +208,7 @@ def add_model(
     add = group.add_argument
     embedded = "" if required else "; default: the embedded one, which writes Python code"
     add("--model", required=required, metavar="MODEL", help=f"folder or Hub id{embedded}")
-    shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see 'eval grow'"
+    shape = "grow a small Llama to this shape first, such as 135m: see 'eval grow'"
     add("--shape", help=shape)
     dtypes = "float32, bfloat16, float16; auto: the checkpoint's own; default: %(default)s"
     add("--dtype", default=dtype, help=dtypes)
