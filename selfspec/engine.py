@@ -20,6 +20,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
+from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
@@ -78,7 +79,7 @@ class Engine:
         self._runner = runner
         own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else Budget()
         self.budget = own if budget is None else budget
-        self._run_as = ("", 0)
+        self._run_as = ("", 0, 0)
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
@@ -226,11 +227,12 @@ class Engine:
         self._call_listeners(committed)
 
     def _told_budget(self) -> Budget:
-        """The budget, which knows how the next step is run."""
-        run_as = (self.backend.kind, len(self.rows))
+        """The budget, which knows how the next step is run, and what such steps cost."""
+        kind, num_rows, front = self.backend.kind, len(self.rows), self.backend.front
+        run_as = (kind, num_rows, context_bucket(front)[0])
         if run_as != self._run_as:
             self._run_as = run_as
-            self.budget.run_as(*run_as, self._runner.curve(self.backend, len(self.rows)))
+            self.budget.run_as(kind, num_rows, self._runner.curve(self.backend, num_rows))
         return self.budget
 
     def _prepare(self, budget: Budget) -> None:
