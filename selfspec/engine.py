@@ -69,6 +69,7 @@ class Engine:
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
+        kept_kv: KeptKV | str | None = None,  # None: nothing is kept. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         config = runner.config
@@ -84,11 +85,23 @@ class Engine:
         self._learned = learned
         self._device = Device() if device is None else device
         self._listeners = listeners
+        self._kept_kv = kept_kv
         self._untaught: list[Committed] = []  # What sources and calibration are still to learn.
         self._taught = 0.0  # The seconds that this took the last time,
         self._gain = MeanRatio(0.0, weight=1.0)  # and those that a step gains if it is done late.
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
+
+    def begin(self, request: Request) -> None:
+        """Lets a prompt go on after the longest beginning that was read already, if there is one.
+
+        `admit` does so too; here it is known how much there is left to read.
+        """
+        reader, kept_kv = request.reader, self._kept_kv
+        if kept_kv is None or reader.has_begun or request.kept_reason is not None:
+            return
+        own = kept_kv if isinstance(kept_kv, str) else reader.own_reason()
+        ...
 
     def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
         """Reads the prompt of a request, to its end or `num_tokens` more of it.

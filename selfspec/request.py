@@ -5,7 +5,7 @@ Whoever asks has made it of a `generate()` call, of which nothing below knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,3 +35,4 @@ class Request:
     max_tree: int  # The most nodes of a row in one forward.
     fails_alone: bool  # Does an error of one row end this row, and no row of another request?
     stats: GenerationStats  # What is counted for it.
+    scope: Hashable = None  # Which other prompts may go on after what it has read.

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
-from selfspec.ability.state import State, state_of
+from selfspec.ability.state import State, state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
@@ -35,7 +35,9 @@ from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
 from selfspec.forward.room import Growing, Limits, Shared
+from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
+from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.neural.hidden_map import HiddenStateSource
 from selfspec.records import HEADS, MAP
@@ -82,6 +84,8 @@ class ModelRunner:
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
         self._trying = threading.Lock()
         self._captured = KeptRunner()
+        self._kept_kv: KeptKV | str = ""
+        self._state_of_kv: Hashable = None
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
         self._captured_seconds = 0.0  # Of all calls with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
@@ -138,6 +142,26 @@ class ModelRunner:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = found
             return self._needed[key]
+
+    def kept_kv(self) -> KeptKV | str:
+        """What was kept of texts that the model has read as it is now; or why nothing can be.
+
+        What was read in another state is dropped, and who still reads in it keeps nothing more.
+        """
+        with self._trying:
+            state = state_of_kv(self.model)
+            if state != self._state_of_kv:
+                if isinstance(self._kept_kv, KeptKV):
+                    self._kept_kv.close()
+                self._state_of_kv = state
+                self._kept_kv = state if isinstance(state, str) else KeptKV(self._kept_bytes())
+            return self._kept_kv
+
+    def _kept_bytes(self) -> int:
+        asked = self.config.kept_kv
+        if not asked:
+            return 0
+        return amount_in_bytes(asked, free_memory(device_of(self.model)), name="kept_kv")
 
     def _changes_always(self, state: State) -> bool:
         """Was the model tried in several states that differ in other people's code alone?"""

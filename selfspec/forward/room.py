@@ -31,6 +31,8 @@ class KVRow:
     start: int = 0  # Its first column that counts.
     position: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
     place: int = 0  # The row of slots that is its own.
+    # Of each attention type, the first column that the prompt has left in stock's layers.
+    first_columns: dict[str, int] = field(default_factory=dict)
 
 
 class Limits(NamedTuple):

@@ -14,6 +14,7 @@ from itertools import product
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from selfspec.forward.columns import Columns
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import KVRow, Policy
@@ -108,6 +109,7 @@ class TreeKV:
         if not first:
             self._begin(cache, len(rows) * length)
         layers, everyone = list(cache.layers), [*others, *rows]
+        firsts = {part.kind.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
         self.num_taken, front = first, max(row.length for row in everyone)
         try:
@@ -120,7 +122,7 @@ class TreeKV:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
             raise
         for place, row in enumerate(rows, first):
-            row.place = place
+            row.place, row.first_columns = place, firsts
         self.num_taken, self._loan = places.stop, (layers, rows)
         self.front, self._end = front, max(self._end, front)
 
@@ -164,6 +166,16 @@ class TreeKV:
             row.length += len(path)
             row.position = row.position + len(path)
         self.front = max(row.length for row in self._rows)
+
+    def columns(self, row: KVRow) -> Columns:
+        """Views of a row's committed columns, as far as windows have not dropped them."""
+        found: Columns = {}
+        for part in self._parts:
+            first = max(row.first_columns[part.kind.attention_type], part.first)
+            columns = slice(first - part.first, row.length - part.first)
+            held = part.tensor[:, row.place, :, columns].unsqueeze(1)  # (members, 1, H, N, D)
+            found.update(zip(part.members, held, strict=True))
+        return found
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.

@@ -1,0 +1,77 @@
+"""Columns of keys and values that leave stock layers or slots, and enter stock layers again.
+
+Knows layers and columns; not whose text they are of, nor how long they are kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from selfspec.compat.generation import set_columns_seen
+from selfspec.forward.slots import Member
+
+# (1, H, N, D) for each member: its last N columns up to some column of a text. A windowed layer may
+# have fewer than the others.
+Columns = dict[Member, torch.Tensor]
+
+
+class Beginning(NamedTuple):
+    """The first columns of a prompt, and the logits after them if they are the whole prompt."""
+
+    num_columns: int
+    columns: Columns
+    logits: torch.Tensor | None  # (1, V)
+
+
+def layers_reason(cache: Any) -> str | None:
+    """Why columns can't be put into an empty KV cache; None if they can."""
+    if type(cache) is not DynamicCache or not cache.layers:
+        return f"its KV cache is a {type(cache).__name__} that is not made of layers yet"
+    if cache.get_seq_length():
+        return "its KV cache holds a text already"
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            return f"its KV cache has a {type(layer).__name__}, which holds more than columns"
+    return None
+
+
+def window_of(layer: Any) -> int:
+    """How many columns back a stock layer lets a token see; 0: all."""
+    is_windowed = isinstance(layer, DynamicSlidingWindowLayer)
+    return int(layer.sliding_window) if is_windowed else 0
+
+
+def first_needed(layer: Any, length: int) -> int:
+    """The first column that a stock layer holds of a text of some length."""
+    window = window_of(layer)
+    return max(length - window + 1, 0) if window else 0
+
+
+def columns_of_layers(cache: Any, start: int) -> Columns:
+    """Views of the columns from one on that the layers of a stock cache hold of its one text."""
+    found = {}
+    for index, layer in enumerate(cache.layers):
+        if not layer.is_initialized:  # Some layers share the keys of others.
+            continue
+        for name in ("keys", "values"):
+            held = getattr(layer, name)
+            first = int(layer.get_seq_length()) - held.shape[2]
+            found[index, name] = held[:, :, max(start - first, 0) :]
+    return found
+
+
+def fill(cache: Any, beginning: Beginning) -> None:
+    """Lets an empty stock cache hold the beginning of a text, as if it had read it.
+
+    Reading on makes new tensors and leaves these as they are.
+    """
+    for (index, name), held in beginning.columns.items():
+        layer = cache.layers[index]
+        if not layer.is_initialized:
+            layer.lazy_initialization(held, held)
+        if window_of(layer):
+            set_columns_seen(layer, beginning.num_columns)
+        setattr(layer, name, held)
