@@ -31,7 +31,7 @@ from selfspec.batch.schedule import Scheduler, Waiting
 from selfspec.compat.generation import kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError
+from selfspec.errors import ConfigError, UnsupportedError
 from selfspec.forward.inputs import foreign_layer
 from selfspec.forward.room import Limits
 from selfspec.forward.tree_kv import TreeKV
@@ -105,7 +105,8 @@ class Session:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._waiting or self.num_running)
+        """Is nothing left to do? Then other calls may use the model, whose KV was given up."""
+        return not (self._waiting or self.num_running or self._engine is not None)
 
     @cached_property
     def _limits(self) -> Limits:
@@ -147,9 +148,16 @@ class Session:
         return call
 
     def add(self, call: PromptCall) -> None:
+        reading = self._reading is not None and self._reading.index == call.index
+        if call.index in self._waiting or call.index in self._running or reading:
+            raise UnsupportedError(
+                f"index must name no other text of the session that waits or is written (got "
+                f"{call.index}); count on, or wait for its answer"
+            )
         self._waiting.add(call)
 
     def cancel(self, index: int) -> None:
+        """Ends a text without an answer, in the next step; does nothing if there is none."""
         self._waiting.leave(index)
         if self._reading is not None and self._reading.index == index:
             self._spec.count(self._reading.call.stats)
@@ -171,7 +179,8 @@ class Session:
 
         Returns the answers that are complete. A prompt that can't share forwards is answered when
         its turn comes and no row runs. An error is the answer of the prompt that it belongs to, or
-        of all rows, if it may have left any of them in pieces.
+        of all rows, if it may have left any of them in pieces. What prevents that the model is made
+        ready is the answer of the next prompt; for the one after it, that is tried anew.
         """
         first = self._waiting.first
         if first is not None and first.alone_reason is not None and not self.num_running:
@@ -184,8 +193,6 @@ class Session:
     def _step_together(self) -> None:
         try:
             engine = self._ready()
-        except SelfSpecError:  # It is about the model.
-            raise
         except Exception as error:  # Such as one of memory. Other prompts may find it free again.
             self._refuse_next(error)
             return
@@ -200,9 +207,7 @@ class Session:
                     self._pace.observe_step(perf_counter() - start)
                 self._let_out(engine)
         except Exception as error:
-            if not self._running:  # It is the scheduler's.
-                raise
-            self._break_off(error)
+            self._break_off(error) if self._running else self._refuse_next(error)
         finally:
             if not self.num_running:
                 self._close()
@@ -251,6 +256,8 @@ class Session:
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
         if is_read:
+            if self._reading is None:  # It was cancelled while its first token was handed on.
+                engine.rows[-1].fail(ReaderGone())
             self._reading, self._running[asked.index] = None, asked
         return num_read
 

@@ -47,6 +47,7 @@ class Call:
     has_callers_cache: bool = False  # Did the caller hand in the KV cache?
     synced_gpus: bool = False  # Do other processes wait for each forward?
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
+    is_default: bool = False  # Did the caller not name the assistant?
     max_nodes: int  # of the trees of a row
     hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
     stats: GenerationStats

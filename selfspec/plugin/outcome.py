@@ -72,7 +72,6 @@ def decoded_plainly(call: Call) -> Any:
 
 def decoded_with_drafts(call: Call, engine: Engine) -> Any:
     request = request_of(call)
-    call.stats.disable(call.route.reason)  # Chains have a reason, trees have none.
     try:
         cache = engine.admit(request)
         rows = engine.rows

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
@@ -36,6 +36,7 @@ from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
+from selfspec.plugin.lenient import Lenient
 from selfspec.plugin.outcome import decoded_plainly, decoded_with_drafts
 from selfspec.plugin.refusals import Arguments, has_own_generate, refuse
 from selfspec.records import StepRecord
@@ -192,6 +193,7 @@ class SelfSpec:
         streamer: Any = _NOT_SAID,
         synced_gpus: bool = False,
         inputs_tensor: torch.Tensor | None = None,
+        is_default: bool = False,
         stats: GenerationStats | None = None,
         scores: Any = None,
         **model_kwargs: Any,
@@ -201,7 +203,8 @@ class SelfSpec:
         `prediction` is what the answer will probably look like, as token ids: those of one text
         for all prompts, or a list with those of one for each. `draft_model` is used in place of the
         `SelfSpec`'s own. `max_nodes` limits the trees of this call, beside the knob of that name;
-        1: no drafts. `inputs_tensor` is what an encoder has read. `scores` is a `TokenScores`.
+        1: no drafts. `inputs_tensor` is what an encoder has read. `is_default` says that the call
+        did not name the assistant. `scores` is a `TokenScores`.
         """
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
@@ -236,6 +239,7 @@ class SelfSpec:
             hears=None if scores is None or scores.prompt is None else scores.read,
             synced_gpus=synced_gpus,
             inputs_tensor=inputs_tensor,
+            is_default=is_default,
             model_kwargs=model_kwargs,
             runner=self.models.run(model),
             predictions=predictions,
@@ -255,7 +259,10 @@ class SelfSpec:
                 wants_heads = bool(call.setting("use_mtp"))
                 with call.runner.backend(call.ability, shows_states=wants_heads) as backend:
                     call.stats.spend("prepare", perf_counter() - start)
-                    result = decoded_with_drafts(call, self.engine(call.runner, backend))
+                    call.stats.disable(call.route.reason)  # Chains have a reason, trees have none.
+                    lenient = Lenient(call.stats) if call.is_default else None
+                    engine = self.engine(call.runner, backend, lenient)
+                    result = decoded_with_drafts(call, engine)
         except BaseException:
             self.count(call.stats)
             raise
@@ -360,12 +367,15 @@ class SelfSpec:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
-    def engine(self, runner: ModelRunner, backend: Backend) -> Engine:
+    def engine(
+        self, runner: ModelRunner, backend: Backend, lenient: Lenient | None = None
+    ) -> Engine:
+        own, learned = self._budget, self._knowledge.learned
         return Engine(
             runner,
             backend,
-            learned=self._knowledge.learned,
-            budget=None if self._budget is None else self._budget.open(),
+            learned=learned if lenient is None else partial(lenient.learned, learned),
+            budget=own and (own.open() if lenient is None else lenient.budget(own)),
             listeners=self._listeners,
         )
 

@@ -28,8 +28,10 @@ from selfspec.plugin.call import Call
 from selfspec.records import Candidate
 from selfspec.row import Row
 from tests.batch.test_generate_many import alone as new_tokens
-from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
-from tests.lossless.same import MODES, slow
+from tests.batch.test_session import FixedPace
+from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import GREEDY, MODES, run_both, slow
+from tests.recorder import use_recorders
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
@@ -414,6 +416,65 @@ def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
     assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
 
 
+@pytest.mark.parametrize("when", ["the model", "the memory"])
+def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, model = wild(), tiny_model()
+    session, fuse = Session(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, UnsupportedError)
+    name, runner = "_renew" if when == "the model" else "limits", spec.models.run(model)
+    work = getattr(runner, name)
+
+    def watched(*given: Any) -> Any:
+        fuse.burn()
+        return work(*given)
+
+    monkeypatch.setattr(runner, name, watched)
+    answers = played(session)
+    assert [type(answers[index].error) for index in (0, 1)] == [UnsupportedError, type(None)]
+    assert [answers[index].error for index in (1, 2, 3, 4)] == [None] * 4
+
+
+def test_an_index_names_one_text_at_a_time() -> None:
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, pace=FixedPace(2))
+    for index, steps in ((0, 0), (0, 1), (0, 5), (1, 0)):  # It waits, is read, and is written.
+        if steps == 0:
+            session.submit(index, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
+        for _ in range(steps):
+            assert not session.step()
+        with pytest.raises(UnsupportedError, match=rf"index must name no other .*\(got {index}\)"):
+            session.submit(index, prompts()[2], 0, {"max_new_tokens": NUM_NEW})
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert [answer.index for answer in answers] == [0, 1]
+    for answer in answers:
+        assert answer.ids == alone(tiny_model(), prompts()[0], 0)
+
+
+@pytest.mark.parametrize("when", ["while it is read", "with its first token"])
+def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither slots nor the lock of captured forwards, which other calls of the model may need."""
+    use_recorders(monkeypatch)
+    spec = wild()
+
+    def hear(index: int, _ids: Sequence[int]) -> bool:
+        if when == "with its first token":
+            session.cancel(index)
+        return True
+
+    options: dict[str, Any] = {"pace": FixedPace(4), "on_token": hear}
+    session = Session(tiny_model(), tiny_tokenizer(), spec, **options)
+    session.submit(0, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
+    assert not session.step()
+    if when == "while it is read":
+        session.cancel(0)
+    while not session.is_empty:
+        assert not session.step()
+    both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+    assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
+
+
 def test_an_interrupt_ends_everything() -> None:
     session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     error: Any = KeyboardInterrupt
@@ -476,15 +537,34 @@ def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
         next(generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options))
 
 
-def test_a_scheduler_that_breaks_is_no_prompts_fault() -> None:
-    class Lost:
-        def choose(self, *_: Any, **__: Any) -> list[int]:
-            raise Broken("on purpose")
+@pytest.mark.parametrize("fault", ["raises", "names what is not there", "names no number"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_scheduler_that_breaks_ends_no_text(
+    fault: str, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, and from then on prompts start in order of arrival."""
+    fuse = Fuse(at)
 
-    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": 2}
-    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options)
-    with pytest.raises(Broken):
-        list(found)
+    class Lost:
+        def choose(self, waiting: Sequence[int], *_: Any, **__: Any) -> list[Any]:
+            try:
+                fuse.burn()
+            except Broken:
+                if fault == "raises":
+                    raise
+                return ["0"] if "number" in fault else [len(waiting)]
+            return [len(waiting) - 1]
+
+    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": NUM_NEW, "seed": 0}
+    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), max_rows=2, **options)
+    answers = list(found)
+    assert len(answers) == 5
+    for answer in answers:
+        assert answer.error is None
+        assert answer.ids == alone(tiny_model(), prompts()[answer.index], answer.index)
+    assert fuse.left == 0, "it is asked nothing more"
+    said = [each.getMessage() for each in caplog.records if each.name == "selfspec"]
+    assert len([text for text in said if "scheduler has failed" in text]) == 1
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
