@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
+from selfspec.ability.rope import changes_other_rows
 from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
 from selfspec.cost.ledger import MeanRatio
 from selfspec.draft.drafter import Drafter
@@ -21,7 +24,8 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
 from selfspec.forward.model import num_readable, unplaced_id
-from selfspec.forward.prompt import Prefilled
+from selfspec.forward.prompt import Prefilled, PromptReader
+from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, device_for
 from selfspec.records import DraftTree, StepRecord
@@ -93,15 +97,36 @@ class Engine:
         self._clock = clock
 
     def begin(self, request: Request) -> None:
-        """Lets a prompt go on after the longest beginning that was read already, if there is one.
-
-        `admit` does so too; here it is known how much there is left to read.
-        """
-        reader, kept_kv = request.reader, self._kept_kv
-        if kept_kv is None or reader.has_begun or request.kept_reason is not None:
+        """Lets a prompt go on after the longest beginning that was read for another text."""
+        reader, stats, kept_kv = request.reader, request.stats, self._kept_kv
+        if kept_kv is None or reader.has_begun:
             return
-        own = kept_kv if isinstance(kept_kv, str) else reader.own_reason()
-        ...
+        stats.kept_reason = kept_kv if isinstance(kept_kv, str) else self._own_reason(reader)
+        if isinstance(kept_kv, str) or stats.kept_reason is not None:
+            return
+        ids = np.array(reader.input_ids[0].tolist())
+        running = [self._text_of(row) for row in self.rows if row.prompt_end is not None]
+        beginning = kept_kv.beginning(ids, request.scope, reader.cache, running)
+        if beginning is not None:
+            reader.begin(beginning)
+            stats.num_prompt_tokens_kept += beginning.num_columns
+
+    def _own_reason(self, reader: PromptReader) -> str | None:
+        """Why what was read for other texts is of no use for a prompt."""
+        if changes_other_rows(self._runner.model.config, reader.arguments):
+            return "it is so long that its rotary embedding has changed"
+        return reader.own_reason()
+
+    def _text_of(self, row: Row) -> Text:
+        """The tokens of a row whose keys and values are there, and these."""
+        ids = np.array((row.prompt_ids + row.new_ids)[: self.backend.num_columns(row.kv)])
+        return Text(ids, row.prompt_end, partial(self.backend.columns, row.kv))
+
+    def _keep_kv(self, row: Row) -> None:
+        """Keeps what a row that ended well has read."""
+        if isinstance(self._kept_kv, KeptKV) and row.prompt_end is not None and row.error is None:
+            text = self._text_of(row)
+            self._kept_kv.keep(text.ids, text.end, text.columns)
 
     def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
         """Reads the prompt of a request, to its end or `num_tokens` more of it.
@@ -142,6 +167,9 @@ class Engine:
         learned = self._learned(prompt.logits.shape[-1]).for_request(self.config.learning)
         self._device, self._num_readable = device_for(prompt.logits.device), num_readable(model)
         rows = self._new_rows(request, prompt, learned)
+        if isinstance(self._kept_kv, KeptKV) and stats.kept_reason is None:
+            (row,) = rows
+            row.prompt_end = PromptEnd(len(row.prompt_ids), prompt.logits, request.scope)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
         if learned.learns:
@@ -199,6 +227,8 @@ class Engine:
                 self.leave()
                 self._step()
         self._teach()
+        for row in self.rows:
+            self._keep_kv(row)
 
     def step(self) -> None:
         """One forward and all that belongs to it."""
@@ -309,6 +339,8 @@ class Engine:
         if not any(done):
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
+        for row in left:
+            self._keep_kv(row)
         self._keep(_without_gaps(done))
         if not self.rows:
             self._teach()

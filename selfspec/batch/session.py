@@ -218,7 +218,7 @@ class Session:
             runner = self._runner
             lent = runner.backend(runner.ability(), self._limits)
             backend = self._lent.enter_context(lent)
-            self._engine, self._kv = self._spec.engine(runner, backend), backend.kv
+            self._engine, self._kv = self._spec.engine(runner, backend, keeps_kv=True), backend.kv
         return self._engine
 
     def _close(self) -> None:
@@ -249,6 +249,7 @@ class Session:
         """Reads on in a prompt, and starts its row at the end; returns how much was read."""
         request = asked.request
         assert request is not None
+        engine.begin(request)
         start, before = perf_counter(), request.reader.num_left
         is_nearly_all = before <= _SHORT_REST * num_tokens
         is_read = engine.admit(request, before if is_nearly_all else num_tokens) is not None

@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 from selfspec.compat.generation import KV
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
+from selfspec.forward.columns import Columns
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
@@ -175,6 +176,13 @@ class TreeBackend:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
         self.kv.commit(paths)
+
+    def num_columns(self, row: KVRow) -> int:
+        """How many of a row's columns are there, all committed."""
+        return row.length
+
+    def columns(self, row: KVRow) -> Columns:
+        return self.kv.columns(row)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Removes what drafts have left after the committed columns of these rows of a forward."""

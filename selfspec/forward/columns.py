@@ -50,17 +50,14 @@ def first_needed(layer: Any, length: int) -> int:
     return max(length - window + 1, 0) if window else 0
 
 
-def columns_of_layers(cache: Any, start: int) -> Columns:
-    """Views of the columns from one on that the layers of a stock cache hold of its one text."""
-    found = {}
-    for index, layer in enumerate(cache.layers):
-        if not layer.is_initialized:  # Some layers share the keys of others.
-            continue
-        for name in ("keys", "values"):
-            held = getattr(layer, name)
-            first = int(layer.get_seq_length()) - held.shape[2]
-            found[index, name] = held[:, :, max(start - first, 0) :]
-    return found
+def columns_of_layers(cache: Any) -> Columns:
+    """The columns that the layers of a stock cache hold of its one text."""
+    return {
+        (index, name): getattr(layer, name)
+        for index, layer in enumerate(cache.layers)
+        if layer.is_initialized  # Some layers share the keys of others.
+        for name in ("keys", "values")
+    }
 
 
 def fill(cache: Any, beginning: Beginning) -> None:

@@ -144,6 +144,11 @@ class PromptReader:
         return self._input_ids
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """What the model is given beside the ids."""
+        return self._kwargs
+
+    @property
     def cache(self) -> Any:
         return kv_of(self._kwargs)
 

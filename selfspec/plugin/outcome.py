@@ -73,6 +73,7 @@ def decoded_plainly(call: Call) -> Any:
 def decoded_with_drafts(call: Call, engine: Engine) -> Any:
     request = request_of(call)
     try:
+        engine.begin(request)
         cache = engine.admit(request)
         rows = engine.rows
         engine.run()

@@ -368,8 +368,15 @@ class SelfSpec:
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(
-        self, runner: ModelRunner, backend: Backend, lenient: Lenient | None = None
+        self,
+        runner: ModelRunner,
+        backend: Backend,
+        lenient: Lenient | None = None,
+        *,
+        keeps_kv: bool = False,  # where the knob says nothing
     ) -> Engine:
+        kept_kv = self.config.kept_kv
+        keeps_kv = keeps_kv if kept_kv is None else kept_kv != 0
         own, learned = self._budget, self._knowledge.learned
         return Engine(
             runner,
@@ -377,6 +384,7 @@ class SelfSpec:
             learned=learned if lenient is None else partial(lenient.learned, learned),
             budget=own and (own.open() if lenient is None else lenient.budget(own)),
             listeners=self._listeners,
+            kept_kv=runner.kept_kv() if keeps_kv else None,
         )
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
