@@ -253,6 +253,7 @@ class Engine:
         done = laps.end("learn")
         width = (pending or 0) + max(map(len, trees))
         took = StepTime(width, drafted - prepared, done - drafted - backend.setting_up)
+        self._runner.count_step(backend, took.rest)
         if _RETRY not in laps.seconds:
             step.observe(took, [record for _, record in committed])
             # While the device is waited for, there is time to learn.
@@ -428,6 +429,7 @@ class Engine:
         stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind
         stats.packed_bytes = self._runner.packed_bytes
+        stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason = self.backend.reason or self._runner.reason
         stats.heads_reason = self._runner.why_no_heads(self.backend)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

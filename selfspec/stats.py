@@ -58,6 +58,7 @@ class GenerationStats:
             keys and values are kept.
         table_bytes: What the LUTs take.
         packed_bytes: What second copies of weights take.
+        captured_bytes: What captured forwards keep from call to call: KV slots and logits.
     """
 
     num_calls: int = 0
@@ -86,6 +87,7 @@ class GenerationStats:
     kept_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
     packed_bytes: int = field(default=0, metadata=_LATEST)
+    captured_bytes: int = field(default=0, metadata=_LATEST)
 
     @property
     def tokens_per_step(self) -> float:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from selfspec.cuda import compiled
 from selfspec.forward.attention import grouped_attention
+from selfspec.machine.device import failed_capture
 
 aten = torch.ops.aten
 
@@ -161,7 +162,7 @@ class RecordingDevice:
                 self._fail_if_asked()
                 work()
         except Exception as error:
-            return f"capturing it fails ({type(error).__name__}: {error})"
+            return failed_capture(error)
 
         def replay() -> None:
             self.log.append("replay")

@@ -132,6 +132,9 @@ class ScriptedRunner:
     def before_forward(self, num_tokens: int) -> None:
         pass
 
+    def count_step(self, backend: Any, seconds: float) -> None:
+        pass
+
     def decoding(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -11,11 +11,13 @@ import torch
 from torch._dynamo.utils import counters
 
 from selfspec.batch.session import Session
+from selfspec.cuda import kept
 from selfspec.cuda.runner import StaticRunner
 from selfspec.engine import Engine
 from selfspec.forward import slots
+from selfspec.forward.backends import TreeBackend
 from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of, wild
-from tests.fakes import prompt, tiny_model, tiny_tokenizer
+from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
 from tests.recorder import RecordingDevice, record_compiled_layers, use_recorders
 
@@ -34,7 +36,7 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return None
         keys = tuple(self.kv.num_keys(shape.width).items())
         replay = next(r for k, r in self._replays.items() if k[:2] == (shape, keys))
-        used = [self._visible, self._inputs[shape], self._outputs[shape]]
+        used = [self._visible, self._inputs[shape], self._outputs]
         held = [part.tensor for part in self.kv._parts]
         places = [(x.data_ptr(), x.shape) for x in [*used, *held, *model.parameters()]]
         assert known.setdefault(replay, places) == places
@@ -162,6 +164,78 @@ def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
     session.step()
     del session  # Nobody goes on with it.
     assert run_both(model, prompt(), spec, drafts=False, **GREEDY).stats.forward == "graph"
+
+
+def test_after_a_shortage_a_session_that_never_ends_captures_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second shortage, at the next attempt, doubles the pause; rows go on all the time."""
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.room.Fixed.least", 0)
+    monkeypatch.setattr("selfspec.forward.backends._PAUSES", (8, 64))
+    kinds = list[str]()
+    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=2)
+    session.open()
+    captured, left = StaticRunner.ready, iter([False, True, True])
+
+    def ready(self: StaticRunner, *args: Any) -> Any:
+        if next(left, False):
+            raise torch.OutOfMemoryError("on purpose")
+        return captured(self, *args)
+
+    monkeypatch.setattr(StaticRunner, "ready", ready)
+    for index in range(2):
+        ask = {"max_new_tokens": 90, "do_sample": False, "eos_token_id": None}
+        session.submit(index, [5, 6, 7], index, ask)
+    while not session.is_empty:
+        session.step()
+        if session._engine is not None:
+            kinds.append(session._engine.backend.kind)
+    assert [kinds.count("graph") > 20, kinds.count("eager")] == [True, 1 + 8 + 1 + 16]
+    assert kinds[-1] == "graph"
+
+
+def test_a_session_that_found_no_memory_for_a_trial_tries_again_in_its_midst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows that it has by then go on by captured forwards, in the slots that they have."""
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.backends._PAUSES", (8, 64))
+    tries, left = kept.try_backend, iter([True, True])
+
+    def short(*args: Any) -> Any:
+        if next(left, False):
+            raise torch.OutOfMemoryError("on purpose")
+        return tries(*args)
+
+    monkeypatch.setattr(kept, "try_backend", short)
+    asks = {index: Ask(length, 0, 60, 0, None) for index, length in enumerate([3, 40, 90])}
+    session = Session(new_model(), tiny_tokenizer(), wild(), max_rows=2)
+    answers = texts(session, asks)
+    assert [answers[index].stats.forward for index in asks] == ["graph"] * 3
+    assert answers[2].stats.eager_reason is None
+
+
+def test_one_forward_that_fails_ends_no_row_and_no_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even where anything but captured forwards is refused."""
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.backends._PAUSES", (2, 64))
+    forward, faults = TreeBackend.forward, list[str]()
+
+    def failing(self: TreeBackend, *args: Any, **options: Any) -> Any:
+        if self.kv.num_taken == 2 and self.kv.num_rows == 2 and not faults:
+            faults.append(self.kind)
+            raise RuntimeError("on purpose")
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(TreeBackend, "forward", failing)
+    spec = wild(strict=True, forward="graph")
+    asks = {index: Ask(length, 0, 20, 0, None) for index, length in enumerate([3, 40])}
+    answers = texts(Session(tiny_model(), tiny_tokenizer(), spec, max_rows=2), asks)
+    assert [answer.stats.forward for answer in answers.values()] == ["graph"] * 2
+    assert faults == ["graph"]
 
 
 @pytest.mark.parametrize("at", [0, 2])

@@ -78,9 +78,9 @@ def test_logits_do_not_depend_on_how_many_tokens_a_forward_has(
             whole = [logits_by(width, model, ids, num_before) for width in (1, 8, 64)]
             assert torch.equal(whole[0], whole[1])
             assert torch.equal(whole[0], whole[2])
-    else:  # Other attention, whose inputs are rounded to two terms.
+    else:  # Other attention, whose inputs are rounded to three terms. With two, 2e-3 was seen.
         one, eight = (logits_by(width, model, ids, 0) for width in (1, 8))
-        assert (one - eight).abs().max() < 1e-3 * one.std()
+        assert (one - eight).abs().max() < 5e-4 * one.std()
 
 
 def logits_by(width: int, model: Any, ids: torch.Tensor, num_before: int) -> torch.Tensor:
