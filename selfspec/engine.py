@@ -7,7 +7,8 @@ what a source looks at. A scripted model can drive it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from selfspec.ability.rope import changes_other_rows
+from selfspec.compat.kernels import is_out_of_memory
 from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
 from selfspec.cost.ledger import MeanRatio
 from selfspec.draft.drafter import Drafter
@@ -111,6 +113,21 @@ class Engine:
             reader.begin(beginning)
             stats.num_prompt_tokens_kept += beginning.num_columns
 
+    def limit_kept_kv(self, num_bytes: int) -> None:
+        """Lets what is kept of texts that have ended take this much memory at most."""
+        if isinstance(self._kept_kv, KeptKV):
+            self._kept_kv.limit_to(num_bytes)
+
+    @contextmanager
+    def _giving_way(self) -> Iterator[None]:
+        """Where memory runs out inside, what is kept of texts that have ended is dropped."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(self._kept_kv, KeptKV) and is_out_of_memory(error):
+                self._kept_kv.drop()
+            raise
+
     def _own_reason(self, reader: PromptReader) -> str | None:
         """Why what was read for other texts is of no use for a prompt."""
         if changes_other_rows(self._runner.model.config, reader.arguments):
@@ -141,7 +158,7 @@ class Engine:
         runner.before_forward(reader.num_rows * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
-        with runner.reading():
+        with self._giving_way(), runner.reading():
             prompt = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
             stats.spend("prefill", self._clock() - read_from)
             if prompt is None:
@@ -293,7 +310,8 @@ class Engine:
         """
         rows, half = [row for row, _ in drafted], len(drafted) // 2
         try:
-            seen = self._looked_at(rows, [tree for _, tree in drafted], laps)
+            with self._giving_way():
+                seen = self._looked_at(rows, [tree for _, tree in drafted], laps)
         except Exception as error:
             if not rows[0].fails_alone:
                 raise

@@ -98,8 +98,13 @@ class Text:
         before = self.parent.pieces(member, start, min(first, end))
         return None if before is None else [*before, *mine]
 
-    def beginning(self, num_columns: int, cache: Any) -> Beginning | None:
-        """Its first columns, as an empty stock cache needs them; None if one was dropped."""
+    def beginning(self, ids: Ids, shared: int, cache: Any) -> Beginning | None:
+        """What a prompt needs that shares so many tokens; None if one of its columns was dropped.
+
+        At least one token is left to read, unless the logits after the whole prompt are known.
+        """
+        is_whole = shared == len(ids) and self.answers(shared)
+        num_columns = min(shared, len(ids) - (not is_whole))
         columns: Columns = {}
         for member in self.columns:
             first = first_needed(cache.layers[member[0]], num_columns)
@@ -107,8 +112,7 @@ class Text:
             if pieces is None:
                 return None
             columns[member] = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-        logits = self.end.logits if self.answers(num_columns) else None
-        return Beginning(num_columns, columns, logits)
+        return Beginning(num_columns, columns, self.end.logits if is_whole else None)
 
 
 class KeptKV:
@@ -118,41 +122,43 @@ class KeptKV:
     so a text is dropped before them.
     """
 
-    def __init__(self, limit: int = 0) -> None:
+    def __init__(self, most: int | None = 0) -> None:
         self.num_bytes = 0
-        self._limit = limit
-        self._is_open = True
+        self._most = most  # None: whatever `limit_to` says.
+        self._limit = most or 0
         self._texts: dict[Text, None] = {}
         self._lock = threading.RLock()
 
     def limit_to(self, num_bytes: int) -> None:
         """Keeps at most this many bytes from now on, and drops at once what is above."""
         with self._lock:
-            self._limit = max(num_bytes, 0) if self._is_open else 0
+            most = num_bytes if self._most is None else min(num_bytes, self._most)
+            self._limit = max(most, 0)
             self._drop_to(self._limit)
+
+    def drop(self) -> None:
+        """Drops all texts, where memory has run out."""
+        with self._lock:
+            self._drop_to(0)
 
     def close(self) -> None:
         """Drops all texts, and keeps none any more."""
         with self._lock:
-            self._is_open = False
+            self._most = 0
             self.limit_to(0)
 
     def beginning(
         self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[Text] = ()
     ) -> Beginning | None:
-        """The longest beginning of a prompt that was read already, for its empty stock cache.
-
-        At least one token is left to read, unless the logits after the whole prompt are known.
-        """
+        """The longest beginning of a prompt that was read already, for its empty stock cache."""
         best: Beginning | None = None
         source, most = None, LEAST - 1
         with self._lock:
             for text in (*running, *self._texts):
                 shared = text.num_shared(ids, most + 1) if text.end.scope == scope else 0
-                if shared == len(ids) and not text.answers(shared):
-                    shared -= 1
-                if shared > most and (beginning := text.beginning(shared, cache)) is not None:
-                    best, source, most = beginning, text, shared
+                beginning = text.beginning(ids, shared, cache) if shared else None
+                if beginning is not None and beginning.num_columns > most:
+                    best, source, most = beginning, text, beginning.num_columns
             if source in self._texts:
                 self._use(source)
         return best
@@ -174,9 +180,13 @@ class KeptKV:
             if is_all_known or sum(each.num_bytes for each in text.line) > self._limit:
                 return
             self._drop_to(self._limit - text.num_bytes)
-            with torch.inference_mode(False):  # Calls outside of it may read on after them.
-                new = {member: held.clone() for member, held in new.items()}
-            text = Text(ids, end, lambda: new, parent, start)
+            try:
+                copies = _copies(new)
+            except RuntimeError:  # There is no memory, which running texts need more.
+                self.drop()
+                return
+            logits = None if end.logits is None else end.logits.clone()
+            text = Text(ids, end._replace(logits=logits), lambda: copies, parent, start)
             self.num_bytes += text.num_bytes
             self._use(text)
 
@@ -210,3 +220,8 @@ def _without_known(columns: Columns, length: int, parent: Text | None, start: in
         known = None if parent is None or first >= start else parent.pieces(member, first, start)
         new[member] = held if known is None else held[:, :, start - first :]
     return new
+
+
+def _copies(columns: Columns) -> Columns:
+    with torch.inference_mode(False):  # Calls outside of it may read on after them.
+        return {member: held.clone() for member, held in columns.items()}

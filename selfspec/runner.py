@@ -28,7 +28,7 @@ from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend, tokens_in
+from selfspec.forward.backends import Backend, TreeBackend, column_bytes
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
@@ -157,11 +157,17 @@ class ModelRunner:
                 self._kept_kv = state if isinstance(state, str) else KeptKV(self._kept_bytes())
             return self._kept_kv
 
-    def _kept_bytes(self) -> int:
-        asked = self.config.kept_kv
-        if not asked:
-            return 0
-        return amount_in_bytes(asked, free_memory(device_of(self.model)), name="kept_kv")
+    @property
+    def kept_kv_bytes(self) -> int:
+        """What the keys and values of texts that have ended take."""
+        return self._kept_kv.num_bytes if isinstance(self._kept_kv, KeptKV) else 0
+
+    def _kept_bytes(self) -> int | None:
+        """The most that the knob lets be kept; None if it says nothing."""
+        amount = self.config.kept_kv
+        if not amount:
+            return amount
+        return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
 
     def _changes_always(self, state: State) -> bool:
         """Was the model tried in several states that differ in other people's code alone?"""
@@ -278,8 +284,10 @@ class ModelRunner:
         """How many rows may come and go together, and what they may take."""
         most = self.config.max_nodes
         spare = stepped(most) - most if self._captures else 0
-        max_tokens = None if max_bytes is None else tokens_in(self.model, max_rows, max_bytes)
-        return Limits(max_rows, max_tokens, spare)
+        if max_bytes is None:
+            return Limits(max_rows, None, spare)
+        num_bytes = column_bytes(self.model, max_rows)
+        return Limits(max_rows, max_rows * (max_bytes // num_bytes), spare, num_bytes)
 
     @contextmanager
     def backend(

@@ -30,8 +30,8 @@ class GenerationStats:
         num_calls: Calls of `generate()`.
         num_new_tokens: Tokens that went to the output.
         num_prompt_tokens_out: Those of them that the prompts' forwards yielded.
-        num_prompt_tokens_kept: Tokens of prompts that were not read, since their keys and values were
-            kept.
+        num_prompt_tokens_kept: Tokens of prompts that were not read, since another text had their
+            keys and values.
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_drafts: Those of the steps that verified a draft.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
@@ -117,6 +117,7 @@ def call_for(
     spec: SelfSpec,
     arguments: dict[str, Any],
     on_token: OnToken | None,
+    scope: Hashable = None,
 ) -> PromptCall:
     """Lets `generate()` prepare the call, up to where it would decode; runs no forward.
 
@@ -161,7 +162,7 @@ def call_for(
         generator = torch.Generator(device).manual_seed(seed)
     request = None
     if alone_reason is None:
-        request = request_of(call, index=index, generator=generator, fails_alone=True)
+        request = request_of(call, index=index, generator=generator, fails_alone=True, scope=scope)
     else:  # Its own call prepares the rest anew, and images would take memory until then.
         call = replace(call, model_kwargs={KV: kv_of(call.model_kwargs)})
     return PromptCall(

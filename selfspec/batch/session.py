@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Hashable
 from contextlib import ExitStack
 from functools import cached_property
 from time import perf_counter
@@ -51,6 +52,9 @@ class Session:
     of a prompt that is being read among them. Prompts wait in order of arrival, or with
     `short_first` in that of `Waiting`. With a `pace` a long prompt is read in parts between steps.
     `on_token` gets each token of each text at once, and says whether anybody reads on.
+
+    Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
+    running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Session:
         short_first: bool = False,
         pace: ReadingPace | None = None,
         on_token: OnToken | None = None,
+        keeps_kv: bool = False,
     ) -> None:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
@@ -77,6 +82,7 @@ class Session:
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
         self._pace = pace
         self._on_token = on_token
+        self._keeps_kv = keeps_kv or spec.config.kept_kv is not None
         self._runner = spec.models.run(self._model)
         self._waiting = Waiting(scheduler, short_first=short_first)
         self._reading: PromptCall | None = None  # Its place among the rows is kept for it.
@@ -102,6 +108,11 @@ class Session:
         # Another thread may ask, while this one gives them up.
         kv, num_tokens = self._kv, sum(row.kv.length for row in self._rows)
         return 0 if kv is None else kv.bytes_each * num_tokens
+
+    @property
+    def kept_kv_bytes(self) -> int:
+        """The memory that keys and values of texts take that have ended."""
+        return self._runner.kept_kv_bytes
 
     @property
     def is_empty(self) -> bool:
@@ -136,13 +147,21 @@ class Session:
         self.add(self.call(index, prompt, seed, arguments))
 
     def call(
-        self, index: int, prompt: PromptInputs, seed: int | None, arguments: dict[str, Any]
+        self,
+        index: int,
+        prompt: PromptInputs,
+        seed: int | None,
+        arguments: dict[str, Any],
+        scope: Hashable = None,
     ) -> PromptCall:
-        """The call of a prompt, checked; it does not wait yet."""
+        """The call of a prompt, checked; it does not wait yet.
+
+        With ``learning="request"`` only prompts of the same `scope` are read together.
+        """
         if not prompt:
             raise UnsupportedError("a prompt must have at least one token (got none)")
         asked = (self._wrapper, self._tokenizer, self._spec, self._guides.applied(**arguments))
-        call = call_for(index, prompt, seed, *asked, self._on_token)
+        call = call_for(index, prompt, seed, *asked, self._on_token, scope)
         if self._max_bytes is not None:
             self._check_fits(call, self._max_bytes)
         return call
@@ -249,7 +268,9 @@ class Session:
         """Reads on in a prompt, and starts its row at the end; returns how much was read."""
         request = asked.request
         assert request is not None
-        engine.begin(request)
+        if not request.reader.has_begun:
+            self._limit_kept_kv(engine, asked)
+            engine.begin(request)
         start, before = perf_counter(), request.reader.num_left
         is_nearly_all = before <= _SHORT_REST * num_tokens
         is_read = engine.admit(request, before if is_nearly_all else num_tokens) is not None
@@ -261,6 +282,13 @@ class Session:
                 engine.rows[-1].fail(ReaderGone())
             self._reading, self._running[asked.index] = None, asked
         return num_read
+
+    def _limit_kept_kv(self, engine: Engine, coming: PromptCall) -> None:
+        """Leaves texts that have ended what those need not that run, with the one that comes."""
+        if self._keeps_kv and self._max_bytes is not None and self._kv is not None:
+            running = [row.kv.max_columns for row in engine.rows]
+            longest = max(self._kv.num_columns, coming.max_columns, *running)
+            engine.limit_kept_kv(self._max_bytes - self._limits.bytes_for(longest))
 
     def _let_out(self, engine: Engine) -> None:
         for row in engine.leave():

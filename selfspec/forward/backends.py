@@ -254,11 +254,11 @@ class TreeBackend:
 Backend = TreeBackend | ChainBackend
 
 
-def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
-    """How many tokens of KV fit into `max_bytes` where `max_rows` rows come and go.
+def column_bytes(model: Any, max_rows: int) -> int:
+    """What one column takes in each of `max_rows` rows that come and go.
 
-    A prompt that is being read has one share of `max_rows + 1`, and room is left for the copy of a
-    part that is made when rows get more columns. Reads a token, whose KV shows what is exact.
+    With it counts the column of a prompt that is being read, and the copy of a part that is made
+    when rows get more columns. Reads a token, whose KV shows what is exact.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
@@ -266,4 +266,4 @@ def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
         model(input_ids=ids, use_cache=True, **{KV: cache})
     kinds = kinds_in(cache, ["any"] * len(cache.layers))
     sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
-    return max_rows * (max_bytes // (sum(sizes) * (max_rows + 1) + max(sizes) * max_rows))
+    return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows

@@ -83,6 +83,11 @@ class TreeKV:
         return min((part.room.rows for part in self._parts), default=0)
 
     @property
+    def num_columns(self) -> int:
+        """How many columns each row has slots for."""
+        return max((part.room.columns for part in self._parts), default=0)
+
+    @property
     def nbytes(self) -> int:
         return sum(part.tensor.nbytes for part in self._parts)
 

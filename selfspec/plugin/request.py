@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache, partial
 
 import torch
@@ -25,6 +25,7 @@ def request_of(
     index: int = 0,  # Names its first row in records.
     generator: torch.Generator | None = None,  # Draws the tokens; None: the one that stock uses.
     fails_alone: bool = False,
+    scope: Hashable = None,  # With learning="request", prompts of one scope share their KV.
 ) -> Request:
     """What the engine is asked for, once it is known that the call can be drafted for."""
     learns = call.config.learning != "frozen"
@@ -39,6 +40,7 @@ def request_of(
         max_tree=call.config.max_nodes,
         fails_alone=fails_alone,
         stats=call.stats,
+        scope=(scope or object()) if call.config.learning == "request" else None,
     )
 
 
