@@ -92,8 +92,10 @@ class SpecConfig:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
         if self.compile != "auto" and not isinstance(self.compile, bool):
             raise ConfigError(f"compile must be True, False or 'auto' (got {self.compile!r})")
+        if self.kept_kv == "0":
+            object.__setattr__(self, "kept_kv", 0)
         if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
-            amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")  # type: ignore[arg-type]
+            amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")
         for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")

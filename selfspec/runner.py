@@ -166,7 +166,7 @@ class ModelRunner:
         """The most that the knob lets be kept; None if it says nothing."""
         amount = self.config.kept_kv
         if not amount:
-            return amount
+            return None if amount is None else 0
         return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
 
     def _changes_always(self, state: State) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
@@ -25,7 +25,7 @@ from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
 
 # Makes the call of a prompt with a seed and the arguments of `generate()`.
-MakeCall = Callable[[PromptInputs, int, dict[str, Any]], PromptCall]
+MakeCall = Callable[[PromptInputs, int, dict[str, Any], Hashable], PromptCall]
 
 
 class Reply:
@@ -122,14 +122,14 @@ def calls_of(
     settings: Settings, prompts: Sequence[Any], encoder: Encoder, make_call: MakeCall, seed: int
 ) -> list[PromptCall]:
     """The call of each choice; raises what is wrong with the first one that can't be made."""
-    calls = []
+    calls, scope = [], object()
     for prompt in prompts:
         ids, arguments = encoder.arguments_for(prompt, settings)
         for number in range(settings.n if isinstance(settings, TextRequest) else 1):
             if settings.stop:
                 criteria = [Reply(0, encoder.tokenizer, settings)]
                 arguments = {**arguments, "stopping_criteria": criteria}
-            calls.append(make_call(ids, seed + number, arguments))
+            calls.append(make_call(ids, seed + number, arguments, scope))
     return calls
 
 
@@ -145,6 +145,12 @@ class Exchange:
     @property
     def num_prompt_tokens(self) -> int:
         return sum(each.call.num_tokens for each in self._calls[:: self.request.n])
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """How many of these tokens were not read, since an earlier text had their KV."""
+        stats = (each.call.stats for each in self._calls[:: self.request.n])
+        return sum(each.num_prompt_tokens_kept for each in stats)
 
     async def prepare(
         self, encoder: Encoder, turn: asyncio.Lock, exchanges: Iterable[Exchange]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
@@ -69,6 +69,7 @@ class ModelThread:
             short_first=True,
             pace=ReadingPace(),
             on_token=self._on_token,
+            keeps_kv=True,
         )
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
@@ -90,8 +91,10 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> PromptCall:
-        return self.session.call(next(self._indices), prompt, seed, arguments)
+    def call(
+        self, prompt: PromptInputs, seed: int, arguments: dict[str, Any], scope: Hashable = None
+    ) -> PromptCall:
+        return self.session.call(next(self._indices), prompt, seed, arguments, scope)
 
     async def events(self, calls: Sequence[PromptCall]) -> AsyncIterator[tuple[int, Event]]:
         """The events of each call, with its number here, until all have their answers.
