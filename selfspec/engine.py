@@ -25,6 +25,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
+from selfspec.forward.columns import held_by
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled, PromptReader
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
@@ -137,13 +138,13 @@ class Engine:
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""
         ids = np.array((row.prompt_ids + row.new_ids)[: self.backend.num_columns(row.kv)])
-        return Text(ids, row.prompt_end, partial(self.backend.columns, row.kv))
+        return Text(ids, row.prompt_end, partial(self.backend.held, row.kv))
 
     def _keep_kv(self, row: Row) -> None:
         """Keeps what a row that ended well has read."""
         if isinstance(self._kept_kv, KeptKV) and row.prompt_end is not None and row.error is None:
             text = self._text_of(row)
-            self._kept_kv.keep(text.ids, text.end, text.columns)
+            self._kept_kv.keep(text.ids, text.end, text.held)
 
     def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
         """Reads the prompt of a request, to its end or `num_tokens` more of it.
@@ -187,6 +188,8 @@ class Engine:
         if isinstance(self._kept_kv, KeptKV) and stats.kept_reason is None:
             (row,) = rows
             row.prompt_end = PromptEnd(len(row.prompt_ids), prompt.logits, request.scope)
+            if (held := held_by(prompt.cache)).states:  # Soon they are those of a longer text.
+                self._kept_kv.keep(np.array(row.prompt_ids), row.prompt_end, held)
         first = first_tokens(rows, prompt.logits, self._device)
         start = self._clock()
         if learned.learns:

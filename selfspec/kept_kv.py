@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selfspec.forward.columns import Beginning, Columns, first_needed
+from selfspec.forward.columns import Beginning, Columns, Held, first_needed
 from selfspec.forward.slots import Member
 
 Ids = NDArray[np.int64]
@@ -38,32 +38,32 @@ class PromptEnd(NamedTuple):
 class Text:
     """One text with its keys and values; its first `start` columns are those of its parent.
 
-    The columns are looked at when they are needed first, since those of a text that is still being
-    written are views of slots.
+    What it holds is looked at when it is needed first, since that of a text that is still being
+    written are views of slots. Running states serve only a prompt that goes on from their place.
     """
 
     def __init__(
         self,
         ids: Ids,
         end: PromptEnd,
-        columns: Callable[[], Columns],
+        hold: Callable[[], Held],
         parent: Text | None = None,
         start: int = 0,
     ) -> None:
         self.ids = ids
         self.end = end
         self.parent = parent
-        self._columns = columns
+        self._hold = hold
         self._start = start
 
     @cached_property
-    def columns(self) -> Columns:
-        return self._columns()
+    def held(self) -> Held:
+        return self._hold()
 
     @cached_property
     def num_bytes(self) -> int:
-        logits = 0 if self.end.logits is None else self.end.logits.nbytes
-        return self.ids.nbytes + logits + sum(each.nbytes for each in self.columns.values())
+        tensors = (*self.held.columns.values(), *self.held.states.values(), self.end.logits)
+        return self.ids.nbytes + sum(each.nbytes for each in tensors if each is not None)
 
     def answers(self, num_tokens: int) -> bool:
         """Are the logits after so many tokens known?"""
@@ -88,7 +88,7 @@ class Text:
 
     def pieces(self, member: Member, start: int, end: int) -> list[torch.Tensor] | None:
         """A member's columns from `start` to `end`, in their order; None if one was dropped."""
-        held = self.columns[member]
+        held = self.held.columns[member]
         first = len(self.ids) - held.shape[2]
         mine = [held[:, :, max(start - first, 0) : end - first]] if end > first else []
         if start >= min(first, end):
@@ -105,14 +105,17 @@ class Text:
         """
         is_whole = shared == len(ids) and self.answers(shared)
         num_columns = min(shared, len(ids) - (not is_whole))
+        if self.held.states and num_columns != len(self.ids):
+            return None
         columns: Columns = {}
-        for member in self.columns:
+        for member in self.held.columns:
             first = first_needed(cache.layers[member[0]], num_columns)
             pieces = self.pieces(member, first, num_columns)
             if pieces is None:
                 return None
             columns[member] = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-        return Beginning(num_columns, columns, self.end.logits if is_whole else None)
+        held = Held(columns, self.held.states)
+        return Beginning(num_columns, held, self.end.logits if is_whole else None)
 
 
 class KeptKV:
@@ -163,8 +166,8 @@ class KeptKV:
                 self._use(source)
         return best
 
-    def keep(self, ids: Ids, end: PromptEnd, columns: Columns) -> None:
-        """Copies a text's columns, which end with the last of its ids, if there is room for them.
+    def keep(self, ids: Ids, end: PromptEnd, held: Held) -> None:
+        """Copies what is held of a text, up to the last of its ids, if there is room for that.
 
         What an earlier text has is not copied.
         """
@@ -174,18 +177,19 @@ class KeptKV:
                 self._use(parent)
                 if start >= end.num_tokens and any(x.answers(end.num_tokens) for x in parent.line):
                     end = end._replace(logits=None)
-            new = _without_known(columns, len(ids), parent, start)
+            new = Held(_without_known(held.columns, len(ids), parent, start), held.states)
             text = Text(ids, end, lambda: new, parent, start)
-            is_all_known = not any(held.shape[2] for held in new.values())
-            if is_all_known or sum(each.num_bytes for each in text.line) > self._limit:
+            is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))
+            if is_known and not any(each.shape[2] for each in new.columns.values()):
+                return
+            if sum(each.num_bytes for each in text.line) > self._limit:
                 return
             self._drop_to(self._limit - text.num_bytes)
             try:
-                copies = _copies(new)
+                copies, logits = _copy(new), None if end.logits is None else end.logits.clone()
             except RuntimeError:  # There is no memory, which running texts need more.
                 self.drop()
                 return
-            logits = None if end.logits is None else end.logits.clone()
             text = Text(ids, end._replace(logits=logits), lambda: copies, parent, start)
             self.num_bytes += text.num_bytes
             self._use(text)
@@ -222,6 +226,7 @@ def _without_known(columns: Columns, length: int, parent: Text | None, start: in
     return new
 
 
-def _copies(columns: Columns) -> Columns:
+def _copy(held: Held) -> Held:
     with torch.inference_mode(False):  # Calls outside of it may read on after them.
-        return {member: held.clone() for member, held in columns.items()}
+        copies = [{key: each.clone() for key, each in part.items()} for part in held]
+    return Held(*copies)

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec import ConfigError, SelfSpec, kept_kv
 from selfspec.compat.generation import KV
-from selfspec.forward.columns import Columns, fill
+from selfspec.forward.columns import Held, fill
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from tests.fakes import attached_model, prompt
 from tests.lossless.same import FIXED, MODES, assert_same_ids, assert_same_kv, few, run
@@ -38,13 +38,15 @@ def stamped(ids: Sequence[int]) -> torch.Tensor:
     return torch.tensor(stamps).view(1, 1, -1, 1)
 
 
-def columns_of(ids: Sequence[int], first: int) -> Columns:
+def held_of(ids: Sequence[int], first: int) -> Held:
     """Those of a layer that has all, and of one with a window that has those from `first` on."""
     held = stamped(ids)
-    return {
-        **{(0, "keys"): held, (0, "values"): -held},
-        **{(1, "keys"): held[:, :, first:] + 0.5, (1, "values"): -held[:, :, first:]},
-    }
+    return Held(
+        {
+            **{(0, "keys"): held, (0, "values"): -held},
+            **{(1, "keys"): held[:, :, first:] + 0.5, (1, "values"): -held[:, :, first:]},
+        }
+    )
 
 
 def empty_cache() -> DynamicCache:
@@ -63,7 +65,7 @@ def assert_sound(store: KeptKV, limit: int) -> None:
     tensors = [
         each
         for text in texts
-        for each in (*text.columns.values(), text.end.logits)
+        for each in (*text.held.columns.values(), text.end.logits)
         if each is not None
     ]
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in tensors}
@@ -92,7 +94,7 @@ def test_the_store_against_plain_lists(data: st.DataObject, windowed: bool) -> N
         if what == "keep":
             num_prompt = data.draw(st.integers(1, len(ids)))
             first = max(num_prompt - WINDOW + 1, 0) if windowed else 0
-            store.keep(array, end_of(ids, num_prompt, scope), columns_of(ids, first))
+            store.keep(array, end_of(ids, num_prompt, scope), held_of(ids, first))
             texts.append(ids)
         elif what == "limit":
             limit = data.draw(st.sampled_from([0, 300, 700, 10**6]))
@@ -131,11 +133,11 @@ def check_beginning(found: Any, ids: list[int]) -> None:
 
 def test_what_is_used_again_is_kept_longest_and_kin_is_stored_once() -> None:
     store, first, other = KeptKV(10**6), [1] * 8, [2] * 8
-    store.keep(np.array(first), end_of(first, 8), columns_of(first, 0))
+    store.keep(np.array(first), end_of(first, 8), held_of(first, 0))
     size = store.num_bytes
-    store.keep(np.array(other), end_of(other, 8), columns_of(other, 0))
+    store.keep(np.array(other), end_of(other, 8), held_of(other, 0))
     longer = [*first, 3, 4]
-    store.keep(np.array(longer), end_of(longer, 10), columns_of(longer, 4))
+    store.keep(np.array(longer), end_of(longer, 10), held_of(longer, 4))
     assert store.num_bytes < 3 * size  # Only its last two columns are new.
     assert store.beginning(np.array([*longer, 9]), None, empty_cache()).num_columns == 10
     store.limit_to(store.num_bytes - 1)
@@ -145,21 +147,21 @@ def test_what_is_used_again_is_kept_longest_and_kin_is_stored_once() -> None:
 
 def test_no_memory_for_a_copy_drops_all_and_a_closed_store_keeps_nothing(monkeypatch) -> None:
     store, ids = KeptKV(10**6), [1] * 8
-    store.keep(np.array(ids), end_of(ids, 8), columns_of(ids, 0))
+    store.keep(np.array(ids), end_of(ids, 8), held_of(ids, 0))
 
-    def none_left(_columns: Columns) -> Columns:
+    def none_left(_held: Held) -> Held:
         raise torch.OutOfMemoryError
 
     more = [*ids, 2, 3]
     with monkeypatch.context() as patch:
-        patch.setattr(kept_kv, "_copies", none_left)
-        store.keep(np.array(more), end_of(more, 8), columns_of(more, 0))
+        patch.setattr(kept_kv, "_copy", none_left)
+        store.keep(np.array(more), end_of(more, 8), held_of(more, 0))
     assert store.num_bytes == 0
-    store.keep(np.array(more), end_of(more, 8), columns_of(more, 0))
+    store.keep(np.array(more), end_of(more, 8), held_of(more, 0))
     assert store.num_bytes > 0
     store.close()
     store.limit_to(10**6)
-    store.keep(np.array(more), end_of(more, 8), columns_of(more, 0))
+    store.keep(np.array(more), end_of(more, 8), held_of(more, 0))
     assert store.num_bytes == 0
 
 
@@ -168,14 +170,14 @@ def test_a_long_line_of_turns_begins_anew(monkeypatch) -> None:
     store, ids = KeptKV(10**6), [1] * 4
     for turn in range(12):
         ids = [*ids, turn, turn]
-        store.keep(np.array(ids), end_of(ids, len(ids)), columns_of(ids, 0))
+        store.keep(np.array(ids), end_of(ids, len(ids)), held_of(ids, 0))
         assert max(len(text.line) for text in store._texts) <= 4
         assert store.beginning(np.array([*ids, 9]), None, empty_cache()).num_columns == len(ids)
 
 
 def test_a_running_text_is_a_source_and_not_counted() -> None:
     store, ids = KeptKV(0), [1] * 8
-    running = Text(np.array(ids), end_of(ids, 8), lambda: columns_of(ids, 0))
+    running = Text(np.array(ids), end_of(ids, 8), lambda: held_of(ids, 0))
     found = store.beginning(np.array(ids), None, empty_cache(), [running])
     assert (found.num_columns, store.num_bytes) == (8, 0)
     check_beginning(found, ids)

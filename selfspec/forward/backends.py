@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 from selfspec.compat.generation import KV
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.columns import Columns
+from selfspec.forward.columns import Held
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
@@ -239,8 +239,8 @@ class TreeBackend:
         """How many of a row's columns are there, all committed."""
         return row.length
 
-    def columns(self, row: KVRow) -> Columns:
-        return self.kv.columns(row)
+    def held(self, row: KVRow) -> Held:
+        return self.kv.held(row)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Removes what drafts have left after the committed columns of these rows of a forward."""

@@ -17,7 +17,7 @@ from selfspec.compat.states import (
     windows_of,
 )
 from selfspec.forward.attention import grouped_attention
-from selfspec.forward.columns import Columns, columns_of_layers
+from selfspec.forward.columns import Held, held_by
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import Forwarded, forwarded, takes
@@ -124,8 +124,8 @@ class ChainBackend:
         """How many columns of the one row are there, all committed."""
         return self.front - self._num_pending
 
-    def columns(self, row: None) -> Columns:
-        return columns_of_layers(self._cache)
+    def held(self, row: None) -> Held:
+        return held_by(self._cache)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Does nothing: what drafts have left was cropped, and the states were put back."""

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from selfspec.forward.columns import Columns
+from selfspec.forward.columns import Columns, Held
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import KVRow, Policy
@@ -172,7 +172,7 @@ class TreeKV:
             row.position = row.position + len(path)
         self.front = max(row.length for row in self._rows)
 
-    def columns(self, row: KVRow) -> Columns:
+    def held(self, row: KVRow) -> Held:
         """Views of a row's committed columns, as far as windows have not dropped them."""
         found: Columns = {}
         for part in self._parts:
@@ -180,7 +180,7 @@ class TreeKV:
             columns = slice(first - part.first, row.length - part.first)
             held = part.tensor[:, row.place, :, columns].unsqueeze(1)  # (members, 1, H, N, D)
             found.update(zip(part.members, held, strict=True))
-        return found
+        return Held(found)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.

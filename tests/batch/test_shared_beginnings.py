@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 
-from selfspec import SelfSpec, kept_kv
+from selfspec import kept_kv
 from selfspec.batch.prompts import inputs_of
 from selfspec.batch.session import Session
-from selfspec.forward.columns import Columns
+from selfspec.forward.columns import Held
 from tests.batch.test_session import SETTINGS, FixedPace, wild
-from tests.fakes import VOCAB, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
-from tests.lossless.seeing import prompt_with_image, seeing_model
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
 HYBRIDS = ("qwen3-next", "bamba", "lfm2")
@@ -159,14 +156,14 @@ class Shared:
 def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
     dice = random.Random(seed)
     if dice.random() < 0.15:
-        copies = kept_kv._copies
+        copies = kept_kv._copy
 
-        def scarce(columns: Columns) -> Columns:
+        def scarce(held: Held) -> Held:
             if dice.random() < 0.4:
                 raise torch.OutOfMemoryError
-            return copies(columns)
+            return copies(held)
 
-        monkeypatch.setattr(kept_kv, "_copies", scarce)
+        monkeypatch.setattr(kept_kv, "_copy", scarce)
     learning = dice.choice(["session", "session", "frozen"])
     played = Shared(
         dice,
