@@ -37,7 +37,6 @@ from eval.runs.captured import decoder_layers, fixed_forward
 from eval.runs.environment import told, versions, where
 from eval.runs.many import Many, answered
 from selfspec import SelfSpec
-from selfspec.engine import Engine
 
 _NO_CARD, _NO_TIME = "no card", "no time"
 _ITSELF = "itself"
@@ -236,28 +235,6 @@ def _kernels(compiles: bool, asked: Asked) -> str:
     return f"{kernels}, {kernels / len(decoder_layers(asked.model)):.1f} a layer"
 
 
-def _teaching(costs: tuple[float, float], measure: Callable[[Asked], str], asked: Asked) -> str:
-    """What is measured if tables that learn late are thought to cost this."""
-    known, Engine.late_costs = Engine.late_costs, costs
-    try:
-        return measure(asked)
-    finally:
-        Engine.late_costs = known
-
-
-def _late_and_at_once(cell: Cell) -> list[Cell]:
-    """The cell with tables that always learn late, and with such that never do."""
-    ways = {"late": (-9.0, 0.0), "at once": (9.0, 0.0)}
-    return [
-        cell._replace(
-            row=f"{cell.row}, tables always {way}",
-            needs_card=True,
-            measure=partial(_teaching, costs, cell.measure),
-        )
-        for way, costs in ways.items()
-    ]
-
-
 def _ours(row: str, needs_card: bool, kind: str | None, **knobs: Any) -> Cell:
     if kind == "graph":
         knobs["forward"] = "graph"
@@ -292,8 +269,6 @@ CELLS = (  # What is worth most comes first.
     *_by_width(True),
     Cell(_KERNELS, "compiled layers", "kernels", True, partial(_kernels, True)),
     *map(_of_width, (8, 16, 32)),
-    *_late_and_at_once(_BY_GRAPHS),
-    *_late_and_at_once(_ROWS),
     _ours("selfspec, run eagerly", False, "eager", forward="eager"),
     _of_stock("transformers' prompt lookup", "prompt-lookup"),
     _ROWS,

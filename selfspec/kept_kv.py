@@ -228,5 +228,5 @@ def _without_known(columns: Columns, length: int, parent: Text | None, start: in
 
 def _copy(held: Held) -> Held:
     with torch.inference_mode(False):  # Calls outside of it may read on after them.
-        copies = [{key: each.clone() for key, each in part.items()} for part in held]
-    return Held(*copies)
+        columns = {member: each.clone() for member, each in held.columns.items()}
+        return Held(columns, {place: state.clone() for place, state in held.states.items()})

@@ -140,7 +140,6 @@ class RecordingDevice:
 
     name = "recorder"
     can_capture = True
-    works_beside = False  # Else times, which differ from run to run, would decide what is drafted.
 
     def __init__(self, log: list[str], *, fails_at: int | None = None) -> None:
         self.log = log

@@ -280,5 +280,7 @@ class Run:
         for row in self.rows:
             row.kv = row.index
         engine.add(self.rows, first)
-        engine.run()
+        while not all(row.is_done for row in self.rows):
+            engine.leave()
+            engine.step()
         return output_of(self.rows).tolist()

@@ -59,7 +59,7 @@ class Loaded:
     def encoder(self, **how: Any) -> Encoder:
         """Turns prompts into tokens and arguments, within what the model allows."""
         from selfspec.forward.model import vocab_size
-        from selfspec.plugin.row_rules import end_ids
+        from selfspec.row_rules import end_ids
 
         ends = end_ids(self.model.generation_config)
         limits = (vocab_size(self.model), self.max_positions)

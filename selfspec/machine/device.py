@@ -43,8 +43,6 @@ class Device:
     This class is for the CPU, which queues nothing: all work is done when a call returns.
     """
 
-    works_beside = False  # Does it work while Python goes on?
-
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
         self.can_capture = False
@@ -72,8 +70,6 @@ class CudaDevice(Device):
     All graphs of an instance share a pool of memory. It serves one call, and so one thread, at a
     time.
     """
-
-    works_beside = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__("CUDA device")

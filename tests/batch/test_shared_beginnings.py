@@ -10,11 +10,11 @@ import torch
 
 from selfspec import kept_kv
 from selfspec.batch.prompts import inputs_of
-from selfspec.batch.session import Session
 from selfspec.forward.columns import Held
 from tests.batch.test_session import SETTINGS, FixedPace, wild
 from tests.fakes import VOCAB, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
+from tests.sessions import TextSession
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
 HYBRIDS = ("qwen3-next", "bamba", "lfm2")
@@ -74,7 +74,7 @@ class Shared:
         self.dice = dice
         self.model = model
         self.max_memory = options["max_memory"]
-        self.session = Session(model, tiny_tokenizer(), **options)
+        self.session = TextSession(model, tiny_tokenizer(), **options)
         self.asked: dict[int, Asked] = {}
         self.answers: dict[int, Any] = {}
         self.bases = [self.tokens(45) for _ in range(2)]
@@ -126,7 +126,7 @@ class Shared:
         raise AssertionError("the session came to no end")
 
     def check_memory(self) -> None:
-        session, kv = self.session, self.session._kv
+        session, kv = self.session, self.session.kv
         kept = session.kept_kv_bytes
         store = session._runner._kept_kv
         if isinstance(store, kept_kv.KeptKV):
