@@ -7,13 +7,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
 from selfspec.batch.prompts import inputs_of
 from selfspec.forward.columns import Held
 from tests.batch.test_session import SETTINGS, FixedPace, wild
-from tests.fakes import VOCAB, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
+from tests.lossless.seeing import prompt_with_image, seeing_model
+from tests.recorder import use_recorders
 from tests.sessions import TextSession
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
@@ -195,3 +198,137 @@ def test_a_hundred_random_sessions(part: int) -> None:
             name = random.Random(seed).choice((*MODELS, *HYBRIDS))
             num_kept += play(name, seed, patch).num_kept
     assert num_kept > 1000
+
+
+@pytest.mark.parametrize("seed", some(range(8)))
+def test_captured_forwards_and_fixed_slots(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch)
+    play(("llama", "gemma3", "mistral", "gpt-oss")[seed % 4], 300 + seed, monkeypatch)
+
+
+def texts(session: TextSession, asked: list[tuple[Any, int]], **settings: Any) -> list[Any]:
+    """The answers to prompts, by their seeds; each is stock's."""
+    settings = {"max_new_tokens": 6, **settings}
+    for index, (ids, seed) in enumerate(asked):
+        session.submit(index, list(ids), seed, settings)
+    answers = {}
+    while not session.is_empty:
+        answers |= {answer.index: answer for answer in session.work()}
+    for index, (ids, seed) in enumerate(asked):
+        assert answers[index].ids == stock(session._model, tuple(ids), seed, settings)
+    return [answers[index] for index in range(len(asked))]
+
+
+def kept_of(answers: list[Any]) -> list[int]:
+    return [answer.stats.num_prompt_tokens_kept for answer in answers]
+
+
+IDS = tuple(torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(4)).tolist())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])
+def test_samples_of_one_prompt_read_it_once(name: str) -> None:
+    """While they run without any memory for texts that have ended, but for running states."""
+    memory = {"max_memory": "1GB", "keeps_kv": True} if name == "qwen3-next" else {}
+    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), max_rows=4, **memory)
+    answers = texts(session, [(IDS, seed) for seed in range(4)], do_sample=True)
+    assert kept_of(answers) == [0, 40, 40, 40]
+    assert memory or session.kept_kv_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("knobs", "kept"),
+    [({}, [0, 30]), ({"kept_kv": 0}, [0, 0]), ({"learning": "request"}, [0, 0])],
+    ids=["default", "off", "request"],
+)
+def test_who_shares(knobs: dict[str, Any], kept: list[int]) -> None:
+    more = (*IDS[:30], 7, 8)
+    spec = wild(**knobs)
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    assert kept_of(texts(session, [(IDS, 0), (more, 1)])) == kept
+    assert bool(session.kept_kv_bytes) == (knobs.get("kept_kv") != 0)
+
+
+def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> None:
+    spec = wild(learning="request")
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    prompts = [session.call(index, list(IDS), index, {"max_new_tokens": 3}) for index in range(4)]
+    prompts[1].scope = prompts[0].scope
+    prompts[3].scope = prompts[2].scope
+    for prompt in prompts:
+        session.add(prompt)
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert kept_of(sorted(answers, key=lambda answer: answer.index)) == [0, 40, 0, 40]
+
+
+def test_a_text_that_fails_keeps_nothing() -> None:
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
+    failing = {"logits_processor": [Failing(len(IDS) + 2)], "max_new_tokens": 6}
+    session.submit(0, list(IDS), 0, failing)
+    (answer,) = session.work()
+    assert str(answer.error) == "this text fails"
+    assert session.kept_kv_bytes == 0
+
+
+def test_images_are_read_with_their_prompts() -> None:
+    """The same ids may have another image; what is kept of text is of no use there, nor theirs."""
+    name = "llava"
+    model, seen = seeing_model(name), prompt_with_image(name)
+    spec = wild()
+    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), spec, **options)
+    for index, factor in enumerate((1.0, -1.0, 1.0)):
+        inputs = {**seen, "pixel_values": seen["pixel_values"] * factor}
+        session.submit(index, inputs, 0, {"max_new_tokens": 5})
+        (answer,) = session.work()
+        expected = model.generate(**inputs, max_new_tokens=5)[0, inputs["input_ids"].shape[1] :]
+        assert answer.ids == expected.tolist()
+        assert answer.stats.num_prompt_tokens_kept == 0
+        assert "one part" in str(answer.stats.kept_reason)
+    assert session.kept_kv_bytes == 0
+
+
+def lora() -> PeftModel:
+    target = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "r": 4}
+    torch.manual_seed(11)
+    model = get_peft_model(new_model(), LoraConfig(task_type="CAUSAL_LM", **target), "one").eval()
+    model.add_adapter("two", LoraConfig(task_type="CAUSAL_LM", **target))
+    return model.eval()
+
+
+@pytest.mark.parametrize("seed", some(range(6)))
+@pytest.mark.filterwarnings("ignore")  # peft reads a name that transformers has deprecated.
+def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
+    """What was read with others is of no use, not even where they come back."""
+    dice, model = random.Random(seed), lora()
+    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), wild(), **options)
+    inner = model.get_base_model()
+    head = inner.model.layers[0].mlp.up_proj.weight
+    before = None
+    for _ in range(8):
+        change = dice.choice(["one", "two", "written", "none"])
+        if change == "written":
+            head.data.mul_(1.01)  # Torch does not count this.
+        elif change != "none":
+            model.set_adapter(change)
+        state = (model.active_adapter, float(head.sum()))
+        _known.clear()
+        answers = texts(session, [((*IDS[:30], dice.randrange(3, 9), 5), 0)])
+        assert bool(kept_of(answers)[0]) == (state == before)
+        before = state
+
+
+def test_hooks_may_decide_on_what_is_kept() -> None:
+    model = new_model()
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), wild(trust_hooks=True), **options)
+    model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 1.1)
+    answers = texts(session, [(IDS, 0), (IDS, 1)])
+    assert kept_of(answers) == [0, 0]
+    assert "hooks" in str(answers[1].stats.kept_reason)
