@@ -52,10 +52,10 @@ class SpecConfig:
             once. True: before the first text. "auto": once such forwards have decoded for 200
             seconds. Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on
             a card. Why layers are not compiled is in `spec.stats.eager_reason`.
-        kept_kv: How much memory keys and values may take of texts that were read, so that a prompt
-            with the same beginning goes on from there: a size such as "2GB", a share of the free
-            memory such as "25%", or 0. None: in a server and for files of prompts, what the texts
-            that are being written leave of their memory; nothing elsewhere.
+        kept_kv: Memory for keys and values of texts that were read: a size such as "2GB", a share
+            of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
+            from there. None: in a server and for files of prompts, what running texts leave of
+            their memory; nothing elsewhere.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in

@@ -45,7 +45,7 @@ class Listening:
     port: _Port = 8000
     """The port to listen at."""
     api_key: _Key = None
-    """Answer only requests with this key."""
+    """Requests need this key."""
     allow_host: _Names = ()
     """Another name for this machine in requests."""
     allow_origin: _Names = ()
