@@ -45,7 +45,7 @@ class Listening:
     port: _Port = 8000
     """The port to listen at."""
     api_key: _Key = None
-    """Requests need this key."""
+    """Needed in requests."""
     allow_host: _Names = ()
     """Another name for this machine in requests."""
     allow_origin: _Names = ()
