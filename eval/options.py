@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import EvalError
-from eval.methods.names import DESCRIPTIONS
+from eval.methods.names import DESCRIPTIONS, FORWARD_ONLY, OURS, STOCK
 from eval.methods.studies import STUDIES
+
+MEASURING_SET = "--measuring-set"
+EVERY = 10  # Of a task's questions, the 1st, 11th, 21st, … are measured.
+MAX_PROMPT_TOKENS = 1300
 
 _RUN = """\
 Answers the questions of a bench with several decoding methods, question by question in turns, and
@@ -23,7 +27,11 @@ writes all that it measured to --output: rows.jsonl, summary.json, report.md and
   python -m eval run --model your/model --bench spec-bench --questions question.jsonl --output out
 
 A run that was stopped goes on where it was when it is started again with the same options; a
-higher --limit makes it longer.
+higher --limit makes it longer. The exit status is 1 where an answer failed.
+
+  python -m eval run --measuring-set --model your/model --questions question.jsonl
+
+answers the measuring set of Spec-Bench, also by forward-only: selfspec's forwards without drafts.
 """
 _BENCHES = """\
 benches:
@@ -111,8 +119,18 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = _RUN
     parser.epilog = _BENCHES + described()
     _add_bench(parser)
+    every = f"every {EVERY}th question of spec-bench, first turns of at most {MAX_PROMPT_TOKENS}"
+    help_ = f"{every} tokens, in their order"
+    parser.add_argument(MEASURING_SET, action="store_true", help=help_)
     add_methods(parser)
     add_run_options(parser)
+
+
+def measuring_set() -> dict[str, Any]:
+    """The options of a run over it."""
+    slice_ = {"every": EVERY, "turns": 1, "max_prompt_tokens": MAX_PROMPT_TOKENS, "in_order": True}
+    methods = (STOCK, "prompt-lookup", FORWARD_ONLY, OURS)
+    return {"bench": "spec-bench", "methods": methods, **slice_}
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
@@ -138,11 +156,11 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(command: Any) -> None:
     add = command.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
-    add("--bench", required=True, help="a bench that 'run' names, or FILE.jsonl")
+    add("--output", type=Path, metavar="DIR", help="where all results go; none: they are shown")
+    add("--bench", help="a bench that 'run' names, or FILE.jsonl")
 
 
-_METHODS = ("stock", "prompt-lookup", "selfspec")
+_METHODS = (STOCK, "prompt-lookup", OURS)
 
 
 def described() -> str:
@@ -167,12 +185,13 @@ def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
     command.add_argument("--methods", default=tuple(default), **names)
 
 
-def add_run_options(command: Any, limit: str = "ask N questions, spread over the tasks") -> None:
+def add_run_options(command: Any) -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
     small = "the small model of methods 'assisted' and 'edgellm'"
     model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=small)
+    limit = "ask N questions, spread over the tasks"
     add_questions(command.add_argument_group("which questions"), limit)
     add = command.add_argument_group("how they are put").add_argument
     add(

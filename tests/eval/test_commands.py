@@ -48,15 +48,15 @@ class Broken(Method):
         return super().answer(model, ids, **asked)
 
 
-def test_bench_step(told, asked, measuring, monkeypatch):
+def test_the_measuring_set(told, asked, measuring, monkeypatch, tmp_path):
     """The exit status tells that a method has failed."""
     monkeypatch.setitem(METHODS, "broken", lambda _: Broken("broken"))
     methods = ["stock", "prompt-lookup", "forward-only", "selfspec", "stock-static", "broken"]
-    asked += [*SHORT, "3", "--methods", *methods, "--knob", "top_k=4"]
-    status, lines, _ = told("bench_step", *asked)
-    result = json.loads(lines[-1])
+    asked += [*SHORT, "3", "--methods", *methods, "--knob", "top_k=4", "--device", "cpu"]
+    status, lines, error = told("run", "--measuring-set", *asked, "--output", str(tmp_path / "out"))
+    result = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert status == 1
-    assert any("broken FAILED (RuntimeError: no more)" in line for line in lines)
+    assert "broken FAILED (RuntimeError: no more)" in error
     names = ("selfspec", "stock", "broken")
     ours, stock, broken = (result["methods"][name]["overall"] for name in names)
     assert (broken["num_failed"], broken["speed_up"], stock["speed_up"]) == (3, None, None)
@@ -66,7 +66,15 @@ def test_bench_step(told, asked, measuring, monkeypatch):
     assert list(result["methods"]["stock"]) == ["multi-turn", "qa", "overall"]
     assert ours["drafting_speed_up"]["total"] > 0
     assert result["left_out"]["stock-static"].startswith("transformers does not compile")
-    assert result["bound"]["64"]["speed_up"] >= 1
+    assert any(line.startswith("Bound, decoding alone, every draft right: ") for line in lines)
+
+
+def test_a_run_without_a_folder_is_shown(told, asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    status, lines, _ = told("run", "--measuring-set", *asked, *SHORT, "2", "--methods", "stock")
+    assert status == 0
+    assert (json.loads(lines[-1])["summary"], set(tmp_path.iterdir())) == (None, before)
 
 
 def test_bench_batch(figures, asked):

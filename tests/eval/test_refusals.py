@@ -11,7 +11,7 @@ RUN = "--bench spec-bench " + ASKED + " " + OUT
 REFUSED = [
     ("bench_batch", ASKED + " --methods arrival", "'stock' among them"),
     ("bench_server", ASKED + " --limit 1 --clients 1 2", "--clients must name at most 1 rounds"),
-    ("bench_step", ASKED + " --methods selfspec", "--methods must include 'stock'"),
+    ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
     ("bench_openvino", ASKED + " --exported no --python no", "--exported must be there (got no)"),
     ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
