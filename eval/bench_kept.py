@@ -21,10 +21,10 @@ from time import perf_counter
 from typing import Any
 
 import selfspec
-from eval.benches.prompts import EVERY, load_questions
+from eval.benches.prompts import load_questions
 from eval.methods.names import STOCK
 from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_model, add_questions, check_at_least
+from eval.options import EVERY, add_model, add_questions, check_at_least
 from eval.report.table import Table
 from eval.runs.environment import told
 from eval.runs.served import OURS, Served, serving
