@@ -36,8 +36,8 @@ answers the measuring set of Spec-Bench, also by forward-only: selfspec's forwar
 _BENCHES = """\
 benches:
   spec-bench, mt-bench   their question.jsonl, named by --questions (mt-bench also through datasets)
-  speed-bench            SPEED-Bench, 11 categories, through datasets or a file; speed-bench-1k, -2k,
-                         -8k, -16k and -32k: its prompts of that many tokens
+  speed-bench            11 categories, through datasets or a file; also as speed-bench-1k, -2k,
+                         -8k, -16k and -32k, its prompts of that many tokens
   humaneval, gsm8k, mbpp through the datasets package, or a local file named by --questions
   code-stdlib            completion, edit and docstring tasks cut from Python's own library, offline
   random                 texts of random tokens, which no draft can guess
