@@ -164,7 +164,6 @@ MODULES = {  # Each has `add_options` and `run`.
     "tokens_per_step": "how many tokens a forward yields, by width and source",
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
-    "hybrid": "what right and wrong predictions bring to models with a running state",
     "gpu": "the tables of docs/gpu.md, in one run on a card",
     "functions": "how many functions of selfspec a call goes through",
     "launches": "how many operations a captured forward starts",

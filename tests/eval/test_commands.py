@@ -12,12 +12,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from eval import bench_batch, bench_streamed, first_call, gpu, hybrid, predict, replay
+from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
 from eval.benches.stdlib import Edit
 from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
 from eval.methods.registry import METHODS
 from eval.methods.streamed_job import Job, Result
+from eval.models import hybrid
 from eval.report.statistics import STAGES
 from eval.units import attention
 from eval.units.model import widths_table
@@ -288,14 +289,14 @@ def test_hetero_shows_every_width_and_tells_a_wrong_outcome(told, monkeypatch):
     assert told("hetero", *options, "--rounds", "1")[0] == 1
 
 
-def test_hybrid(figures, monkeypatch):
+def test_predict_with_a_random_model(figures, monkeypatch):
     """Right predictions save steps."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 97}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     shape = {"model_type": "lfm2", "layer_types": "cca", **sizes, **heads}
     monkeypatch.setitem(hybrid.SHAPES, "lfm2-700m", shape)
-    asked = ["--shape", "lfm2-700m", "--layers", "3", "--tokens", "24", "--texts", "1"]
-    methods = figures("hybrid", *asked, "--shares", "0", "100", "--budget", "fixed")["methods"]
-    assert methods["stock"]["steps"] == 23
-    assert methods["0 % right"]["steps"] > methods["100 % right"]["steps"]
-    assert methods["100 % right"]["nodes"] > 2
+    asked = ["--random", "lfm2-700m", "--layers", "3", "--tokens", "24", "--texts", "1"]
+    methods = figures("predict", *asked, "--shares", "0", "100", "--budget", "fixed")["methods"]
+    steps = {name: by_task["overall"]["tokens_per_step"] for name, by_task in methods.items()}
+    assert steps["stock"] == 1 <= steps["0 % right"] < steps["100 % right"]
+    assert methods["100 % right"]["overall"]["nodes_per_step"] > 2

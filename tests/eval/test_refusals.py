@@ -29,8 +29,8 @@ REFUSED = [
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--out no/where.html", "--out must be"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),
-    ("hybrid", "--tokens 0", "--tokens"),
-    ("hybrid", "--shape x", "unknown shape 'x'"),
+    ("predict", "--tokens 0", "--tokens"),
+    ("predict", "--random x", "unknown shape 'x'"),
     ("replay", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
 ]
