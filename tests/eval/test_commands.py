@@ -175,15 +175,20 @@ def TokenizedInputs(*arrays): return arrays
 """
 
 
-def test_bench_openvino(asked, figures, tmp_path, monkeypatch):
+def test_openvino_takes_part(asked, told, tmp_path, monkeypatch):
     """What answers in the other process is a module that only counts."""
     (tmp_path / "openvino_genai.py").write_text(OPENVINO)
     (tmp_path / "openvino.py").write_text("Tensor, __version__ = list, '1'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    asked += [*SHORT, "2", "--python", sys.executable, "--exported", str(tmp_path)]
-    told = figures("bench_openvino", *asked)
-    assert [row["name"] for row in told["rows"]] == ["stock", "selfspec", "openvino"]
-    assert (told["openvino"], told["num_prompts"], told["rows"][2]["ratio"]) == ("1", 2, 1.0)
+    out = ["--output", str(tmp_path / "out"), "--openvino", sys.executable, str(tmp_path)]
+    methods = ["--methods", "stock", "selfspec", "openvino"]
+    status, _, error = told("run", "--measuring-set", *asked, *SHORT, "2", *methods, *out)
+    assert status == 0, error
+    overall = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]["openvino"]
+    figures = overall["overall"]
+    assert (figures["num_answers"], figures["num_new_tokens"]) == (2, 16)
+    assert figures["speed_up"]["total"] > 0
+    assert (figures["decode_speed_up"], figures["tokens_per_step"]) == (None, 1.0)
 
 
 def test_launches(figures, chat_folder):
