@@ -23,11 +23,12 @@ from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY
+from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 from selfspec.machine.user_files import remove_scratch
 
 SAVE_SECONDS = 300.0
-_MAX_ANSWER_TOKENS = 1 << 17
+_KEEP_ANSWERS = "texts", "answers"  # The sources that keep whole answers.
 _MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
 _MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
 
@@ -113,8 +114,9 @@ class Remembered:
         now, old = self._contents_of(self._learned), self._saved
         tables = {name: _changed(name, now.tables[name], old.tables[name]) for name in now.tables}
         has_new_rows = any(len(table["ids"]) for table in tables.values())
-        if not has_new_rows and now.calibration == old.calibration:
-            return  # New answers would have taught the tables, too.
+        is_same = now.calibration == old.calibration and _is_same(now.answers, old.answers)
+        if is_same and not has_new_rows:
+            return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{self.path}.lock", timeout=_MAX_WAIT, mode=0o600):
@@ -143,7 +145,7 @@ class Remembered:
             tokenizer=self._tokenizer,
             tables={name: table for name, table in arrays.items() if name in KEY_OF},
             calibration=learned.calibration.rows(None),
-            answers=arrays.get("answers", {}).get("tokens"),
+            answers=answers_of(learned),
         )
 
 
@@ -161,9 +163,16 @@ def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
     for source in learned.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
-        elif source.name == "answers" and contents.answers is not None:
+        elif source.name in _KEEP_ANSWERS and contents.answers is not None:
             source.restore({"tokens": contents.answers})
     learned.calibration.restore(contents.calibration or [])
+
+
+def answers_of(learned: Learned) -> NDArray[np.int32] | None:
+    """What rows have written, each text with -1 after it; None without a source that keeps it."""
+    tables = learned.tables()
+    kept = [tables[name]["tokens"] for name in _KEEP_ANSWERS if name in tables]
+    return kept[0] if kept else None
 
 
 def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
@@ -214,15 +223,20 @@ def _flat(keys: NDArray[Any]) -> NDArray[np.int64]:
     return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
 
 
-def _joined(kept: Any, learned: Any) -> Any:
-    """The answers of both, each once, the newest last; the oldest go when there are too many."""
-    if kept is None or learned is None:
-        return learned if kept is None else kept
-    both = np.concatenate([kept, learned])
+def _is_same(answers: Any, others: Any) -> bool:
+    return answers is others or np.array_equal(answers, others)
+
+
+def _joined(*texts: Any) -> NDArray[np.int32] | None:
+    """The answers of all, each once, the newest last; the oldest go when there are too many."""
+    some = [each for each in texts if each is not None]
+    if not some:
+        return None
+    both = np.concatenate(some)
     answers = [part.tobytes() for part in np.split(both, np.flatnonzero(both == -1) + 1)]
     newest_first = dict.fromkeys(reversed(answers))
     tokens = np.frombuffer(b"".join(reversed(newest_first)), np.int32)
-    return tokens[-_MAX_ANSWER_TOKENS:]
+    return tokens[-MAX_TOKENS:]
 
 
 def _kinds(row: list[Any]) -> tuple[Any, ...]:
