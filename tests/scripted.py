@@ -132,6 +132,9 @@ class ScriptedRunner:
     def before_forward(self, num_tokens: int) -> None:
         pass
 
+    def count_step(self, backend: Any, seconds: float) -> None:
+        pass
+
     def decoding(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -277,5 +280,7 @@ class Run:
         for row in self.rows:
             row.kv = row.index
         engine.add(self.rows, first)
-        engine.run()
+        while not all(row.is_done for row in self.rows):
+            engine.leave()
+            engine.step()
         return output_of(self.rows).tolist()

@@ -7,79 +7,19 @@ without drafts, with the reason in its statistics. An assistant that a call name
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
+from functools import partial
+from typing import Any
 
-from selfspec.cost import Budget, CostCurve, Step, StepTime
+from selfspec.cost import Budget, Step
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import one_line
-from selfspec.records import DraftTree, Pays, StepRecord
+from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats
-
-
-class Lenient:
-    """Inside, an error ends the drafts of one call. `has_failed` says whether one did."""
-
-    def __init__(self, stats: GenerationStats) -> None:
-        self.has_failed = False
-        self._stats = stats
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        error: BaseException | None,
-        _: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.has_failed = True
-        reason = one_line(error).partition(";")[0]
-        self._stats.disable(f"its default assistant has failed ({reason})")
-        return True
-
-    def learned(self, opened: Callable[[int], Learned], vocab_size: int) -> Learned:
-        with self:
-            learned = opened(vocab_size)
-            own = type(learned.shape) is not Shape
-            return replace(learned, shape=_Shape(learned.shape, self)) if own else learned
-        return Learned([], Calibration(), top_k=1)
-
-    def budget(self, own: Budget) -> Budget:
-        with self:
-            return _Budget(own.open(), self)
-        return _NoDrafts()
-
-
-class _Shape(Shape):
-    def __init__(self, own: Shape, lenient: Lenient) -> None:
-        self._own, self._lenient = own, lenient
-
-    def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Shape:
-        with self._lenient:
-            return _Shape(self._own.for_row(prompt_ids, learns=learns), self._lenient)
-        return self
-
-    def grow(self, grower: TreeGrower) -> None:
-        if self._lenient.has_failed:
-            return
-        try:
-            self._own.grow(grower)
-        except Exception:
-            if grower.asked is not None:  # A source has failed, and the others go on.
-                raise
-            with self._lenient:
-                raise
-
-    def observe(self, record: StepRecord) -> None:
-        with self._lenient:
-            if not self._lenient.has_failed:
-                self._own.observe(record)
 
 
 class _NoDrafts(Budget):
@@ -87,63 +27,59 @@ class _NoDrafts(Budget):
         return Step(1)
 
 
-class _Budget(Budget):
-    def __init__(self, own: Budget, lenient: Lenient) -> None:
-        self._own, self._lenient = own, lenient
-
-    @property
-    def _now(self) -> Budget:
-        return _NoDrafts() if self._lenient.has_failed else self._own
-
-    def step(self, allowed: int, num_pending: int | None = None) -> Step:
-        with self._lenient:
-            return _Step(self._now.step(allowed, num_pending), self._lenient)
-        return Step(1)
-
-    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
-        with self._lenient:
-            self._now.run_as(kind, num_rows, curve)
-
-    def paused(self, num_plain: int, num_steps: int) -> str | None:
-        with self._lenient:
-            return self._now.paused(num_plain, num_steps)
-        return None
-
-    def break_even_tokens(self, seconds: float) -> float:
-        with self._lenient:
-            return self._now.break_even_tokens(seconds)
-        return 0.0
-
-    def affords(self, seconds: float | None) -> bool:
-        with self._lenient:
-            return self._now.affords(seconds)
-        return False
-
-    def charge(self, seconds: float) -> None:
-        with self._lenient:
-            self._now.charge(seconds)
+class _NoTree(Shape):
+    def grow(self, grower: TreeGrower) -> None: ...
 
 
-class _Step(Step):
-    def __init__(self, own: Step, lenient: Lenient) -> None:
-        super().__init__(max(int(own.max_nodes), 1))
-        self._own, self._lenient = own, lenient
+class Lenient:
+    """Asks for the drafts of one call as long as nothing has failed."""
 
-    def search(self) -> Pays | None:
-        with self._lenient:
-            pays = self._own.search()
-            return None if pays is None else lambda tree, score: self._pays(pays, tree, score)
-        return None
+    def __init__(self, stats: GenerationStats) -> None:
+        self._stats = stats
+        self._has_failed = False
 
-    def _pays(self, pays: Pays, tree: DraftTree, score: float) -> bool:
-        with self._lenient:
-            return not self._lenient.has_failed and pays(tree, score)
-        return False
+    def learned(self, opened: Callable[[int], Learned], vocab_size: int) -> Learned:
+        """What was learned, or nothing."""
+        learned: Learned = self.asked(opened, _nothing, vocab_size)
+        if type(learned.shape) is Shape:
+            return learned
+        return replace(learned, shape=self.piece(learned.shape))
 
-    def fit(self, trees: Sequence[DraftTree]) -> None:
-        with self._lenient:
-            self._own.fit(trees)
+    def piece(self, own: Any) -> Any:
+        """What a user has written, or what that gives, until anything has failed."""
+        for kind, instead in ((Budget, _NoDrafts()), (Step, Step(1)), (Shape, _NoTree())):
+            if isinstance(own, kind):
+                return _Piece(own, instead, self)
+        return partial(self.asked, own, _pays_never) if callable(own) else own
 
-    def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
-        with self._lenient:
-            self._own.observe(took, records)
+    def asked(self, own: Any, instead: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._has_failed:
+            try:
+                return own(*args, **kwargs)
+            except Exception as error:
+                if args and getattr(args[0], "asked", None) is not None:
+                    raise  # A source has failed while a tree grew; the others go on.
+                reason = one_line(error).partition(";")[0]
+                self._stats.disable(f"its default assistant has failed ({reason})")
+                self._has_failed = True
+        return instead(*args, **kwargs)
+
+
+class _Piece:
+    def __init__(self, own: Any, instead: Any, lenient: Lenient) -> None:
+        self._own, self._instead, self._lenient = own, instead, lenient
+
+    def __getattr__(self, name: str) -> Any:
+        lenient, instead = self._lenient, getattr(self._instead, name)
+        own = lenient.asked(partial(getattr, self._own, name), lambda: instead)
+        if not callable(own):
+            return own
+        return lambda *args, **kwargs: lenient.piece(lenient.asked(own, instead, *args, **kwargs))
+
+
+def _nothing(_vocab_size: int) -> Learned:
+    return Learned([], Calibration(), top_k=1)
+
+
+def _pays_never(_tree: DraftTree, _score: float) -> bool:
+    return False

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from selfspec.batch import Answer
-from selfspec.batch.prompt_call import PromptCall, PromptInputs
+from selfspec.batch.requests import PromptInputs
 from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
+from selfspec.prompt import Prompt
 from selfspec.serving.images import check_pixels
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
@@ -24,8 +25,8 @@ from selfspec.serving.schema import Chat, Completion, RequestError, Settings, Te
 from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
 
-# Makes the call of a prompt with a seed and the arguments of `generate()`.
-MakeCall = Callable[[PromptInputs, int, dict[str, Any]], PromptCall]
+# Prepares a prompt, with a seed and the arguments of `generate()`.
+Prepare = Callable[[PromptInputs, int, dict[str, Any]], Prompt]
 
 
 class Reply:
@@ -118,19 +119,19 @@ class Reply:
         return text[:end]
 
 
-def calls_of(
-    settings: Settings, prompts: Sequence[Any], encoder: Encoder, make_call: MakeCall, seed: int
-) -> list[PromptCall]:
-    """The call of each choice; raises what is wrong with the first one that can't be made."""
-    calls = []
+def prompts_of(
+    settings: Settings, prompts: Sequence[Any], encoder: Encoder, prepare: Prepare, seed: int
+) -> list[Prompt]:
+    """The prompt of each choice; raises what is wrong with the first one that can't be prepared."""
+    prepared = []
     for prompt in prompts:
         ids, arguments = encoder.arguments_for(prompt, settings)
         for number in range(settings.n if isinstance(settings, TextRequest) else 1):
             if settings.stop:
                 criteria = [Reply(0, encoder.tokenizer, settings)]
                 arguments = {**arguments, "stopping_criteria": criteria}
-            calls.append(make_call(ids, seed + number, arguments))
-    return calls
+            prepared.append(prepare(ids, seed + number, arguments))
+    return prepared
 
 
 class Exchange:
@@ -140,11 +141,11 @@ class Exchange:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self.num_pixels = 0  # of its images, until it is over
         self._model = model
-        self._calls: list[PromptCall] = []
+        self._prompts: list[Prompt] = []
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(each.call.num_tokens for each in self._calls[:: self.request.n])
+        return sum(prompt.num_tokens for prompt in self._prompts[:: self.request.n])
 
     async def prepare(
         self, encoder: Encoder, turn: asyncio.Lock, exchanges: Iterable[Exchange]
@@ -165,19 +166,19 @@ class Exchange:
             async with turn:
                 with ThreadPoolExecutor(1) as pool:
                     await loop.run_in_executor(pool, self._prepare, prompts, encoder)
-            self._model.check_open(len(self._calls))
+            self._model.check_open(len(self._prompts))
         except BaseException:
             self.num_pixels = 0
             raise
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
-        numbers = range(len(self._calls))
+        numbers = range(len(self._prompts))
         for choice in numbers:
             yield Piece(choice, "")
         replies = list(map(self._reply, numbers))
         try:
-            async for choice, event in self._model.events(self._calls):
+            async for choice, event in self._model.events(self._prompts):
                 self.first_at = self.first_at or perf_counter()
                 if not isinstance(event, Answer):
                     piece = replies[choice].add(event)
@@ -197,14 +198,14 @@ class Exchange:
         return [self._reply(each).end(self.answers[each]) for each in sorted(self.answers)]
 
     def _reply(self, choice: int) -> Reply:
-        scores = self._calls[choice].scores
+        scores = self._prompts[choice].scores
         return Reply(choice, self._model.tokenizer, self.request, scores)
 
     def _prepare(self, prompts: Sequence[Any], encoder: Encoder) -> None:
-        request, call = self.request, self._model.call
+        request, prepare = self.request, self._model.prepare
         seed = secrets.randbits(62) if request.seed is None else request.seed
         try:
-            self._calls = calls_of(request, prompts, encoder, call, seed)
+            self._prompts = prompts_of(request, prompts, encoder, prepare, seed)
         except SelfSpecError as error:
             raise self._told(error) from error
         except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.

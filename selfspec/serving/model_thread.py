@@ -17,12 +17,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.pace import ReadingPace
-from selfspec.batch.prompt_call import PromptCall, PromptInputs
-from selfspec.batch.session import Session
+from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.errors import SelfSpecError
 from selfspec.plugin.spec import SelfSpec
+from selfspec.prompt import Prompt
 from selfspec.serving.schema import RequestError
+from selfspec.session import ReadingPace, Session
 
 _log = logging.getLogger("selfspec")
 
@@ -60,15 +60,14 @@ class ModelThread:
         # By the index of a text: what hands its events to the event loop of its client.
         self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.requests = Requests(model, tokenizer, spec, self._on_token)
         self.session = Session(
             model,
-            tokenizer,
             spec,
             max_rows=max_rows,
             max_memory=max_memory,
             short_first=True,
             pace=ReadingPace(),
-            on_token=self._on_token,
         )
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
@@ -90,11 +89,14 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
 
-    def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> PromptCall:
-        return self.session.call(next(self._indices), prompt, seed, arguments)
+    def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
+        """A prompt for `events`; any thread may ask. Refuses what can never be answered."""
+        prompt = self.requests.prompt(next(self._indices), inputs, seed, arguments)
+        self.session.check_fits(prompt)
+        return prompt
 
-    async def events(self, calls: Sequence[PromptCall]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of each call, with its number here, until all have their answers.
+    async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:
+        """The events of each prompt, with its number here, until all have their answers.
 
         An error that has ended a text is in its answer. Raises where the server is being stopped.
         When the reader stops, the texts are dropped within a step.
@@ -105,12 +107,12 @@ class ModelThread:
         def tell(number: int, event: Event | RequestError) -> None:
             soon(queue.put_nowait, (number, event))
 
-        self.check_open(len(calls))
+        self.check_open(len(prompts))
         try:
-            for number, call in enumerate(calls):
-                self._clients[call.index] = partial(tell, number)
-                self._inbox.put(partial(self.session.add, call))
-            num_left = len(calls)
+            for number, prompt in enumerate(prompts):
+                self._clients[prompt.index] = partial(tell, number)
+                self._inbox.put(partial(self.session.add, prompt))
+            num_left = len(prompts)
             while num_left:
                 number, event = await queue.get()
                 if isinstance(event, RequestError):
@@ -118,8 +120,8 @@ class ModelThread:
                 num_left -= isinstance(event, Answer)
                 yield number, event
         finally:
-            for call in calls:
-                self._forget(call.index)
+            for prompt in prompts:
+                self._forget(prompt.index)
 
     def break_off(self) -> None:
         self.is_stopping = True
@@ -142,6 +144,7 @@ class ModelThread:
     def _run(self) -> None:
         try:
             self.session.open()
+            self.requests.prompt(0, [0], 0, {"max_new_tokens": 1})  # No later one is the first.
         except BaseException as error:
             self._is_open.set_exception(error)
             return
@@ -159,7 +162,7 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            for answer in self.session.step():
+            for answer in [Answer.to(prompt, self.tokenizer) for prompt in self.session.step()]:
                 if answer.error is not None and not isinstance(answer.error, SelfSpecError):
                     _log.error("an answer broke off", exc_info=answer.error)
                 self._tell(answer.index, answer)

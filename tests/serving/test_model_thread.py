@@ -18,7 +18,7 @@ from tests.fakes import tiny_model, tiny_tokenizer
 async def last(thread: ModelThread, **arguments: Any) -> Any:
     """The answer to a prompt, of which it hears before."""
     heard: list[Any] = []
-    async for _number, event in thread.events([thread.call([5, 6, 7], 0, arguments)]):
+    async for _number, event in thread.events([thread.prepare([5, 6, 7], 0, arguments)]):
         heard.append(event)
     *parts, answer = heard
     assert [each for part in parts for each in part] == answer.ids
@@ -27,7 +27,7 @@ async def last(thread: ModelThread, **arguments: Any) -> Any:
 
 def endless(thread: ModelThread) -> Any:
     arguments = {"max_new_tokens": 5000, "do_sample": False}
-    return thread.events([thread.call([5, 6, 7], 0, arguments)])
+    return thread.events([thread.prepare([5, 6, 7], 0, arguments)])
 
 
 def thread_of(name: str, **options: Any) -> ModelThread:

@@ -16,8 +16,8 @@ from sortedcontainers import SortedDict
 from selfspec.errors import UnsupportedError, one_line
 
 if TYPE_CHECKING:
-    from selfspec.batch.prompt_call import PromptCall
     from selfspec.forward.room import Limits
+    from selfspec.prompt import Prompt
 
 _log = logging.getLogger("selfspec")
 
@@ -81,17 +81,17 @@ def _that_fit(
 
 
 class Waiting:
-    """Calls that wait, in the order of their turns. Calls that are decoded alone come last.
+    """Prompts that wait, in the order of their turns. Prompts that are decoded alone come last.
 
-    With `short_first` a short prompt may overtake a long one, but every call gets its turn: its
-    length plus the length of all calls that had started when it came.
+    With `short_first` a short prompt may overtake a long one, but every prompt gets its turn: its
+    length plus the length of all prompts that had started when it came.
     """
 
     def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
-        self._line = SortedDict()  # Calls by their turns, which differ.
-        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of a call.
+        self._line = SortedDict()  # Prompts by their turns, which differ.
+        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of a prompt.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
@@ -101,18 +101,18 @@ class Waiting:
     def __contains__(self, index: int) -> bool:
         return index in self._turns
 
-    def add(self, call: PromptCall) -> None:
+    def add(self, prompt: Prompt) -> None:
         self._num_arrived += 1
         if self._short_first:
-            turn = (False, self._work_started + call.max_columns, self._num_arrived)
+            turn = (False, self._work_started + prompt.max_columns, self._num_arrived)
         else:
-            turn = (call.alone_reason is not None, 0, self._num_arrived)
-        self._line[turn], self._turns[call.index] = call, turn
+            turn = (prompt.alone is not None, 0, self._num_arrived)
+        self._line[turn], self._turns[prompt.index] = prompt, turn
 
-    def start_next(self, running: Sequence[int], limits: Limits) -> PromptCall | None:
-        """Starts the first call that the scheduler chooses and that fits beside the running ones.
+    def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
+        """Starts the first prompt that the scheduler chooses and that fits beside the running ones.
 
-        If none runs and it chooses none, the first call of all starts.
+        If none runs and it chooses none, the first prompt of all starts.
         """
         sharing = self.sharing()
         if not sharing:
@@ -120,7 +120,7 @@ class Waiting:
         # Each row takes as much room as the longest.
         taken = len(running) * max(running, default=0)
         room = sys.maxsize if limits.max_tokens is None else limits.max_tokens - taken
-        chosen = self._chosen([call.max_columns for call in sharing], running, room)
+        chosen = self._chosen([prompt.max_columns for prompt in sharing], running, room)
         for index in chosen if running or chosen else [0]:
             if limits.fits([*running, sharing[index].max_columns]):
                 self.start(sharing[index])
@@ -142,19 +142,19 @@ class Waiting:
             return self._scheduler.choose(waiting, running, room)
         return chosen
 
-    def start(self, call: PromptCall) -> None:
-        self._work_started += call.max_columns
-        self.leave(call.index)
+    def start(self, prompt: Prompt) -> None:
+        self._work_started += prompt.max_columns
+        self.leave(prompt.index)
 
     def leave(self, index: int) -> None:
         if (turn := self._turns.pop(index, None)) is not None:
             del self._line[turn]
 
     @property
-    def first(self) -> PromptCall | None:
+    def first(self) -> Prompt | None:
         return next(iter(self._line.values()), None)
 
-    def sharing(self) -> list[PromptCall]:
-        """The first calls that may share forwards, up to the first that has to be alone."""
+    def sharing(self) -> list[Prompt]:
+        """The first prompts that may share forwards, up to the first that has to be alone."""
         shown = islice(self._line.values(), _MOST_SHOWN)
-        return list(takewhile(lambda call: call.alone_reason is None, shown))
+        return list(takewhile(lambda prompt: prompt.alone is None, shown))
