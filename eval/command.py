@@ -17,7 +17,7 @@ from typing import NamedTuple
 from eval import options as of
 from eval.errors import EvalError, exit_status
 from eval.methods.studies import named_study, variants_of
-from eval.options import check_at_least, parsed_knobs
+from eval.options import check_at_least
 
 _INTERRUPTED = 130
 _EXTRA = ("jinja2", "matplotlib", "pandas")
@@ -140,22 +140,6 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate(options: argparse.Namespace) -> int:
-    from eval.report.rows import read_answers
-    from eval.runs.simulate import recorded_texts, replays_table, simulated
-    from selfspec import SpecConfig
-
-    texts = recorded_texts(read_answers(options.folder))
-    knobs = parsed_knobs(options.knob)
-    configs = [SpecConfig.of(**{"max_nodes": n, **knobs}) for n in options.max_nodes]
-    found = {config.max_nodes: simulated(config, texts, options.cache) for config in configs}
-    print(replays_table(found).markdown())
-    told = {n: {t: s.tokens_per_step for t, s in tasks.items()} for n, tasks in found.items()}
-    print(json.dumps({"bench": "simulate", "cache": options.cache, "knobs": knobs, "rows": told}))
-    lowest = min(tasks["overall"] for tasks in told.values())
-    return int(options.at_least is not None and lowest < options.at_least)
-
-
 def _fit(options: argparse.Namespace) -> int:
     from eval.papers.fit_tree import run
 
@@ -168,7 +152,6 @@ COMMANDS = {
     "study": Command("make an experiment of the papers on a model", of.add_study, _study),
     "report": Command("write a run's report anew from its rows", of.add_report, _report),
     "compare": Command("two runs side by side, question by question", of.add_compare, _compare),
-    "simulate": Command("replay a run's texts with no model", of.add_simulate, _simulate),
     "fit": Command("fit one tree shape to a model, after Ghidorah", of.add_fit, _fit),
 }
 MODULES = {  # Each has `add_options` and `run`.
@@ -186,7 +169,7 @@ MODULES = {  # Each has `add_options` and `run`.
     "functions": "how many functions of selfspec a call goes through",
     "launches": "how many operations a captured forward starts",
     "census": "which families of models are drafted for",
-    "budgets": "the measured width beside fixed ones, on a simulated clock",
+    "replay": "a run's texts with no model: other sources, knobs and budgets",
     "hetero": "a model and its attention on two units, after Ghidorah",
     "edge_network": "an edge network, simulated",
     "grow": "grow a small Llama into the shape of a big one",

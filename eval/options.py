@@ -36,6 +36,8 @@ answers the measuring set of Spec-Bench, also by forward-only: selfspec's forwar
 _BENCHES = """\
 benches:
   spec-bench, mt-bench   their question.jsonl, named by --questions (mt-bench also through datasets)
+  speed-bench            11 categories, through datasets or a file; also as speed-bench-1k, -2k,
+                         -8k, -16k and -32k, its prompts of that many tokens
   humaneval, gsm8k, mbpp through the datasets package, or a local file named by --questions
   code-stdlib            completion, edit and docstring tasks cut from Python's own library, offline
   random                 texts of random tokens, which no draft can guess
@@ -45,11 +47,6 @@ methods:
 _STUDY = """\
 Runs one method with different knobs, all of them interleaved as in 'run', and reports on each:
 
-"""
-_SIMULATE = """\
-Drafts for the texts that a run recorded, step by step, and counts what would have been accepted.
-The text stands for the model, so tables learn from its tokens alone, and tokens per step come out
-lower than with the model: compare them with each other only. The last line is one JSON object.
 """
 _FIT = """\
 Answers questions twice, counts how often the candidate at each depth and rank was right, and puts
@@ -103,16 +100,6 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, help="--output of a run")
     parser.add_argument("b", type=Path, help="that of the other one")
-
-
-def add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.description = _SIMULATE
-    add = parser.add_argument
-    add("folder", type=Path, help="--output of a run")
-    add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
-    add("--cache", metavar="CACHE", help="start with this cache or Hub id")
-    add_knob(parser)
-    add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ answer   one method's answer to one question in one turn:
            same                                identical, near-tie or different; null: not compared
            differs_at, gap_ulps                first other token (from 0), and how near a tie it was
          What stock's own methods don't count, from `num_nodes` on, is null or empty.
-text     `question`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval simulate`
+text     `question`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval replay`
 curve    `seconds` of a forward by its width, on this machine, after `num_columns` of text
 
 Where a key (question, turn, method, round) comes twice, the later line counts. A line that a kill

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from eval import bench_batch, bench_streamed, budgets, first_call, gpu, hybrid, predict
+from eval import bench_batch, bench_streamed, first_call, gpu, hybrid, predict, replay
 from eval.benches.stdlib import Edit
 from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
@@ -255,13 +255,13 @@ def test_predict(plain_folder, figures, monkeypatch):
 
 
 @pytest.mark.parametrize("busy", [[], ["--busy", "--noise", "0.3"]], ids=["quiet", "busy"])
-def test_budgets(told, busy):
+def test_replay_on_clocks(told, busy):
     recorded = str(Path(__file__).parent / "runs" / "recorded")
     options = ["--answers", "2x8", "--repeats", "1", *busy]
-    status, (*table, line), _ = told("budgets", recorded, *options)
+    status, (*table, line), _ = told("replay", recorded, "--clock", *options)
     assert status == 0
     assert "1B, bfloat16, row by row" in "".join(table)
-    assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(budgets.CASES)
+    assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(replay.CASES)
 
 
 @needs_cores

@@ -31,7 +31,7 @@ REFUSED = [
     ("hetero", "--model any --units cuda", "--units must be cpu"),
     ("hybrid", "--tokens 0", "--tokens"),
     ("hybrid", "--shape x", "unknown shape 'x'"),
-    ("budgets", "{questions}", "must be the rows of a run"),
+    ("replay", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
 ]
 
