@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 import torch
 
 from eval.benches.dialogue import Prompter
-from eval.benches.prompts import EVERY, Prompts, load_questions
+from eval.benches.prompts import Prompts, load_questions
 from eval.benches.questions import Question
 from eval.methods.method import Method, SelfSpecMethod
 from eval.models.loading import load_asked, load_tokenizer
-from eval.options import add_knob, add_length, add_model, add_questions, parsed_knobs
+from eval.options import EVERY, add_knob, add_length, add_model, add_questions, parsed_knobs
 from eval.runs.environment import told
 from selfspec import GenerationStats, SelfSpec
 from selfspec.config import SOURCE_NAMES
