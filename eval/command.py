@@ -161,6 +161,7 @@ MODULES = {  # Each has `add_options` and `run`.
     "bench_vllm": "tokens per step inside vLLM, with several drafters",
     "bench_streamed": "a model of which only a part fits into memory",
     "tokens_per_step": "how many tokens a forward yields, by width and source",
+    "again": "the same questions again: tokens a forward, and seconds",
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
     "gpu": "the tables of docs/gpu.md, in one run on a card",

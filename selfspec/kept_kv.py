@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from selfspec.compat.states import has_states
 from selfspec.forward.columns import Beginning, Columns, Held, first_needed
 from selfspec.forward.slots import Member
 
@@ -105,7 +106,8 @@ class Text:
         """
         is_whole = shared == len(ids) and self.answers(shared)
         num_columns = min(shared, len(ids) - (not is_whole))
-        if self.held.states and num_columns != len(self.ids):
+        wants_states = any(map(has_states, cache.layers))
+        if wants_states and not (self.held.states and num_columns == len(self.ids)):
             return None
         columns: Columns = {}
         for member in self.held.columns:

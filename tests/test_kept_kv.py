@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
 from selfspec import ConfigError, SelfSpec, kept_kv
 from selfspec.compat.generation import KV
@@ -181,6 +181,20 @@ def test_a_running_text_is_a_source_and_not_counted() -> None:
     found = store.beginning(np.array(ids), None, empty_cache(), [running])
     assert (found.num_columns, store.num_bytes) == (8, 0)
     check_beginning(found, ids)
+
+
+def test_states_serve_only_what_goes_on_from_their_place() -> None:
+    ids, state = [1] * 8, torch.ones(1, 2, 3)
+    cache = empty_cache()
+    cache.layers.append(LinearAttentionLayer())
+    store = KeptKV(10**6)
+    store.keep(np.array(ids), end_of(ids, 8), held_of(ids, 0))
+    assert store.beginning(np.array([*ids, 2]), None, cache) is None  # It has none.
+    longer = [*ids, 3]
+    states = {(2, "recurrent_states", 0): state}
+    store.keep(np.array(longer), end_of(longer, 9), held_of(longer, 0)._replace(states=states))
+    assert store.beginning(np.array([*ids, 2, 2]), None, cache) is None
+    assert store.beginning(np.array([*longer, 2]), None, cache).num_columns == 9
 
 
 @pytest.mark.parametrize("value", ["much", -1, "120GBs", True, 2.5])

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
+from eval.again import WAYS
 from eval.benches.stdlib import Edit
 from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
@@ -247,6 +248,17 @@ def test_tokens_per_step(figures, asked, tmp_path):
     }
     assert len(found) == len(told["rows"]) == 8
     assert found["kept", None, 0] > found["cold", None, 0] != found["cold", "lut", 0]
+
+
+def test_again(figures, asked):
+    asked += [*SHORT, "2", "--max-nodes", "8", "--samples", "3", "--without", "texts", "--stock"]
+    rows = figures("again", *asked)["rows"]
+    assert [row["way"] for row in rows] == [way for way in WAYS for _ in range(3)]
+    for stock, ours, without in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert set(stock["rounds"][0]) == {"seconds"}
+        assert (ours["without"], without["without"]) == (None, "texts")
+    first, second = (each["tokens_per_step"] for each in rows[1]["rounds"])
+    assert second == 7 > first  # The other token of the eight is the prompt's.
 
 
 def test_predict(plain_folder, figures, monkeypatch):
