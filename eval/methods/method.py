@@ -6,7 +6,7 @@ Knows nothing of questions, clocks or tables.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,7 +33,8 @@ class Resources:
 
     `contents` are those of a cache to start with, `options` those that only the method knows,
     `assistant` is the small model of assisted decoding, `tree` the file of a fitted tree, and
-    `openvino` a Python that has OpenVINO with the model that it is to run.
+    `openvino` a Python that has OpenVINO with the model that it is to run. `datastore` are texts in
+    ids.
     """
 
     config: SpecConfig = field(default_factory=SpecConfig)
@@ -42,6 +43,7 @@ class Resources:
     assistant: Any = None
     tree: Any = None
     openvino: Any = None
+    datastore: Sequence[Sequence[int]] = ()
 
     def new_spec(self, config: SpecConfig, **more: Any) -> SelfSpec:
         """Cold, or with what the cache holds; takes all else that a `SelfSpec` does by name."""

@@ -17,6 +17,7 @@ REFUSED = [
     ("run", RUN + "--bench random", "takes no --questions"),
     ("run", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("run", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
+    ("run", RUN + "--methods stock,rest", "method 'rest' must have --datastore"),
     ("run", RUN + "--bench gsm9k", "unknown bench 'gsm9k'; did you mean 'gsm8k'?"),
     ("run", RUN + "--limit 0", "--limit must be >= 1 (got 0)"),
     ("run", RUN + "--knob max_nods=3", "unknown knob 'max_nods'; did you mean 'max_nodes'?"),
