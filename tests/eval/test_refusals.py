@@ -14,7 +14,6 @@ REFUSED = [
     ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
     ("bench_openvino", ASKED + " --exported no --python no", "--exported must be there (got no)"),
-    ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
     ("run", RUN + "--bench random", "takes no --questions"),
     ("run", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("run", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
