@@ -25,6 +25,7 @@ DESCRIPTIONS = {
     "prompt-lookup": "transformers' own drafts from the prompt (Prompt Lookup Decoding, 2023)",
     "assisted": "transformers' own drafts from --assistant-model (Leviathan et al., 2023)",
     "mtp": "transformers' own drafts from the model's heads, use_mtp=True",
+    "openvino": "OpenVINO in an environment of its own, with --openvino PYTHON EXPORTED",
     "token-recycling": "Token Recycling (2024): one LUT, a tree of 80 nodes that keeps its shape",
     "sam": "SAM decoding (2024): the longest match where it is long enough, else a LUT's tree",
     "diaa": "DIAA (AAAI 2026): SelfSpec.as_in('diaa'), recorded probabilities and decays",

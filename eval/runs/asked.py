@@ -41,6 +41,8 @@ class Asked:
     prompt_format: str = "auto"
     cache: str | None = None
     tree: str | None = None
+    weights: str | None = None
+    openvino: tuple[str, ...] | None = None
     warm_up: int = 0
     max_prompt_tokens: int | None = None
     slice: Slice = field(default_factory=Slice)
@@ -97,6 +99,7 @@ class Asked:
             **{name: short_name(getattr(self, name)) for name in _NAMED},
             **self.slice._asdict(),
             "model": short_name(self.model) or "tiny",
+            "openvino": self.openvino and short_name(self.openvino[1]),
             "methods": list(self.methods),
             "state": self.state,
             "knobs": dict(self.knobs),

@@ -80,7 +80,7 @@ def set_stage(asked: Asked) -> Stage:
         cache: None if cache is None else load_cache(cache, tokenizer=tokenizer) for cache in caches
     }
     where = {"dtype": asked.dtype, "device": asked.device}
-    model = load_model(asked.model, shape=asked.shape, **where)
+    model = load_model(asked.model, shape=asked.shape, weights=asked.weights, **where)
     small = asked.assistant_model
     assistant = None if small is None else load_model(small, **where)
     methods = {}
@@ -91,6 +91,7 @@ def set_stage(asked: Asked) -> Stage:
             options=options,
             assistant=assistant,
             tree=asked.tree,
+            openvino=asked.openvino,
         )
         methods[name] = new_method(method, resources)
     return Stage(model, prompter, methods)

@@ -13,7 +13,6 @@ REFUSED = [
     ("bench_server", ASKED + " --limit 1 --clients 1 2", "--clients must name at most 1 rounds"),
     ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
-    ("bench_openvino", ASKED + " --exported no --python no", "--exported must be there (got no)"),
     ("run", RUN + "--bench random", "takes no --questions"),
     ("run", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("run", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
@@ -28,8 +27,8 @@ REFUSED = [
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--out no/where.html", "--out must be"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),
-    ("hybrid", "--tokens 0", "--tokens"),
-    ("hybrid", "--shape x", "unknown shape 'x'"),
+    ("predict", "--tokens 0", "--tokens"),
+    ("predict", "--random x", "unknown shape 'x'"),
     ("replay", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
 ]
