@@ -158,7 +158,6 @@ MODULES = {  # Each has `add_options` and `run`.
     "bench_batch": "many prompts over one model: tokens a second, and how long they wait",
     "bench_server": "the same questions over HTTP, to several servers",
     "bench_kept": "what it brings that keys and values outlive a request",
-    "bench_vllm": "tokens per step inside vLLM, with several drafters",
     "bench_streamed": "a model of which only a part fits into memory",
     "tokens_per_step": "how many tokens a forward yields, by width and source",
     "again": "the same questions again: tokens a forward, and seconds",

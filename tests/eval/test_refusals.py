@@ -13,7 +13,6 @@ REFUSED = [
     ("bench_server", ASKED + " --limit 1 --clients 1 2", "--clients must name at most 1 rounds"),
     ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
-    ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
     ("run", RUN + "--bench random", "takes no --questions"),
     ("run", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("run", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
