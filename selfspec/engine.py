@@ -19,14 +19,17 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
+from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
+from selfspec.kept_kv import KeptKV
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, device_for
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row, stream_to
 from selfspec.runner import ModelRunner
+from selfspec.sharing import Sharing
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
@@ -74,6 +77,7 @@ class Engine:
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
+        kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         config = runner.config
@@ -83,12 +87,13 @@ class Engine:
         self._runner = runner
         own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else Budget()
         self.budget = own if budget is None else budget
-        self._run_as = ("", 0)
+        self._run_as = ("", 0, (0, 0))
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
         self._device = Device() if device is None else device
         self._listeners = listeners
+        self.sharing = Sharing(kept_kv, backend)
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
 
@@ -105,7 +110,7 @@ class Engine:
         runner.before_forward(reader.num_rows * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
-        with runner.reading():
+        with self.sharing.giving_way(), runner.reading():
             prefilled = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is None:
@@ -131,6 +136,7 @@ class Engine:
         learned = self._learned(prefilled.logits.shape[-1]).for_request(self.config.learning)
         self._device, self._num_readable = device_for(prefilled.logits.device), num_readable(model)
         rows = self._new_rows(prompt, prefilled, learned)
+        self.sharing.joined(prompt, prefilled)
         first = first_tokens(rows, prefilled.logits, self._device)
         start = self._clock()
         if learned.learns:
@@ -195,9 +201,9 @@ class Engine:
     def _draft(self, laps: Laps) -> _Drafts:
         """A tree for each row, once sources and cursors that take time had theirs."""
         backend, num_rows, trees = self.backend, len(self.rows), list[DraftTree]()
-        if (run_as := (backend.kind, num_rows)) != self._run_as:
+        if (run_as := (backend.kind, num_rows, context_bucket(backend.front))) != self._run_as:
             self._run_as = run_as
-            self.budget.run_as(*run_as, self._runner.curve(backend, num_rows))
+            self.budget.run_as(backend.kind, num_rows, self._runner.curve(backend, num_rows))
         for source in self._model_sources:
             source.before_step(num_rows, self.budget)
         for row in self.rows:
@@ -246,7 +252,8 @@ class Engine:
         while left:
             part, seen = left.pop(), None
             try:
-                seen = self._forward(part, laps)
+                with self.sharing.giving_way():
+                    seen = self._forward(part, laps)
             except Exception as error:
                 if not part[0][0].fails_alone:
                     raise
@@ -297,6 +304,7 @@ class Engine:
         if not any(done):
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
+        self.sharing.ended(left)
         self._keep(_without_gaps(done))
         return left
 

@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import silu
 
 from selfspec.compat.branching import ROLES
+from selfspec.compat.states import StatePlace
 from selfspec.forward.states.rules import (
     Ancestry,
     convolved,
@@ -25,7 +26,7 @@ from selfspec.forward.states.rules import (
     final_time_steps,
     scan,
 )
-from selfspec.forward.states.slots import Place, States
+from selfspec.forward.states.slots import States
 
 Function = tuple[ModuleType, str]
 
@@ -97,7 +98,7 @@ class _Replacement:
 
 def _delta_rule(
     states: States,
-    place: Place,
+    place: StatePlace,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -116,7 +117,7 @@ def _delta_rule(
 
 def _scan(
     states: States,
-    place: Place,
+    place: StatePlace,
     hidden_states: torch.Tensor,  # (B, W, H, K)
     dt: torch.Tensor,  # (B, W, H)
     A: torch.Tensor,
@@ -138,7 +139,7 @@ def _scan(
 
 def _scan_step(
     states: States,
-    place: Place,
+    place: StatePlace,
     state: torch.Tensor,
     hidden_states: torch.Tensor,  # (B, H, K)
     dt: torch.Tensor,  # (B, H, K): the same for all K, as are the rates, the bias and D
@@ -164,7 +165,7 @@ def _scan_step(
 
 def _convolution(
     states: States,
-    place: Place,
+    place: StatePlace,
     hidden_states: torch.Tensor,  # (B, C, size + W), as `States.columns` gave them
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -179,7 +180,7 @@ def _convolution(
 
 def _convolution_step(
     states: States,
-    place: Place,
+    place: StatePlace,
     hidden_states: torch.Tensor,  # (B, C, 1)
     conv_state: torch.Tensor,
     *args: Any,

@@ -7,7 +7,7 @@ known. Then the states move on, layer by layer, and nothing is copied before or 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +15,11 @@ import torch
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
+from selfspec.compat.states import StatePlace, states_by_place
 from selfspec.forward.states.rules import Ancestry, Paths, Told, across_rows, along, move
 
-Place = tuple[int, str, int]  # A layer's index, "conv_states" or "recurrent_states", and a number.
 Move = Callable[[torch.Tensor], None]
-_CONVOLUTION, _KINDS = "conv_states", ("conv_states", "recurrent_states")
+_CONVOLUTION = "conv_states"
 
 
 class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
@@ -58,7 +58,7 @@ class Branches(NamedTuple):
     """
 
     ancestry: Ancestry
-    told: dict[Place, torch.Tensor | Told]
+    told: dict[StatePlace, torch.Tensor | Told]
 
 
 class States:
@@ -71,10 +71,10 @@ class States:
     def __init__(self) -> None:
         self.layers: dict[int, StateLayer] = {}
         self.branches: Branches | None = None
-        self._stores: dict[Place, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
+        self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
         # By the ids of the tensors that layers show, which live as long as they are here.
-        self._shown: dict[int, tuple[torch.Tensor, Place]] = {}
-        self._columns: dict[int, tuple[torch.Tensor, Place]] = {}
+        self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
+        self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._places = slice(0, 0)
         self._moves: list[Any] = []  # What is left of moving on: states, and what moves them.
 
@@ -88,7 +88,7 @@ class States:
         Returns whether states have other addresses now. If this breaks off, no other row has
         changed.
         """
-        found = dict(states_in(layers))
+        found = {p: _turned(p, state) for p, state in states_by_place(layers).items()}
         kinds = [{p: _kind(s) for p, s in some.items()} for some in (found, self._stores)]
         if kinds[0] != kinds[1] and not first:
             self._stores = {place: _new_store(held, 0) for place, held in found.items()}
@@ -110,15 +110,14 @@ class States:
     def show(self, places: slice) -> None:
         """Lets the layers show the states of these rows, which the next forwards are over."""
         self._places, self._shown = places, {}
-        for place, store in self._stores.items():
+        for place, state in self.shown_of(places).items():
             index, kind, number = place
-            state = store[places].mT if kind == _CONVOLUTION else store[places]
             layer = self.layers[index]
             getattr(layer, kind)[number] = state
             layer.has_previous_state[number] = True
             self._shown[id(state)] = state, place
 
-    def place_of(self, *given: Any) -> Place | None:
+    def place_of(self, *given: Any) -> StatePlace | None:
         """Which state is among these; None if none is that the layers show in this forward."""
         for tensor in given:
             for shown in (self._shown, self._columns):
@@ -126,7 +125,7 @@ class States:
                     return shown[id(tensor)][1]
         return None
 
-    def columns(self, place: Place, nodes: torch.Tensor) -> torch.Tensor:
+    def columns(self, place: StatePlace, nodes: torch.Tensor) -> torch.Tensor:
         """The columns (B, C, size + W) that a convolution sees: of its state, and of nodes."""
         held = self._stores[place][self._places]
         told = torch.cat([held, nodes.mT.to(held.dtype)], dim=1)
@@ -144,7 +143,7 @@ class States:
         assert self.branches is not None
         return self.branches.ancestry
 
-    def tell(self, place: Place, told: torch.Tensor | Told) -> None:
+    def tell(self, place: StatePlace, told: torch.Tensor | Told) -> None:
         assert self.branches is not None
         self.branches.told[place] = told
 
@@ -176,12 +175,14 @@ class States:
 
     def give_back(self, layers: Sequence[Any], rows: slice) -> None:
         """Lets stock layers hold the states of some rows."""
-        for (index, kind, number), store in self._stores.items():
-            held = store[rows].mT if kind == _CONVOLUTION else store[rows]
+        for (index, kind, number), state in self.shown_of(rows).items():
             with torch.inference_mode(False):
-                getattr(layers[index], kind)[number] = held.clone(
-                    memory_format=torch.contiguous_format
-                )
+                held = state.clone(memory_format=torch.contiguous_format)
+            getattr(layers[index], kind)[number] = held
+
+    def shown_of(self, rows: slice) -> dict[StatePlace, torch.Tensor]:
+        """Views of the states of some rows, as layers have them."""
+        return {place: _turned(place, store[rows]) for place, store in self._stores.items()}
 
     def clear(self, *, keeps_stores: bool) -> None:
         """Forgets all rows, and unless it `keeps_stores`, where their states were."""
@@ -193,13 +194,9 @@ class States:
             layer.recurrent_states.clear()
 
 
-def states_in(layers: Sequence[Any]) -> Iterator[tuple[Place, torch.Tensor]]:
-    """The states that stock layers hold, as they are kept here."""
-    for index, layer in enumerate(layers):
-        for kind in _KINDS if isinstance(layer, LinearAttentionCacheLayerMixin) else ():
-            for number, state in getattr(layer, kind).items():
-                if state is not None:
-                    yield (index, kind, number), state.mT if kind == _CONVOLUTION else state
+def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:
+    """The columns of a convolution (B, C, size) as (B, size, C), and back; others as they are."""
+    return state.mT if place[1] == _CONVOLUTION else state
 
 
 def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -212,10 +209,10 @@ def _kind(state: torch.Tensor) -> Any:
     return state.shape[1:], state.dtype, state.device
 
 
-def _moves_of_columns(branches: Branches, paths: Paths) -> dict[Place, Move]:
+def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Move]:
     """What lets the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
-    found, numbers = dict[Place, Move](), dict[int, torch.Tensor]()
+    found, numbers = dict[StatePlace, Move](), dict[int, torch.Tensor]()
     for place, told in branches.told.items():
         if isinstance(told, Told):
             continue
@@ -229,14 +226,14 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[Place, Move]:
     return found
 
 
-def _moves_of_rules(branches: Branches, paths: Paths) -> dict[Place, Move]:
+def _moves_of_rules(branches: Branches, paths: Paths) -> dict[StatePlace, Move]:
     """What lets other states follow paths; small operations are one for all layers together."""
-    alike: dict[Any, dict[Place, Told]] = {}
+    alike: dict[Any, dict[StatePlace, Told]] = {}
     for place, told in branches.told.items():
         if isinstance(told, Told):
             told = Told(*(part[: len(paths.last)] for part in told))
             alike.setdefault(tuple(part.shape for part in told), {})[place] = told
-    found: dict[Place, Move] = {}
+    found: dict[StatePlace, Move] = {}
     for group in alike.values():
         whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
         for place, parts in zip(group, zip(*whole, strict=True), strict=True):

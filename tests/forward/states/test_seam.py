@@ -12,10 +12,11 @@ from transformers import DynamicCache
 from selfspec import SelfSpec
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
+from selfspec.compat.states import states_by_place
 from selfspec.forward.states import slots
 from selfspec.forward.states.rules import Ancestry, Told
 from selfspec.forward.states.seam import branching
-from selfspec.forward.states.slots import States, states_in
+from selfspec.forward.states.slots import States
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import GREEDY, NUM_COLUMNS, run, run_both
 from tests.lossless.test_same_predictions import ALONE
@@ -52,10 +53,8 @@ def test_stock_forwards_are_as_before_inside(name: str) -> None:
     assert names_of(model) == stock
     for other, other_kv in found:
         assert torch.equal(other, logits)
-        for (_, mine), (_, theirs) in zip(
-            states_in(other_kv.layers), states_in(kv.layers), strict=True
-        ):
-            assert torch.equal(mine, theirs)
+        ours = states_by_place(other_kv.layers)
+        assert all(torch.equal(ours[at], s) for at, s in states_by_place(kv.layers).items())
 
 
 def test_what_other_code_puts_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +95,9 @@ def test_an_interrupt_while_states_move_on_moves_none_twice(
     states.layers = {index: slots.StateLayer(states, index) for index in range(2)}
     states.add(kv.layers, 0, 1)
     states.show(slice(0, 1))
-    before = {place: held.clone() for place, held in states_in(kv.layers) if held.dim() == 4}
+    before = {
+        place: held.clone() for place, held in states_by_place(kv.layers).items() if held.dim() == 4
+    }
     assert len(before) == 2
     states.begin(TREE)
     for place, held in before.items():
@@ -109,7 +110,7 @@ def test_an_interrupt_while_states_move_on_moves_none_twice(
     states.settle()
     states.settle()
     states.give_back(kv.layers, slice(0, 1))
-    after = dict(states_in(kv.layers))
+    after = states_by_place(kv.layers)
     assert all(torch.equal(after[place], held + 1) for place, held in before.items())
 
 
