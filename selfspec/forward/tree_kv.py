@@ -85,7 +85,7 @@ class TreeKV:
         self.first_columns = dict.fromkeys(attention.windows, 0)
         self.visible: torch.Tensor | None = None  # (B, P) bool
         self.layout: Layout | None = None
-        self.generation = 0
+        self._generation = 0
         self.num_taken = 0  # How many places belong to rows.
         self.states = States()
         self.cache = DynamicCache()
@@ -104,6 +104,10 @@ class TreeKV:
         return self._parts[0].kind
 
     @property
+    def generation(self) -> int:
+        return self._generation + self.states.generation
+
+    @property
     def num_rows(self) -> int:
         """How many rows have slots; fewer may be in use."""
         return min((part.room.rows for part in self._parts), default=0)
@@ -115,7 +119,7 @@ class TreeKV:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.tensor.nbytes for part in self._parts)
+        return sum(part.tensor.nbytes for part in self._parts) + self.states.nbytes
 
     @property
     def bytes_each(self) -> int:
@@ -148,7 +152,7 @@ class TreeKV:
                 if not self._make_room(part, everyone, front):
                     part.tensor[:, places].zero_()  # An earlier row may leave a NaN.
                 part.fill(first, layers, length)
-            self.generation += self.states.add(layers, first, max(self.num_rows, places.stop))
+            self.states.add(layers, first, max(self.num_rows, places.stop))
         except BaseException:  # No memory, or an interrupt.
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
@@ -173,7 +177,7 @@ class TreeKV:
                     self._make_room(part, rows, end, spare=False)
             self.first_columns[part.kind.attention_type] = part.first
         self._end = max(self._end, end)
-        self.generation += self.states.make_room(num_rows or len(rows))
+        self.states.make_room(num_rows or len(rows))
         shown = rows[0].place, num_rows or len(rows), self.generation
         if shown == self._shown:
             return
@@ -270,7 +274,7 @@ class TreeKV:
         if kinds != self._kinds:
             self._kinds = kinds
             self._parts = split(kinds, num_tokens if self.policy.drops else LARGE)
-            self.generation += 1
+            self._generation += 1
         for part in self._parts:
             size = self._attention.windows[part.kind.attention_type].size
             window = size if self.policy.drops else 0
@@ -287,7 +291,7 @@ class TreeKV:
         part.resize(room, self.num_taken)
         moved = room[:2] != before[:2]
         if moved:
-            self.generation += 1
+            self._generation += 1
             for index, name in part.members:  # What layers had can be freed.
                 self.cache.layers[index].stores.pop(name, None)
                 setattr(self.cache.layers[index], name, None)

@@ -71,6 +71,7 @@ class States:
     def __init__(self) -> None:
         self.layers: dict[int, StateLayer] = {}
         self.branches: Branches | None = None
+        self.generation = 0  # Grows when states get another address.
         self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
         # By the ids of the tensors that layers show, which live as long as they are here.
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
@@ -79,33 +80,30 @@ class States:
         self._moves: list[Any] = []  # What is left of moving on: states, and what moves them.
 
     @property
-    def num_rows(self) -> int:
-        return min(map(len, self._stores.values()), default=0)
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self._stores.values())
 
-    def add(self, layers: Sequence[Any], first: int, num_rows: int) -> bool:
+    def add(self, layers: Sequence[Any], first: int, num_rows: int) -> None:
         """Takes in the states of a prompt's rows, and makes room for `num_rows` in all.
 
-        Returns whether states have other addresses now. If this breaks off, no other row has
-        changed.
+        If this breaks off, no other row has changed.
         """
         found = {p: _turned(p, state) for p, state in states_by_place(layers).items()}
         kinds = [{p: _kind(s) for p, s in some.items()} for some in (found, self._stores)]
         if kinds[0] != kinds[1] and not first:
             self._stores = {place: _new_store(held, 0) for place, held in found.items()}
-        moved = self.make_room(num_rows)
+        self.make_room(num_rows)
         for place, held in found.items():
             self._stores[place][first : first + len(held)] = held
-        return moved
 
-    def make_room(self, num_rows: int) -> bool:
-        """Makes room for so many rows; did the states move?"""
-        if not self._stores or self.num_rows >= num_rows:
-            return False
+    def make_room(self, num_rows: int) -> None:
+        """Makes room for so many rows."""
         for place, store in self._stores.items():
-            new = _new_store(store, num_rows)
-            new[: len(store)] = store
-            self._stores[place] = new
-        return True
+            if len(store) < num_rows:
+                new = _new_store(store, num_rows)
+                new[: len(store)] = store
+                self._stores[place] = new
+                self.generation += 1
 
     def show(self, places: slice) -> None:
         """Lets the layers show the states of these rows, which the next forwards are over."""
