@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from eval.errors import EvalError
+from eval.jobs import openvino_job
 from eval.methods.method import Method
-from eval.runs import openvino_job
 
 
 class OpenVinoMethod(Method):
@@ -43,8 +43,8 @@ class OpenVinoMethod(Method):
             raise EvalError(f"openvino answers greedily (got --temperature {temperature})")
         if self._process is None:
             self._start()
-        job = {"ids": ids[0].tolist(), "max_new_tokens": max_new_tokens}
-        print(json.dumps(job), file=self._process.stdin, flush=True)
+        asked = {"ids": ids[0].tolist(), "max_new_tokens": max_new_tokens}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
         return torch.cat([ids, torch.tensor([self._said()["ids"]], device=ids.device)], dim=1)
 
     def _start(self) -> None:
