@@ -23,8 +23,8 @@ from selfspec.serving.schema import Chat, RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
-    from selfspec.batch.prompt_call import PromptCall
     from selfspec.batch.session import Session
+    from selfspec.serving.exchange import Reply
 
 _START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
 
@@ -123,7 +123,8 @@ class BatchFiles:
 
     def _check(self) -> None:
         next(numbered_lines(self.prompts, "INPUT"))
-        for path in (self.answers, self.errors):
+        for which in ("answers", "errors"):  # In this order: a folder has no name for errors.
+            path: Path = getattr(self, which)
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(
                     "OUTPUT must be a plain file in a folder that exists, since a stopped run "
@@ -172,9 +173,9 @@ def results(
 
     Without a seed of its own, line number 1 has `seed`, and line `n` has `seed + n - 1`.
     """
-    from selfspec.serving.exchange import Reply, calls_of  # They bring torch along.
+    from selfspec.serving.exchange import calls_of  # It brings torch along.
 
-    asked: dict[int, tuple[PromptLine, PromptCall]] = {}
+    asked: dict[int, tuple[PromptLine, Reply]] = {}
     left, tokenizer = iter(lines), encoder.tokenizer
     while True:
         fresh = list(islice(left, session.num_wanted))
@@ -185,19 +186,18 @@ def results(
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
                 prompts = [line.prompt_for(tokenizer)]
-                (call,) = calls_of(settings, prompts, encoder, make_call, own_seed)
+                ((call, reply),) = calls_of(settings, prompts, encoder, make_call, own_seed)
                 session.add(call)
             except Exception as error:  # Whatever it is, the other lines go on.
                 yield LineResult.failed(line.number, error, line.name)
                 continue
-            asked[line.number] = line, call
+            asked[line.number] = line, reply
         for answer in session.work():
-            line, call = asked.pop(answer.index)
+            line, reply = asked.pop(answer.index)
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            piece = Reply(0, tokenizer, line.settings, call.scores).end(answer)
-            text = record(line, answer, piece, model_name)
+            text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 

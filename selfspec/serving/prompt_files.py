@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -31,6 +32,7 @@ from selfspec.serving.schema import (
 
 _FORMS = ("prompt", "messages", "turns", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_BYTES_A_POSITION = 16  # A text with more for each position of the model is too long for it.
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
 
 
@@ -55,6 +57,13 @@ class PromptLine:
     def prompt_for(self, tokenizer: Any) -> Any:
         """The prompt for `encoded`: a first turn is a user's message if the model can chat."""
         return as_turn(self.prompt, tokenizer) if self.turns else self.prompt
+
+
+def _texts_of(prompt: Any) -> Iterator[str]:
+    for each in [prompt] if isinstance(prompt, str) else prompt:
+        content = each["content"] if isinstance(each, Mapping) else each
+        parts = content if isinstance(content, list) else [{"text": content}]
+        yield from (text for part in parts if isinstance(text := part.get("text"), str))
 
 
 def as_turn(text: str, tokenizer: Any) -> Any:
@@ -200,6 +209,7 @@ class Encoder:
 
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = "messages" if is_chat else "prompt"
+        self._check_size(field, prompt)
         try:
             shown = [each.model_dump(exclude_none=True) for each in tools] if tools else None
             ids = inputs_of(prompt, self.images.processor or self.tokenizer, shown)
@@ -211,6 +221,19 @@ class Encoder:
         if isinstance(ids, list) and isinstance(prompt, list):
             self._check_ids(field, ids)
         return ids
+
+    def _check_size(self, field: str, prompt: Any) -> None:
+        """Refuses a text that is obviously too long, since tokenizing it may take seconds."""
+        most = _BYTES_A_POSITION * (self.max_positions or sys.maxsize)
+        if (
+            size := sum(len(each.encode(errors="surrogatepass")) for each in _texts_of(prompt))
+        ) > most:
+            rule = f"{field} must have at most {most} bytes of text"
+            raise RequestError(
+                f"{rule}, for the model's {self.max_positions} positions (got {size})",
+                field=field,
+                code="context_length_exceeded",
+            )
 
     def _check_ids(self, field: str, ids: list[int]) -> None:
         if wrong := [each for each in ids if not 0 <= each < self.vocab_size]:

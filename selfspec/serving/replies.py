@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.serving.schema import RequestError
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
     `calls` are parts of calls of tools, as OpenAI streams them. `scores` are those of its tokens,
-    where they are asked for, and `offset` is where the first of these begins.
+    where they are asked for, and `offsets` say where in the text each of these begins.
     """
 
     choice: int
@@ -31,7 +31,14 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     calls: Sequence[dict[str, Any]] = ()
     scores: Sequence[TokenScore] = ()
-    offset: int = 0
+    offsets: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Piece:
+        """All pieces of a choice as one."""
+        texts, _ends, *others = list(zip(*pieces, strict=True))[1:]
+        joined = (list(chain.from_iterable(each)) for each in others)
+        return cls(pieces[0].choice, "".join(texts), pieces[-1].finish_reason, *joined)
 
 
 class Form:
@@ -71,8 +78,7 @@ class Form:
 
 def _of_chat(piece: Piece) -> dict[str, Any]:
     def entry(score: TokenScore) -> dict[str, Any]:
-        # A token may be a part of a character, which is no text.
-        data = None if "\ufffd" in score.text else list(score.text.encode())
+        data = None if score.data is None else list(score.data)
         return {"token": score.text, "logprob": score.logprob, "bytes": data}
 
     content = [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in piece.scores]
@@ -89,7 +95,7 @@ def _of_completion(piece: Piece) -> dict[str, Any]:
         "tokens": texts,
         "token_logprobs": [each.logprob for each in scores],
         "top_logprobs": [{each.text: each.logprob for each in top} or None for top in tops],
-        "text_offset": list(accumulate(map(len, texts[:-1]), initial=piece.offset)),
+        "text_offset": list(piece.offsets),
     }
 
 

@@ -166,6 +166,7 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
         (given, tmp_path / "none" / "out.jsonl", "OUTPUT"),
         (given, tmp_path / "pipe", "OUTPUT"),
         (given, Path(os.devnull), "OUTPUT"),
+        (given, Path("."), "OUTPUT"),
         (given, given, "OUTPUT"),
         (given, other, "no answer to this INPUT"),
         (given, tmp_path / "mine.jsonl", "mine.errors.jsonl'"),
