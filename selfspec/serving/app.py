@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,12 +21,20 @@ from starlette.types import Receive, Scope, Send
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
 from selfspec.serving.images import MAX_IMAGE_BYTES
-from selfspec.serving.limits import GONE, ByteBudget, Share, while_there
+from selfspec.serving.limits import GONE, ByteBudget, body_of, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
-from selfspec.serving.replies import DONE, Form, error_body, event, usage_of
-from selfspec.serving.schema import Chat, Completion, RequestError, checked, json_object
+from selfspec.serving.replies import Form, error_body, usage_of
+from selfspec.serving.responses import ResponseForm, Responses
+from selfspec.serving.schema import (
+    Chat,
+    Completion,
+    RequestError,
+    TextRequest,
+    checked,
+    json_object,
+)
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20
@@ -104,6 +113,7 @@ def application(
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
     guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
     guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
+    guarded.add_api_route("/v1/responses", routes.respond, methods=["POST"])
     guarded.add_api_route("/v1/models", routes.models)
     guarded.add_api_route("/v1/models/{name:path}", routes.model)
     guarded.add_api_route("/metrics", routes.metrics)
@@ -142,6 +152,9 @@ class _Routes:
     async def complete(self, request: Request) -> Response:
         return await self._counted(request, Completion)
 
+    async def respond(self, request: Request) -> Response:
+        return await self._counted(request, Responses)
+
     async def models(self) -> Any:
         return {"object": "list", "data": [await self.model(self._name)]}
 
@@ -159,7 +172,7 @@ class _Routes:
     async def stats(self) -> Any:
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
-    async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
+    async def _counted(self, request: Request, kind: type[TextRequest]) -> Response:
         try:
             response = await self._answer(request, kind)
         except RequestError as error:
@@ -168,39 +181,33 @@ class _Routes:
         self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
         return response
 
-    async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
-        arrived, form = perf_counter(), Form(self._name, is_chat=kind is Chat)
+    async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
+        arrived, hold = perf_counter(), partial(self._budget.hold, object())
         with ExitStack() as until_over:
-            exchange = await self._entered(request, kind)
-            until_over.enter_context(exchange)
+            until_over.callback(hold, 0)
+            body = json_object(await body_of(request, self._max_body, hold), "the body")
+            fields = checked(kind, body)
+            self._check_model(fields.model)
+            form = ResponseForm(self._name, body) if kind is Responses else Form(self._name, fields)
+            exchange, streams = Exchange(self._model, fields, hold), fields.stream
+            until_over.callback(exchange.close)
+            del body, fields  # Their images may be large.
             prepared = exchange.prepare(self._encoder, self._turn, self._fetching)
             await while_there(request, prepared)
-            if exchange.streams:
+            if streams:
                 return _Stream(self._events(form, exchange, arrived), until_over.pop_all())
-            choices = await while_there(request, exchange.whole())
-            return JSONResponse(form.whole(choices, self._usage(exchange, arrived)))
+            pieces = await while_there(request, exchange.all_pieces())
+            return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
 
-    async def _entered(self, request: Request, kind: type[Chat] | type[Completion]) -> Exchange:
-        share = Share(self._budget)
-        try:
-            data = await share.body(request, self._max_body)
-            fields = checked(kind, json_object(data, "the body"))
-            self._check_model(fields.model)
-            return Exchange(self._model, fields, share)
-        except BaseException:
-            share.hold(0)
-            raise
-
-    async def _events(self, form: Form, exchange: Exchange, arrived: float) -> AsyncIterator[bytes]:
+    async def _events(
+        self, form: Form | ResponseForm, exchange: Exchange, arrived: float
+    ) -> AsyncIterator[bytes]:
         try:
             async for piece in exchange.pieces():
                 yield form.chunk(piece)
-            usage, options = self._usage(exchange, arrived), exchange.options
-            if options is not None and options.include_usage:
-                yield form.chunk(usage=usage)
-            yield DONE
+            yield form.end(self._usage(exchange, arrived))
         except RequestError as error:
-            yield event(error_body(error))
+            yield form.failed(error)
         except (asyncio.CancelledError, GeneratorExit):
             self._meters.counts["requests_cancelled_total"] += 1
             raise

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from selfspec.errors import CliError, one_line
 from selfspec.serving.prompt_files import Encoder, PromptLine, numbered_lines, read_line
 from selfspec.serving.replies import Form, Piece, usage_of
-from selfspec.serving.schema import Chat, RequestError
+from selfspec.serving.schema import RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
@@ -209,7 +209,7 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
     if line.in_body:
-        form = Form(model_name, is_chat=isinstance(line.settings, Chat))
+        form = Form(model_name, line.settings)
         body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer]))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}

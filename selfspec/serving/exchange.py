@@ -18,7 +18,7 @@ from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.serving.images import has_addresses
-from selfspec.serving.limits import Share, in_thread
+from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Piece
@@ -183,29 +183,27 @@ def calls_of(
 
 
 class Exchange:
-    """A request from its fields to the pieces of its answers. Inside it has its places in line.
+    """A request from its fields to the pieces of its answers. Has its places in the line.
 
-    Its prompts are dropped once its calls are prepared, since images may be large.
+    Its prompts are dropped once its calls are prepared, since images may be large. `hold` hears how
+    many bytes it has.
     """
 
-    def __init__(self, model: ModelThread, request: TextRequest, share: Share) -> None:
-        self.options = request.stream_options
-        self.streams = request.stream
+    def __init__(
+        self, model: ModelThread, request: TextRequest, hold: Callable[[int], object]
+    ) -> None:
         self.answers: dict[int, Answer] = {}  # Those that are complete, by choice.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self.num_prompt_tokens = 0
         self._request: TextRequest | None = request
         self._schema_field = request.schema_field
-        self._share = share
+        self._hold = hold
         self._texts = model.enter(request.n * len(request.prompts))
         self._choices: list[tuple[PromptCall, Reply]] = []
 
-    def __enter__(self) -> None:
-        """Nothing happens before the end."""
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Ends what is not complete."""
         self._texts.close()
-        self._share.hold(0)
 
     async def prepare(
         self, encoder: Encoder, turn: asyncio.Semaphore, fetching: asyncio.Semaphore
@@ -218,10 +216,10 @@ class Exchange:
         assert request is not None
         prompts = request.prompts
         if encoder.images.fetches and any(map(has_addresses, prompts)):
-            fetched = partial(encoder.images.fetched, hold=self._share.hold_more)
+            fetched = partial(encoder.images.fetched, hold=self._hold)
             prompts = await in_thread(fetching, lambda: list(map(fetched, prompts)))
         num_bytes = await in_thread(turn, partial(self._prepare, request, prompts, encoder))
-        self._share.hold(num_bytes)
+        self._hold(num_bytes)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
@@ -241,10 +239,8 @@ class Exchange:
             if any(piece[1:5]):
                 yield piece
 
-    async def whole(self) -> list[Piece]:
-        pieces = [piece async for piece in self.pieces()]
-        choices = range(len(self._choices))
-        return [Piece.of([each for each in pieces if each.choice == choice]) for choice in choices]
+    async def all_pieces(self) -> list[Piece]:
+        return [piece async for piece in self.pieces()]
 
     def _prepare(self, request: TextRequest, prompts: Sequence[Any], encoder: Encoder) -> int:
         """Makes the calls; returns the bytes of what a processor made of their images."""

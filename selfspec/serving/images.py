@@ -36,19 +36,22 @@ class ImageReader:
     fetches: bool = False
 
     def fetched(self, prompt: Any, hold: Callable[[int], object] = int) -> Any:
-        """The same prompt with what its addresses answer, of which `hold` hears each size."""
-        left, end = MAX_IMAGE_BYTES, monotonic() + 2 * _PATIENCE
-
-        def part_of(where: str, part: dict[str, Any]) -> dict[str, Any]:
-            nonlocal left
-            if not _is_address(part):
-                return part
-            data = b"".join(_fetched(where, part["image_url"]["url"], left, end, hold))
-            left -= len(data)
-            return {"type": "data", "data": data}
-
-        found = self._images_in(prompt)
-        return _with_images(prompt, [part_of(*each) for each in found]) if found else prompt
+        """The same prompt with what its addresses answer; `hold` hears how many bytes it has."""
+        found, end = self._images_in(prompt), monotonic() + 2 * _PATIENCE
+        urls = [part["image_url"]["url"] for _, part in found if "image_url" in part]
+        num_others = sum(map(len, urls))
+        num_bytes, parts = 0, list[dict[str, Any]]()
+        for where, part in found:
+            data = bytearray()
+            if _is_address(part):
+                for chunk in _fetched(where, part["image_url"]["url"], end):
+                    data += chunk
+                    num_bytes += len(chunk)
+                    hold(num_others + num_bytes)
+                    if num_bytes > MAX_IMAGE_BYTES:
+                        raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
+            parts.append({"type": "data", "data": data} if _is_address(part) else part)
+        return _with_images(prompt, parts) if found else prompt
 
     def pictured(self, prompt: Any) -> Any:
         """The same prompt, with pictures where its messages have images.
@@ -130,21 +133,14 @@ def _with_images(prompt: Any, images: Sequence[dict[str, Any]]) -> Any:
     ]
 
 
-def _fetched(
-    where: str, url: str, most: int, end: float, hold: Callable[[int], object]
-) -> Iterator[bytes]:
-    """What an address answers, up to one chunk more than it may."""
-    size = 0
+def _fetched(where: str, url: str, end: float) -> Iterator[bytes]:
+    """What an address answers until a time, in chunks."""
     try:
         with urlopen(url, timeout=min(_PATIENCE, max(end - monotonic(), 0.001))) as response:
-            while (chunk := response.read1(_CHUNK)) and size <= most:
-                size += len(chunk)
-                hold(len(chunk))
+            while chunk := response.read1(_CHUNK):
                 yield chunk
                 if monotonic() > end:
                     raise TimeoutError("it took too long")
-    except RequestError:
-        raise
     except (OSError, ValueError) as error:
         rule = f"must be an address that answers with an image ({one_line(error):.120})"
         raise _wrong(where, rule) from None

@@ -27,53 +27,42 @@ class ByteBudget:
     """The bytes that all requests share. A request that is alone may take what it needs."""
 
     def __init__(self) -> None:
-        self.num_taken = 0
+        self._held: dict[object, int] = {}  # By request.
         self._lock = Lock()
 
-    def take(self, num_bytes: int, *, beside: int) -> None:
-        """Takes more for a request that has `beside`; a negative number gives back."""
+    def hold(self, request: object, num_bytes: int) -> None:
+        """Gives a request this number of bytes, in place of those it had. Any thread may ask."""
         with self._lock:
-            others = self.num_taken - beside
-            if num_bytes > 0 and others and self.num_taken + num_bytes > _MOST_BYTES:
+            before = self._held.pop(request, 0)
+            total = sum(self._held.values()) + num_bytes
+            if self._held and num_bytes > before and total > _MOST_BYTES:
+                self._held[request] = before
                 rule = f"bodies and images of all requests may have {_MOST_BYTES} bytes at a time"
                 raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
-            self.num_taken += num_bytes
+            if num_bytes:
+                self._held[request] = num_bytes
 
 
-class Share:
-    """What one request has of the budget, until it is closed. Any thread may use it."""
+async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object]) -> bytes:
+    """The body of a request, which is refused once it is too large or takes too long."""
 
-    def __init__(self, budget: ByteBudget) -> None:
-        self.num_bytes = 0
-        self._budget = budget
-
-    def hold(self, num_bytes: int) -> None:
-        """Has this number of bytes from now on, in place of those before."""
-        self._budget.take(num_bytes - self.num_bytes, beside=self.num_bytes)
-        self.num_bytes = num_bytes
-
-    def hold_more(self, num_bytes: int) -> None:
-        self.hold(self.num_bytes + num_bytes)
-
-    async def body(self, request: Request, max_bytes: int) -> bytes:
-        """The body of a request, which is refused once it is too large or takes too long."""
-        try:
-            return await asyncio.wait_for(self._read(request, max_bytes), _BODY_SECONDS)
-        except asyncio.TimeoutError:
-            rule = f"the body must be complete within {_BODY_SECONDS:.0f} seconds (got a part)"
-            raise RequestError(rule, status=408) from None
-        except ClientDisconnect:
-            raise _gone() from None
-
-    async def _read(self, request: Request, max_bytes: int) -> bytes:
+    async def read() -> bytes:
         data = bytearray()
         async for chunk in request.stream():
             data += chunk
             if len(data) > max_bytes:
                 rule = f"the body must have at most {max_bytes} bytes (got more)"
                 raise RequestError(rule, status=413)
-            self.hold(max(len(data) - _FREE_BYTES, 0))
+            hold(max(len(data) - _FREE_BYTES, 0))
         return bytes(data)
+
+    try:
+        return await asyncio.wait_for(read(), _BODY_SECONDS)
+    except asyncio.TimeoutError:
+        rule = f"the body must be complete within {_BODY_SECONDS:.0f} seconds (got a part)"
+        raise RequestError(rule, status=408) from None
+    except ClientDisconnect:
+        raise _gone() from None
 
 
 async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:

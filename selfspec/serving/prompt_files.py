@@ -177,7 +177,8 @@ class Encoder:
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
         tools = settings.tools if isinstance(settings, Chat) else None
-        encoded, own = self._encoded(self.images.pictured(prompt), tools), settings.arguments()
+        own, field = settings.arguments(), settings.spelled("messages")
+        encoded = self._encoded(self.images.pictured(prompt), tools, field)
         if isinstance(settings, Chat) and settings.callable_tools:
             from selfspec.batch.guides import Guide
             from selfspec.serving.tool_forms import grammar_of
@@ -204,11 +205,13 @@ class Encoder:
         # Without any, transformers takes those of the model. An unknown token ends nothing.
         return {"eos_token_id": ends or [self.vocab_size]}
 
-    def _encoded(self, prompt: Any, tools: Sequence[Tool] | None) -> Encoded:
+    def _encoded(
+        self, prompt: Any, tools: Sequence[Tool] | None, of_messages: str = "messages"
+    ) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.
 
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
-        field = "messages" if is_chat else "prompt"
+        field = of_messages if is_chat else "prompt"
         self._check_size(field, prompt)
         try:
             shown = [each.model_dump(exclude_none=True) for each in tools] if tools else None

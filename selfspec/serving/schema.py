@@ -141,7 +141,9 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 # The values of fields that ask for nothing, in OpenAI's protocol and in vLLM's. Those that are no
 # fields of the models below are not served here.
 _NOTHING: dict[str, Any] = {
+    "background": False,
     "best_of": 1,
+    "conversation": None,
     "echo": False,
     "frequency_penalty": 0,
     "function_call": "none",
@@ -151,18 +153,25 @@ _NOTHING: dict[str, Any] = {
     "max_tokens": -1,
     "modalities": ["text"],
     "presence_penalty": 0,
+    "previous_response_id": None,
+    "reasoning": None,
     "response_format": {"type": "text"},
     "seed": -1,
     "stop": [],
     "store": False,
     "suffix": "",
+    "text": {"format": {"type": "text"}},
     "tools": [],
     "top_logprobs": 0,
+    "truncation": "disabled",
 }
 
 
 class _Fields(BaseModel):
-    """Fields as JSON has them. One that is null or asks for nothing counts as left out."""
+    """Fields as JSON has them. One that is null or asks for nothing counts as left out.
+
+    A field with an alias has that name in requests and messages (`spelled`).
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     # Of what was answered before and comes back, that a model is not shown; and hints.
@@ -175,6 +184,10 @@ class _Fields(BaseModel):
             return value
         fields = {name: each for name, each in value.items() if name not in cls.ignored}
         return {name: each for name, each in fields.items() if not _asks_nothing(name, each)}
+
+    @classmethod
+    def spelled(cls, name: str) -> str:
+        return (cls.model_fields[name].alias or name) if name in cls.model_fields else name
 
 
 def _asks_nothing(name: str, value: Any) -> bool:
@@ -330,7 +343,8 @@ class Settings(_Fields):
     @property
     def schema_field(self) -> str | None:
         """The field that says what an answer must be; None if any text will do."""
-        return next((name for name in _SCHEMAS if getattr(self, name) is not None), None)
+        given = (name for name in _SCHEMAS if getattr(self, name) is not None)
+        return next(map(self.spelled, given), None)
 
     @property
     def answer_schema(self) -> Any:
@@ -345,7 +359,8 @@ class Settings(_Fields):
     @property
     def lengths(self) -> dict[str, int]:
         """The fields that say how long the answer may be. Where several do, all say the same."""
-        return {name: getattr(self, name) for name in _LENGTHS if name in self.model_fields_set}
+        given = [name for name in _LENGTHS if name in self.model_fields_set]
+        return {self.spelled(name): getattr(self, name) for name in given}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Settings:
@@ -392,6 +407,8 @@ class Settings(_Fields):
 
 
 class StreamOptions(_Fields):
+    ignored = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
 
 
@@ -514,10 +531,11 @@ def checked(kind: type[Known], value: Any) -> Known:
     name, *inside = path or ("the value",)
     field = str(name)[:40]
     got, rule = _short.repr(first["input"]), _rule(first)
-    if issubclass(kind, _Fields) and field in _NOTHING and field not in kind.model_fields:
+    known = [each.alias or name for name, each in kind.model_fields.items()]
+    if issubclass(kind, _Fields) and field in _NOTHING and field not in known:
         rule = f"be {_NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
-        raise RequestError(unknown_name("field", field, kind.model_fields), field=field)
+        raise RequestError(unknown_name("field", field, known), field=field)
     elif first["type"] == "extra_forbidden":
         rule = "be left out, since it is not known here"
     elif first["type"] == "missing":

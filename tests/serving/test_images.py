@@ -24,7 +24,7 @@ from selfspec.cli.options import DraftOptions
 from selfspec.serving import images as images_module
 from selfspec.serving import limits
 from selfspec.serving.images import ImageReader
-from selfspec.serving.limits import Share
+from selfspec.serving.limits import ByteBudget
 from selfspec.serving.model_thread import Texts
 from selfspec.serving.prompt_files import Encoder, read_line
 from selfspec.serving.schema import Chat, RequestError
@@ -176,7 +176,7 @@ def test_what_images_take_is_counted_and_their_base64_is_dropped(
     """Forty waiting requests once held two gigabytes of base64."""
     held: list[int] = []
     monkeypatch.setattr(limits, "_FREE_BYTES", 0)
-    monkeypatch.setattr(Share, "hold", lambda _self, number: held.append(number))
+    monkeypatch.setattr(ByteBudget, "hold", lambda _self, _request, size: held.append(size))
     events = Texts.events
 
     def is_it(value: Any) -> bool:

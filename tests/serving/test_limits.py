@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from selfspec.serving import limits
-from selfspec.serving.limits import ByteBudget, Share
+from selfspec.serving.limits import ByteBudget
 from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.schema import RequestError
 from tests.serving.conftest import COMPLETION
@@ -27,16 +27,16 @@ def address(chat_folder: str) -> Iterator[Address]:
 
 
 @pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
-    """What each request has had of the budget."""
-    shares, init = list[Share](), Share.__init__
+def held(monkeypatch: pytest.MonkeyPatch) -> dict[object, int]:
+    """What each request has of the budget."""
+    held, hold = dict[object, int](), ByteBudget.hold
 
-    def noted(self: Share, budget: ByteBudget) -> None:
-        init(self, budget)
-        shares.append(self)
+    def noted(self: ByteBudget, request: object, num_bytes: int) -> None:
+        hold(self, request, num_bytes)
+        held[request] = num_bytes
 
-    monkeypatch.setattr(Share, "__init__", noted)
-    return shares
+    monkeypatch.setattr(ByteBudget, "hold", noted)
+    return held
 
 
 def stalled(address: Address, num_bytes: int) -> socket.socket:
@@ -53,15 +53,15 @@ def answered(address: Address) -> int:
 
 
 def test_bodies_that_do_not_come_take_a_budget_and_no_more(
-    address: Address, shares: list[Share], monkeypatch: pytest.MonkeyPatch
+    address: Address, held: dict[object, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "_MOST_BYTES", 300_000)
     with stalled(address, 250_000):
-        wait_until(lambda: sum(share.num_bytes for share in shares) > 180_000)
+        wait_until(lambda: sum(held.values()) > 180_000)
         with stalled(address, 250_000) as second:
             assert second.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
         assert answered(address) == 200
-    wait_until(lambda: not any(share.num_bytes for share in shares))
+    wait_until(lambda: not any(held.values()))
 
 
 def test_a_body_has_its_time(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +109,15 @@ def test_a_text_that_is_obviously_too_long_is_not_tokenized(chat_folder: str) ->
             encoder._encoded(prompt, None)
 
 
-def test_a_share_alone_may_have_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_alone_may_have_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_MOST_BYTES", 10)
     budget = ByteBudget()
-    one, other = Share(budget), Share(budget)
-    one.hold(30)
+    budget.hold("one", 30)
     with pytest.raises(RequestError, match="may have 10 bytes at a time; ask again later"):
-        other.hold(1)
-    one.hold(8)
-    other.hold(2)
-    for share in (one, other):
-        share.hold(0)
-    assert budget.num_taken == 0
+        budget.hold("other", 1)
+    budget.hold("one", 8)
+    budget.hold("other", 2)
+    with pytest.raises(RequestError):
+        budget.hold("one", 9)
+    budget.hold("one", 0)
+    budget.hold("other", 30)
