@@ -90,7 +90,9 @@ def _part(part: Any) -> Any:
 
 def _format(text: Any) -> Any:
     """The `response_format` of a chat."""
-    given = text.get("format") if isinstance(text, dict) and {*text} <= {"format"} else text
+    if isinstance(text, dict) and {*text} - {"format"}:
+        raise ValueError("must have a format alone")
+    given = text.get("format") if isinstance(text, dict) else text
     if not isinstance(given, dict) or given.get("type") != "json_schema":
         return given
     schema = {name: each for name, each in given.items() if name != "type"}
@@ -171,7 +173,8 @@ class ResponseForm:
             names = ("response.created", "response.in_progress")
             return b"".join(self._event(name, response=response) for name in names)
         self._finish_reason = piece.finish_reason
-        events = list(self._text(piece)) if piece.text else []
+        is_text = piece.text or (piece.scores and not self._same["tools"])
+        events = list(self._text(piece)) if is_text else []
         return b"".join([*events, *(each for part in piece.calls for each in self._call(part))])
 
     def end(self, usage: dict[str, Any]) -> bytes:
@@ -240,16 +243,16 @@ class ResponseForm:
             yield self._of_item("function_call_arguments.done", **told)
         yield self._of_item("output_item.done", item=item)
 
-    def _of_item(self, name: str, **told: Any) -> bytes:
+    def _of_item(self, kind: str, /, **told: Any) -> bytes:
         about = {"output_index": len(self._items) - 1}
         if "item" not in told:
             about |= {"item_id": self._items[-1]["id"]}
-        return self._event(f"response.{name}", **about, **told)
+        return self._event(f"response.{kind}", **about, **told)
 
-    def _event(self, name: str, **told: Any) -> bytes:
-        told = {"type": name, "sequence_number": self._num_events, **told}
+    def _event(self, kind: str, /, **told: Any) -> bytes:
+        about = {"type": kind, "sequence_number": self._num_events}
         self._num_events += 1
-        return f"event: {name}\n".encode() + event(told)
+        return f"event: {kind}\n".encode() + event({**about, **told})
 
 
 def _id(prefix: str) -> str:

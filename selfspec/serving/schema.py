@@ -27,6 +27,7 @@ from selfspec.errors import SelfSpecError, one_line, unknown_name
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
+_LONGEST_STOP = 256  # characters
 _SCHEMAS = ("response_format", "guided_json", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
@@ -112,6 +113,12 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
+def _not_long(text: str) -> str:
+    if len(text) > _LONGEST_STOP:
+        raise ValueError(f"must have at most {_LONGEST_STOP} characters")
+    return text
+
+
 def _none_below_0(number: int) -> int:
     return max(number, 0)
 
@@ -129,7 +136,7 @@ StructuredOutputs = Annotated[dict[Literal["json"], dict[str, Any] | str], Field
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_none_if_tiny)]
-StopString = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(whole_characters)]
+StopString = Annotated[FilledText, AfterValidator(_not_long)]
 Stops = Annotated[
     list[StopString],
     Field(min_length=1, max_length=4),
