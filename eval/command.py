@@ -173,12 +173,11 @@ MODULES = {  # Each has `add_options` and `run`.
     "predict": "what right and wrong predictions of edits bring",
     "hybrid": "what right and wrong predictions bring to models with a running state",
     "gpu": "the tables of docs/gpu.md, in one run on a card",
+    "functions": "how many functions of selfspec a call goes through",
     "launches": "how many operations a captured forward starts",
-    "kv_memory": "what the KV costs in memory",
     "census": "which families of models are drafted for",
     "budgets": "the measured width beside fixed ones, on a simulated clock",
     "hetero": "a model and its attention on two units, after Ghidorah",
     "edge_network": "an edge network, simulated",
     "grow": "grow a small Llama into the shape of a big one",
-    "train_tiny": "train the embedded model",
 }

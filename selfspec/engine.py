@@ -1,31 +1,31 @@
 """The engine: draft, lay out, forward, verify, commit, learn, for rows that share forwards.
 
-It knows requests, rows and how a model is run, and nothing of `generate()`, of packed weights or of
+It knows prompts, rows and how a model is run, and nothing of who waits, of packed weights or of
 what a source looks at. A scripted model can drive it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
 from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
-from selfspec.cost.ledger import MeanRatio
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
+from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, device_for
+from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
-from selfspec.request import Request
 from selfspec.row import Row, stream_to
 from selfspec.runner import ModelRunner
 from selfspec.verify.choosers import StepLogits
@@ -48,17 +48,23 @@ class _Seen:
     states: torch.Tensor | None  # (B, Q, D)
 
 
+class _Drafts(NamedTuple):
+    """A tree for each row, and what drafting them took."""
+
+    step: Step
+    trees: list[Drafted]
+    width: int  # of the forward, with what it reads again
+    num_pending: int  # tokens that it reads again
+    seconds: float
+
+
 class Engine:
     """Decodes rows that share forwards: those of one call, or those of many that come and go.
 
-    `admit` reads a request's prompt and lets its rows in, `step` runs one forward, and `leave` lets
+    `admit` reads a prompt and lets its rows in, `step` runs one forward, and `leave` lets
     rows out that have stopped. Rows that move together are all of the batch, and none of them
     leaves before the last.
     """
-
-    # Tables that learn a step late name fewer right tokens, as if steps took longer: by this share,
-    # and by this one for each node.
-    late_costs = (0.02, 0.001)
 
     def __init__(
         self,
@@ -78,193 +84,185 @@ class Engine:
         self._runner = runner
         own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else Budget()
         self.budget = own if budget is None else budget
-        self._run_as = ("", 0)
+        self._run_as = ("", 0, (0, 0))
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
         self._device = Device() if device is None else device
         self._listeners = listeners
-        self._untaught: list[Committed] = []  # What sources and calibration are still to learn.
-        self._taught = 0.0  # The seconds that this took the last time,
-        self._gain = MeanRatio(0.0, weight=1.0)  # and those that a step gains if it is done late.
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
 
-    def admit(self, request: Request, num_tokens: int | None = None) -> object | None:
-        """Reads the prompt of a request, to its end or `num_tokens` more of it.
+    def admit(self, prompt: Prompt, num_tokens: int | None = None) -> bool:
+        """Reads a prompt, to its end or `num_tokens` more of it; was it read to its end?
 
         At the end its rows get their first tokens, which a streamer hears before anything is
-        learned, and take part in the steps to come. Returns its KV cache then, and None before. An
-        error leaves the rows of other requests as they were.
+        learned, and take part in the steps to come. An error leaves the rows of others as they
+        were.
         """
-        runner, reader, stats = self._runner, request.reader, request.stats
+        runner, reader, stats = self._runner, prompt.reader, prompt.stats
         num_others, start = len(self.rows), self._clock()
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
         runner.before_forward(reader.num_rows * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         with runner.reading():
-            prompt = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
+            prefilled = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
             stats.spend("prefill", self._clock() - read_from)
-            if prompt is None:
-                return None
+            if prefilled is None:
+                return False
             try:
-                self._join(request, prompt)
+                self._join(prompt, prefilled)
             except Exception:
-                if request.fails_alone:
+                if prompt.fails_alone:
                     self._keep(list(range(num_others)))
                 raise
-        kv: object = prompt.cache
-        return kv
+        prompt.kv = prefilled.cache
+        return True
 
     def _num_states(self, num_more: int) -> int:
         """How many of a prompt's last hidden states the model's own sources learn from."""
         num_rows = len(self.rows) + num_more
         return max((source.num_states(num_rows) for source in self._model_sources), default=0)
 
-    def _join(self, request: Request, prompt: Prefilled) -> None:
-        """Lets the rows of a request in whose prompt was read."""
-        model, stats = self._runner.model, request.stats
+    def _join(self, prompt: Prompt, prefilled: Prefilled) -> None:
+        """Lets the rows of a prompt in that was read."""
+        model, stats = self._runner.model, prompt.stats
         # What was learned on another vocabulary is refused before anybody gets a token.
-        learned = self._learned(prompt.logits.shape[-1]).for_request(self.config.learning)
-        self._device, self._num_readable = device_for(prompt.logits.device), num_readable(model)
-        rows = self._new_rows(request, prompt, learned)
-        first = first_tokens(rows, prompt.logits, self._device)
+        learned = self._learned(prefilled.logits.shape[-1]).for_request(self.config.learning)
+        self._device, self._num_readable = device_for(prefilled.logits.device), num_readable(model)
+        rows = self._new_rows(prompt, prefilled, learned)
+        first = first_tokens(rows, prefilled.logits, self._device)
         start = self._clock()
         if learned.learns:
-            teach(learned, prompt, model.get_output_embeddings(), self._num_readable)
+            teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
         held = self.backend.admit(
-            prompt,
+            prefilled,
             [row.kv for row in self.rows],
-            max_new_columns=request.max_new_columns,
-            max_tree=request.max_tree,
+            max_new_columns=prompt.max_new_columns,
+            max_tree=prompt.config.max_nodes,
         )
         for row, kv in zip(rows, held, strict=True):
             row.kv = kv
         self.add(rows, first)
 
-    def _new_rows(self, request: Request, prompt: Prefilled, learned: Learned) -> list[Row]:
+    def _new_rows(self, prompt: Prompt, prefilled: Prefilled, learned: Learned) -> list[Row]:
         """The rows of a prompt that was read, each with what it drafts from."""
         readable, banned = self._num_readable, unplaced_id(self._runner.model)
-        new, rows = request.new_rows, []
-        for number, (new_row, ids) in enumerate(zip(new, prompt.texts, strict=True)):
+        for number, ids in enumerate(prefilled.texts):
             start = RowStart(
-                prompt_ids=[*request.encoder_texts[number], *ids],
-                max_new_tokens=request.max_new_columns,
+                prompt_ids=[*prompt.encoder_texts[number], *ids],
+                max_new_tokens=prompt.max_new_columns,
                 budget=self.budget,
-                count_forward=request.stats.count_draft_forward,
-                num_rows=len(self.rows) + len(new),
-                states=None if prompt.hidden is None else prompt.hidden[number],
+                count_forward=prompt.stats.count_draft_forward,
+                num_rows=len(self.rows) + len(prefilled.texts),
+                states=None if prefilled.hidden is None else prefilled.hidden[number],
             )
-            sources = (*self._model_sources, *request.sources[number])
+            sources = (*self._model_sources, *prompt.sources[number])
             drafter = Drafter(
                 learned, start, self.config, sources, num_readable=readable, banned=banned
             )
-            rows.append(new_row(prompt_ids=ids, drafter=drafter))
-        if request.streamer is not None:
-            stream_to(request.streamer, rows)
-        return rows
+            prompt.add_row(ids, drafter)
+        if prompt.streamer is not None:
+            stream_to(prompt.streamer, prompt.rows)
+        return prompt.rows
 
     def add(self, rows: list[Row], first: FirstTokens) -> None:
         """Lets in rows that have their first token, and learns from it."""
         laps = Laps(self._clock)
         self.rows += rows
         tops = self._fetch_tops(first.logits.logits)
-        committed = self._learn(rows, first.records, _Seen(first.logits, tops, None))
-        self._teach()
+        committed = self._observed(rows, first.records, _Seen(first.logits, tops, None))
+        _teach(committed)
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
         self._call_listeners(committed)
 
-    def run(self) -> None:
-        """Steps until every row has stopped."""
-        with self._runner.decoding():
-            while not all(row.is_done for row in self.rows):
-                self.leave()
-                self._step()
-        self._teach()
-
     def step(self) -> None:
-        """One forward and all that belongs to it."""
+        """One forward over a tree for each row, and all that belongs to it."""
         with self._runner.decoding():
-            self._step()
+            laps = Laps(self._clock)
+            self._runner.before_forward(_STEP * len(self.rows))
+            laps.end("prepare")
+            drafts = self._draft(laps)
+            committed = self._verify(drafts.trees, laps)
+            _teach(committed)
+            self._account(drafts, committed, laps)
+            self._call_listeners(committed)
 
-    def _step(self) -> None:
-        laps, backend = Laps(self._clock), self.backend
-        self._runner.before_forward(_STEP * len(self.rows))
-        start = laps.end("prepare")
-        budget = self._told_budget()
-        self._prepare(budget)
-        prepared = laps.end("draft")
-        pending, allowed = backend.num_pending, backend.max_width(self.config.max_nodes)
-        step = budget.step(allowed, pending)
-        trees = self._draft(step)
-        drafted = laps.end("draft")
-        committed = self._verified(list(zip(self.rows, trees, strict=True)), laps)
-        is_late = self._device.works_beside and self._gain.value > 0
-        if not is_late:
-            self._teach()
-        done = laps.end("learn")
-        width = (pending or 0) + max(map(len, trees))
-        took = StepTime(width, drafted - prepared, done - drafted - backend.setting_up)
-        if _RETRY not in laps.seconds:
-            step.observe(took, [record for _, record in committed])
-            # While the device is waited for, there is time to learn.
-            hidden = min(self._taught, laps.seconds["verify"] + is_late * self._taught)
-            always, for_each = self.late_costs
-            costs = (always + for_each * width) * (took.drafting + took.rest)
-            self._gain.observe(hidden - costs, 1.0)
-        done = laps.end("learn")
-        for row, record in committed:
-            row.stats.count_step(record)
-            row.stats.num_read_again += pending or 0
-            row.stats.count_time(laps.seconds, done - start, width, len(committed))
-        self._call_listeners(committed)
-
-    def _told_budget(self) -> Budget:
-        """The budget, which knows how the next step is run."""
-        run_as = (self.backend.kind, len(self.rows))
-        if run_as != self._run_as:
+    def _draft(self, laps: Laps) -> _Drafts:
+        """A tree for each row, once sources and cursors that take time had theirs."""
+        backend, num_rows, trees = self.backend, len(self.rows), list[DraftTree]()
+        if (run_as := (backend.kind, num_rows, context_bucket(backend.front))) != self._run_as:
             self._run_as = run_as
-            self.budget.run_as(*run_as, self._runner.curve(self.backend, len(self.rows)))
-        return self.budget
-
-    def _prepare(self, budget: Budget) -> None:
-        """Lets sources decide for all rows, and cursors begin that take time."""
+            self.budget.run_as(backend.kind, num_rows, self._runner.curve(backend, num_rows))
         for source in self._model_sources:
-            source.before_step(len(self.rows), budget)
+            source.before_step(num_rows, self.budget)
         for row in self.rows:
             with row.guarded():
                 if row.max_nodes > 1:
                     row.drafter.prepare()
+        start, pending = laps.end("draft"), backend.num_pending
+        step = self.budget.step(backend.max_width(self.config.max_nodes), pending)
+        for row in self.rows:
+            tree = DraftTree.of_root(row.last_token)
+            with row.guarded():
+                limits = (min(step.max_nodes, row.most_nodes), row.max_depth, step.search())
+                tree = row.drafter.draft(row.last_token, *limits)
+            trees.append(tree)
+        step.fit(trees)
+        _add_pads(self.rows, trees)
+        width = (pending or 0) + max(map(len, trees))
+        drafted = list(zip(self.rows, trees, strict=True))
+        return _Drafts(step, drafted, width, pending or 0, laps.end("draft") - start)
 
-    def _verified(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
-        """One forward over the trees of some rows, and what comes of it, without rows that failed.
+    def _verify(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
+        """Lets the rows walk down their trees, and keeps the KV of their paths.
 
-        If the forward fails, each half of the rows is tried again, so that no row fails but one
-        that fails alone. Nothing was drawn or committed by then.
+        Rows that have failed are left out.
         """
-        rows, half = [row for row, _ in drafted], len(drafted) // 2
-        try:
-            seen = self._looked_at(rows, [tree for _, tree in drafted], laps)
-        except Exception as error:
-            if not rows[0].fails_alone:
-                raise
-            laps.end(_RETRY)
-            if not half:
-                rows[0].fail(error)
-        else:
-            return self._committed(drafted, seen, laps)
-        committed = []  # The error has let go of the memory of the forward by now.
-        for part in (slice(0, half), slice(half, None)) if half else ():
-            committed += self._verified(drafted[part], laps)
+        committed = []
+        for part, seen in self._forwards(drafted, laps):
+            records = walked(part, seen.logits)
+            laps.end("verify")
+            self.backend.commit([[] if record is None else record.path for record in records])
+            self.backend.wipe([index for index, (row, _) in enumerate(part) if row.is_spoiled])
+            laps.end("commit")
+            committed += self._observed([row for row, _ in part], records, seen)
+        laps.end("learn")
         return committed
 
-    def _looked_at(self, rows: list[Row], trees: list[DraftTree], laps: Laps) -> _Seen:
-        """Runs the forward, lets the rows read its logits, and fetches what is to be learned."""
+    def _forwards(
+        self, drafted: list[Drafted], laps: Laps
+    ) -> Iterator[tuple[list[Drafted], _Seen]]:
+        """What a forward over the trees shows, or one over each half of them where it fails.
+
+        So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
+        forward has succeeded.
+        """
+        left = [drafted]
+        while left:
+            part, seen = left.pop(), None
+            try:
+                seen = self._forward(part, laps)
+            except Exception as error:
+                if not part[0][0].fails_alone:
+                    raise
+                laps.end(_RETRY)
+                if len(part) == 1:
+                    part[0][0].fail(error)
+            if seen is not None:
+                yield part, seen
+            elif len(part) > 1:  # The error has let go of the memory of the forward by now.
+                half = len(part) // 2
+                left += [part[half:], part[:half]]
+
+    def _forward(self, drafted: list[Drafted], laps: Laps) -> _Seen:
+        """Runs a forward, lets the rows read its logits, and fetches what is to be learned."""
+        rows, trees = [row for row, _ in drafted], [tree for _, tree in drafted]
         layout = self.backend.lay_out([row.kv for row in rows], trees)
         laps.end("layout")
         wanted = any(row.drafter.wants_states for row in rows)
@@ -273,19 +271,23 @@ class Engine:
         # The device is asked first for what the walk needs, then for the tables.
         read = read_logits(rows, logits, self._device)
         laps.end("verify")
-        tops = self._fetch_tops(read.logits)
-        self._teach()
+        seen = _Seen(read, self._fetch_tops(read.logits), states)
         laps.end("learn")
-        return _Seen(read, tops, states)
+        return seen
 
-    def _committed(self, drafted: list[Drafted], seen: _Seen, laps: Laps) -> list[Committed]:
-        """Lets the rows walk down their trees, keeps the KV of their paths, and learns."""
-        records = walked(drafted, seen.logits)
-        laps.end("verify")
-        self.backend.commit([[] if record is None else record.path for record in records])
-        self.backend.wipe([index for index, (row, _) in enumerate(drafted) if row.is_spoiled])
-        laps.end("commit")
-        return self._learn([row for row, _ in drafted], records, seen)
+    def _account(self, drafts: _Drafts, committed: list[Committed], laps: Laps) -> None:
+        """Tells the budget what the step took and brought, and counts it for each row."""
+        took = laps.end("learn") - laps.start - laps.seconds["prepare"]
+        rest = took - laps.seconds["draft"] - self.backend.setting_up
+        self._runner.count_step(self.backend, rest)
+        if _RETRY not in laps.seconds:
+            time = StepTime(drafts.width, drafts.seconds, rest)
+            drafts.step.observe(time, [record for _, record in committed])
+        took = laps.end("learn") - laps.start - laps.seconds["prepare"]
+        for row, record in committed:
+            row.stats.count_step(record)
+            row.stats.num_read_again += drafts.num_pending
+            row.stats.count_time(laps.seconds, took, drafts.width, len(committed))
 
     def leave(self) -> list[Row]:
         """Rows that walk alone leave the batch when they stop; those that move together stay.
@@ -297,31 +299,12 @@ class Engine:
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
         self._keep(_without_gaps(done))
-        if not self.rows:
-            self._teach()
         return left
 
     def _keep(self, live: list[int]) -> None:
         self.rows = [self.rows[i] for i in live]
         if self.backend.kv is not None:
             self.backend.kv.keep_rows([row.kv for row in self.rows])
-
-    def _draft(self, step: Step) -> list[DraftTree]:
-        """A tree for each row.
-
-        A row that only waits for the others gets the pads that are sure to come.
-        """
-        trees = []
-        for row in self.rows:
-            tree = DraftTree.of_root(row.last_token)
-            with row.guarded():
-                most = min(step.max_nodes, row.most_nodes)
-                limits = (most, row.max_depth, step.search())
-                tree = row.drafter.draft(row.last_token, *limits)
-            trees.append(tree)
-        step.fit(trees)
-        _add_pads(self.rows, trees)
-        return trees
 
     def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
         """The tables to learn from; None where nobody learns."""
@@ -330,9 +313,10 @@ class Engine:
             return None
         return self._device.fetch(*top_k(logits[..., : self._num_readable], config.top_k))
 
-    def _learn(
+    def _observed(
         self, rows: list[Row], records: Sequence[StepRecord | None], seen: _Seen
     ) -> list[Committed]:
+        """Tells each row's cursors what came of its tree; waits for tables if it learns."""
         tops, committed = None if seen.tops is None else tables(*seen.tops.get()), []
         for index, (row, record) in enumerate(zip(rows, records, strict=True)):
             if record is None:
@@ -345,30 +329,7 @@ class Engine:
                     record.states = seen.states[index]
                 with row.guarded():
                     row.drafter.observe(record)
-        self._untaught += [each for each in committed if each[0].drafter.learned.learns]
         return committed
-
-    def _teach(self) -> None:
-        """Lets the calibration and the tables learn from the last step, if they have not yet.
-
-        Rows that share them do so in one write. It is done late, while the device computes the next
-        step, where that saves more time than it costs tokens.
-        """
-        if not self._untaught:
-            return
-        start = self._clock()
-        sharing: dict[int, list[Committed]] = {}
-        untaught, self._untaught = self._untaught, []
-        for row, record in untaught:
-            calibration = row.drafter.learned.calibration
-            with row.guarded():
-                calibration.observe(record)
-            sharing.setdefault(id(calibration), []).append((row, record))
-        for lessons in sharing.values():
-            row = lessons[0][0]
-            with row.guarded():
-                row.drafter.learned.observe_steps([record for _, record in lessons])
-        self._taught = self._clock() - start
 
     def _call_listeners(self, committed: list[Committed]) -> None:
         for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
@@ -377,12 +338,13 @@ class Engine:
                     if record.path:
                         listener(record)
 
-    def record_outcome(self, request: Request) -> None:
-        """Writes into its statistics how a request that is over, or broke off, was decoded."""
-        stats = request.stats
+    def record_outcome(self, prompt: Prompt) -> None:
+        """Writes into its statistics how a prompt that is over, or broke off, was decoded."""
+        stats = prompt.stats
         stats.mode = "chain" if self.backend.chains_only else "tree"
         stats.forward = self.backend.kind
         stats.packed_bytes = self._runner.packed_bytes
+        stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason = self.backend.reason or self._runner.reason
         stats.heads_reason = self._runner.why_no_heads(self.backend)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)
@@ -402,6 +364,21 @@ class Laps:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
         return now
+
+
+def _teach(committed: list[Committed]) -> None:
+    """Lets the calibration and the tables learn from a step: one write for rows that share them."""
+    sharing: dict[int, list[Committed]] = {}
+    for row, record in committed:
+        learned = row.drafter.learned
+        if learned.learns:
+            with row.guarded():
+                learned.calibration.observe(record)
+            sharing.setdefault(id(learned.calibration), []).append((row, record))
+    for lessons in sharing.values():
+        row = lessons[0][0]
+        with row.guarded():
+            row.drafter.learned.observe_steps([record for _, record in lessons])
 
 
 def _add_pads(rows: list[Row], trees: list[DraftTree]) -> None:

@@ -23,7 +23,7 @@ from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
-from selfspec.cuda.kept import KeptRunner
+from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
@@ -83,7 +83,7 @@ class ModelRunner:
         self._trying = threading.Lock()
         self._captured = KeptRunner()
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
-        self._captured_seconds = 0.0  # Of all calls with captured forwards.
+        self._captured_seconds = 0.0  # Of all steps with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
@@ -189,10 +189,25 @@ class ModelRunner:
         """What copies of weights take, the weights themselves not counted."""
         return 0 if self.packing is None else self.packing.num_bytes
 
+    @property
+    def captured_bytes(self) -> int:
+        """What captured forwards keep from call to call."""
+        return self._captured.num_bytes
+
     def before_forward(self, num_tokens: int) -> None:
-        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
+        """Packs weights before a forward over some tokens of all rows, if that pays by now.
+
+        The same goes for compiling layers of captured forwards, where the caller has these.
+        """
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
+        if self._compiles:
+            self._captured.compile(self.model)
+
+    def count_step(self, backend: Backend, seconds: float) -> None:
+        """Counts what a step took, if its forward was captured."""
+        if backend.kind == StaticRunner.kind:
+            self._captured_seconds += seconds
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: the map of its hidden states, and its heads."""
@@ -252,27 +267,28 @@ class ModelRunner:
         them `shows_states`.
         """
         model, attention, captures = self.model, ability.attention, self._captures
-        compiles, start = captures and self._compiles, perf_counter()
-        lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
+        lent: AbstractContextManager[StaticRunner | Shortage | str | None] = nullcontext()
         if captures and attention is None:
             lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
         elif captures and shows_states:
             lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
         elif captures and attention is not None:
-            lent = self._captured.borrow(model, attention, limits, compiles=compiles)
+            lent = self._captured.borrow(model, attention, limits)
         with uncompiled(model), lent as found:
             self._renew()
             if isinstance(found, StaticRunner):
                 assert attention is not None
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, found, strict=strict)
-                self._captured_seconds += perf_counter() - start
             elif attention is None:
-                yield ChainBackend(model, kind=self.forward_kind, reason=self._checked(found))
+                reason = self._checked(reason_of(found))
+                yield ChainBackend(model, kind=self.forward_kind, reason=reason)
             else:
                 policy = Growing() if limits is None else Shared(limits)
-                asked: Any = {"kind": self.forward_kind, "reason": self._checked(found)}
-                yield TreeBackend(model, attention, EagerForwards(attention, policy, **asked))
+                reason = self._checked(reason_of(found))
+                forwards = EagerForwards(attention, policy, kind=self.forward_kind, reason=reason)
+                captured = found.again if isinstance(found, Shortage) else None
+                yield TreeBackend(model, attention, forwards, captured=captured)
 
     @property
     def _compiles(self) -> bool:

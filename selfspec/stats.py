@@ -54,6 +54,7 @@ class GenerationStats:
         heads_reason: Why the heads that the model's config names were not asked.
         table_bytes: What the LUTs take.
         packed_bytes: What second copies of weights take.
+        captured_bytes: What captured forwards keep from call to call: KV slots and logits.
     """
 
     num_calls: int = 0
@@ -80,6 +81,7 @@ class GenerationStats:
     heads_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
     packed_bytes: int = field(default=0, metadata=_LATEST)
+    captured_bytes: int = field(default=0, metadata=_LATEST)
 
     @property
     def tokens_per_step(self) -> float:

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from selfspec.cuda import compiled
 from selfspec.forward.attention import grouped_attention
+from selfspec.machine.device import failed_capture
 
 aten = torch.ops.aten
 
@@ -139,7 +140,6 @@ class RecordingDevice:
 
     name = "recorder"
     can_capture = True
-    works_beside = False  # Else times, which differ from run to run, would decide what is drafted.
 
     def __init__(self, log: list[str], *, fails_at: int | None = None) -> None:
         self.log = log
@@ -161,7 +161,7 @@ class RecordingDevice:
                 self._fail_if_asked()
                 work()
         except Exception as error:
-            return f"capturing it fails ({type(error).__name__}: {error})"
+            return failed_capture(error)
 
         def replay() -> None:
             self.log.append("replay")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
-from selfspec.machine.device import Device, Fetched
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
@@ -302,45 +300,6 @@ def test_a_source_that_cannot_learn_is_named_once_and_the_others_learn(caplog):
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]
     assert len(said) == 1
     assert "'broken' has failed, and has not learned" in said[0]
-
-
-class Card(Device):
-    """Computes for 4 ms beside Python, as a GPU does; what it is asked for comes after that."""
-
-    works_beside = True
-    now = busy_until = 0.0
-
-    def fetch(self, *tensors: torch.Tensor) -> Fetched:
-        return Fetched(tensors, self.synchronize)
-
-    def synchronize(self) -> None:
-        self.now = max(self.now, self.busy_until)
-
-
-@pytest.mark.parametrize(("learning", "step"), [(0.003, 0.004), (0.0001, 0.0041), (0.006, 0.006)])
-def test_tables_learn_beside_the_next_forward_where_that_saves_time(learning, step):
-    card = Card()
-
-    class SlowTables(LutSource):
-        def observe_pairs(self, pairs: Any, top: Any) -> None:
-            super().observe_pairs(pairs, top)
-            card.now += learning
-
-    lut = SlowTables(VOCAB, 3)
-    run = Run(MODEL, [[1, 2], [3, 4]], [lut], 60, device=card, clock=lambda: card.now)
-    forward, steps = run.backend.forward, []
-
-    def launched(*args: Any, **kwargs: Any) -> Any:
-        card.busy_until = card.now + 0.004
-        steps.append(card.now)
-        return forward(*args, **kwargs)
-
-    run.backend.forward = launched
-    assert run.decode() == plain_text(run)
-    took = steps[-1] - steps[-2]
-    assert took == pytest.approx(step, rel=0.1), "the longer one of both, where they overlap"
-    last = run.records[-1].tree.tokens[0]
-    assert (lut.token_ids[last] >= 0).all(), "the last step is learned at the end"
 
 
 def test_branches_are_nodes_of_the_tree():

@@ -29,6 +29,7 @@ _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
 _RUN = _NEURAL | {"ability", "config", "cuda", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
+_PROMPT = {"plain", "prompt", "row_rules"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "compat": {"errors"},
@@ -45,17 +46,20 @@ ALLOWED: dict[str, set[str] | None] = {
     "cuda": _FORWARD | {"ability", "forward"},
     "neural": _NEURAL,
     "runner": _RUN,
-    "request": _FORWARD | _DRAFT | {"forward", "row", "stats"},
     "row": _DRAFT | _VERIFY | {"errors", "stats"},
+    "row_rules": {"row", "verify"},
+    "prompt": _ENGINE | {"row", "row_rules"},
+    "plain": {"compat", "errors", "machine", "prompt"},
     "learning": _DRAFT | _VERIFY | _RUN,
     "walks": _VERIFY | {"row"},
-    "engine": _ENGINE | {"learning", "request", "row", "walks"},
+    "engine": _ENGINE | {"learning", "prompt", "row", "walks"},
+    "session": _ENGINE | {"engine", "plain", "prompt", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
     "engines": {"cache", "config", "draft", "errors", "records"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
-    "plugin": _ENGINE | {"engine", "learning", "request", "row", "cache", "papers"},
-    "batch": {*_ENGINE, "engine", "request", "row", "plugin"},
-    "serving": {*_ENGINE, "engine", "plugin", "batch"},
+    "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session"},
+    "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
+    "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
     "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
@@ -69,7 +73,6 @@ NO_TORCH = (
     "selfspec.draft",
     "selfspec.engines",
     "selfspec.errors",
-    "selfspec.machine.measured",
     "selfspec.machine.user_files",
     "selfspec.records",
     "selfspec.serving.batch_file",
@@ -80,7 +83,7 @@ NO_TORCH = (
 )
 TRANSFORMERS = {
     *("ability", "building", "cli", "compat", "engines"),
-    *("forward", "neural", "plugin", "weights"),
+    *("forward", "neural", "plain", "plugin", "row_rules", "weights"),
 }
 
 FILES = sorted(

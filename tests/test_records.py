@@ -108,6 +108,7 @@ LATEST = (
     "heads_reason",
     "table_bytes",
     "packed_bytes",
+    "captured_bytes",
 )
 
 

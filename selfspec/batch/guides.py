@@ -18,7 +18,7 @@ import torch
 from selfspec.batch.penalties import CountPenalties
 from selfspec.errors import UnsupportedError, one_line
 from selfspec.forward.model import vocab_size
-from selfspec.plugin.row_rules import end_ids
+from selfspec.row_rules import end_ids
 
 _MOST_CHARACTERS = 1 << 17  # Looking through a longer schema takes too long.
 _MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes first.

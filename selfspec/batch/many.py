@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-from selfspec.batch.prompt_call import Answer
-from selfspec.batch.prompts import Prompt, inputs_of
-from selfspec.batch.schedule import Scheduler
-from selfspec.batch.session import Session
+from selfspec.batch.answers import Answer
+from selfspec.batch.prompts import PromptLike, inputs_of
+from selfspec.batch.requests import Requests
 from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
+from selfspec.session import Scheduler, Session
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 def generate_many(
     model: Any,
     tokenizer: Any,
-    prompts: Iterable[Prompt],
+    prompts: Iterable[PromptLike],
     *,
     assistant: SelfSpec | None = None,
     max_rows: int = 8,
@@ -73,24 +73,19 @@ def generate_many(
         raise UnsupportedError(
             f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
         )
-    session = Session(
-        model,
-        getattr(tokenizer, "tokenizer", tokenizer),  # That of a processor.
-        SelfSpec() if assistant is None else assistant,
-        max_rows=max_rows,
-        max_memory=max_memory,
-        scheduler=scheduler,
-    )
+    spec = SelfSpec() if assistant is None else assistant
+    session = Session(model, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
+    requests = Requests(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
     scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     common = {
         **generate_kwargs,
         **scores,
         "schema": None if isinstance(schema, (list, tuple)) else schema,
     }
-    return _answers(session, tokenizer, _with_schemas(prompts, schema), seed, common)
+    return _answers(session, requests, tokenizer, _with_schemas(prompts, schema), seed, common)
 
 
-def _with_schemas(prompts: Iterable[Prompt], schema: Any) -> Iterator[tuple[Prompt, Any]]:
+def _with_schemas(prompts: Iterable[PromptLike], schema: Any) -> Iterator[tuple[PromptLike, Any]]:
     is_list, number = isinstance(schema, (list, tuple)), 0
     for number, prompt in enumerate(prompts, start=1):
         if is_list and number > len(schema):
@@ -105,8 +100,9 @@ def _with_schemas(prompts: Iterable[Prompt], schema: Any) -> Iterator[tuple[Prom
 
 def _answers(
     session: Session,
-    tokenizer: Any,
-    prompts: Iterable[tuple[Prompt, Any]],
+    requests: Requests,
+    processor: Any,
+    prompts: Iterable[tuple[PromptLike, Any]],
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
@@ -116,14 +112,14 @@ def _answers(
         for index, (prompt, schema) in islice(given, session.num_wanted):
             own_seed, own = None if seed is None else seed + index, {**common, "schema": schema}
             try:
-                session.submit(index, inputs_of(prompt, tokenizer), own_seed, own)
+                session.add(requests.prompt(index, inputs_of(prompt, processor), own_seed, own))
             except Exception as error:
-                if not is_tried:
-                    session.call(0, [0], 0, common)  # Raises what is wrong for any prompt.
+                if not is_tried:  # Raises what is wrong for any prompt.
+                    session.check_fits(requests.prompt(0, [0], 0, common))
                 yield Answer.refused(index, error)
             is_tried = True
         if not session.is_empty:
-            yield from session.work()
+            yield from (Answer.to(prompt, requests.tokenizer) for prompt in session.work())
         elif errors:
             raise errors[0]
         else:

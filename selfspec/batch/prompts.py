@@ -12,7 +12,7 @@ from selfspec.compat.generation import KV_NAMES
 from selfspec.errors import UnsupportedError
 
 # A text, the messages of a conversation, token ids, or what a processor makes of a prompt.
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Mapping[str, Any]
+PromptLike = str | Sequence[Mapping[str, Any]] | Sequence[int] | Mapping[str, Any]
 
 _RULE = "a prompt must be text, a list of messages with role and content, or token ids"
 _FROM_PROCESSOR = (

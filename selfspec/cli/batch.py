@@ -71,20 +71,21 @@ def batch(
 def _results(
     writer: Writer, lines: Iterator[PromptLine], config: SpecConfig, max_rows: int
 ) -> Iterator[LineResult]:
-    from selfspec.batch.schedule import ShortestFirst
-    from selfspec.batch.session import Session
+    from selfspec.batch.requests import Requests
+    from selfspec.session import Session, ShortestFirst
 
     model, asked = writer.model, writer.asked
+    spec = writer.loaded.new_spec(config)
     session = Session(
         model,
-        writer.tokenizer,
-        writer.loaded.new_spec(config),
+        spec,
         max_rows=max_rows,
         max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
         scheduler=ShortestFirst(),  # The answers may come in any order.
     )
-    encoder, name = writer.encoder(), writer.loaded.name
-    return results(lines, session, encoder, model_name=name, seed=writer.seed)
+    requests, encoder = Requests(model, writer.tokenizer, spec), writer.encoder()
+    name, seed = writer.loaded.name, writer.seed
+    return results(lines, session, requests, encoder, model_name=name, seed=seed)
 
 
 def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:

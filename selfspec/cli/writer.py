@@ -13,7 +13,7 @@ from selfspec.serving.prompt_files import Encoder, num_tokens
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
-    from selfspec.batch.prompt_call import PromptInputs
+    from selfspec.batch.requests import PromptInputs
 
 
 def loaded(asked: WriteOptions, **how: Any) -> Writer:
@@ -69,7 +69,7 @@ class Writer:
 
         A streamer that has a method `hear` gets the record of each step, too.
         """
-        from selfspec.batch.prompt_call import inputs_on
+        from selfspec.batch.requests import inputs_on
         from selfspec.compat.generation import KV
 
         hear = getattr(streamer, "hear", None)

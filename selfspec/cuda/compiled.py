@@ -153,12 +153,18 @@ def _of_class(kind: Any) -> Callable[..., Any]:
 def compile_layers(
     model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None
 ) -> str | None:
-    """Lets a runner that no call uses run compiled layers, or says why it must not."""
+    """Lets a runner that no call uses run compiled layers, or says why it must not.
+
+    Raises the error of memory that ran out, which is no verdict.
+    """
     start = perf_counter()
     try:
         with decoding_switches(model), torch.no_grad():
             refused = _trial(model, attention, runner, limits)
     except Exception as error:  # The captured forwards of before go on.
+        if is_out_of_memory(error):
+            runner.use(None)
+            raise
         refused = f"trying them fails ({type(error).__name__})"
     _log.info("compiling layers took %.1f s", perf_counter() - start)
     if refused is not None:
@@ -207,4 +213,5 @@ def _chains(
                 tree.add(node - 1, tokens[node], 1.0)
             run = backend.lay_out(rows, [tree] * num_rows)
             found.append(backend.forward(run).logits.clone())
+        runner.check_memory()
     return found

@@ -7,10 +7,10 @@ tried before its first use, which shows whether the model does something that ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,13 +19,32 @@ from selfspec.ability.rope import changing_rope
 from selfspec.ability.state import addresses_of, state_of
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import decoding_switches
+from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.cuda.compiled import compile_layers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
+from selfspec.forward.pause import Pause
 from selfspec.forward.room import Fixed, Limits
+from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import device_for
+
+# What there was no memory to try is tried again by the next call, and at last by every 64th.
+_PAUSES = 1, 64
+_COMPILING_PAUSES = 64, 4096  # The same of compiled layers, in steps.
+
+
+class Shortage(NamedTuple):
+    """There was no memory to try captured forwards. `again` does so over slots that hold rows."""
+
+    reason: str
+    again: Callable[[TreeKV], StaticRunner | str]
+
+
+def reason_of(found: Shortage | str | None) -> str | None:
+    """Why forwards are not captured, if they are not."""
+    return found.reason if isinstance(found, Shortage) else found
 
 
 class KeptRunner:
@@ -35,7 +54,16 @@ class KeptRunner:
         self._lock = threading.Lock()
         self._state: Hashable = None
         self._found: StaticRunner | str = ""
+        self._trial = Pause(*_PAUSES)
         self._refused: str | None = None  # Why no layers are compiled, once they were asked for.
+        self._compiling: Pause | None = None  # After which layers are tried again, if they are.
+        # The thread that has borrowed the runner, and what for.
+        self._lent: tuple[int, AttentionTypes, Limits | None] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """What the runner keeps from call to call."""
+        return self._found.num_bytes if isinstance(self._found, StaticRunner) else 0
 
     @property
     def layers_reason(self) -> str | None:
@@ -45,51 +73,97 @@ class KeptRunner:
 
     @contextmanager
     def borrow(
-        self, model: Any, attention: AttentionTypes, limits: Limits | None, *, compiles: bool
-    ) -> Iterator[StaticRunner | str]:
-        """Yields the runner for one call or session, or why that can't have it.
-
-        With `compiles`, its layers are compiled first, if they can be and were not yet.
-        """
+        self, model: Any, attention: AttentionTypes, limits: Limits | None
+    ) -> Iterator[StaticRunner | Shortage | str]:
+        """Yields the runner for one call or session, or why that can't have it."""
         if not self._lock.acquire(blocking=False):
             yield "another call is using this model's fixed KV slots"
             return
         try:
-            found = _capture_reason(model, attention) or self._fresh(model, attention)
+            found = _capture_reason(model, attention) or self._fresh(model, attention, limits)
             if isinstance(found, StaticRunner):
-                if compiles and found.layers is None and self._refused is None:
-                    self._refused = compile_layers(model, attention, found, limits)
                 found.kv.policy = Fixed(limits)
+                self._lent = threading.get_ident(), attention, limits
             yield found
         finally:
+            self._lent = None
             self._lock.release()
 
-    def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
+    def _fresh(
+        self, model: Any, attention: AttentionTypes, limits: Limits | None
+    ) -> StaticRunner | Shortage | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
-        state = state_of(model), addresses_of(model)
-        if state != self._state:
-            # This frees the old runner before there is a new one.
-            self._state, self._found, self._refused = None, "", None
-            try:
-                self._found = _tried(model, attention)
-            except BrokenTrial as broken:
-                return str(broken)  # The next call tries again.
-            self._state = state
+        again = partial(self._over, model, attention, limits)
+        shortage = Shortage("there was no memory to try captured forwards", again)
+        if (state_of(model), addresses_of(model)) == self._state:
+            return self._verdict
+        if not self._trial.step():
+            return shortage
+        try:
+            return self._try(model, attention)
+        except torch.OutOfMemoryError:
+            self._trial.begin()
+            return shortage
+
+    def _over(
+        self, model: Any, attention: AttentionTypes, limits: Limits | None, kv: TreeKV
+    ) -> StaticRunner | str:
+        """A new trial in the midst of a call; the runner takes over the slots of its rows."""
+        found = self._try(model, attention)
+        if isinstance(found, StaticRunner):
+            kv.policy = Fixed(limits)
+            found.take_over(kv)
+            self._lent = threading.get_ident(), attention, limits
+        return found
+
+    def _try(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
+        """The result of a new trial; raises `torch.OutOfMemoryError` if there is none."""
+        # This frees the old runner before there is a new one.
+        self._state, self._found, self._refused, self._compiling = None, "", None, None
+        try:
+            self._found = _tried(model, attention)
+        except BrokenTrial as broken:
+            return str(broken)  # The next call tries again.
+        self._state = state_of(model), addresses_of(model)
+        return self._verdict
+
+    @property
+    def _verdict(self) -> StaticRunner | str:
         if isinstance(self._found, StaticRunner) and self._found.reason is not None:
             # Without graphs, eager forwards are faster than those over fixed slots.
             self._found = self._found.reason
         return self._found
 
+    def compile(self, model: Any) -> None:
+        """Compiles the layers of the runner that this thread has borrowed, between two forwards.
+
+        Does nothing if they are compiled, or if an earlier attempt has shown that they can't be.
+        """
+        found, lent, pause = self._found, self._lent, self._compiling
+        if lent is None or lent[0] != threading.get_ident() or not isinstance(found, StaticRunner):
+            return
+        if found.layers is not None or (self._refused and not (pause and pause.step())):
+            return
+        held = found.kv  # A trial has slots of its own, since these may hold rows.
+        found.take_over(TreeKV(lent[1], Fixed(lent[2])))
+        try:
+            self._refused, self._compiling = compile_layers(model, lent[1], found, lent[2]), None
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._refused = "there was no memory to try them"
+            self._compiling = pause or Pause(*_COMPILING_PAUSES)
+            self._compiling.begin()
+        finally:
+            found.take_over(held)
+
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     """A new runner; its `reason` is set if its forwards don't give right results."""
     runner = StaticRunner(attention, device_for(model.device), model.device)
-
-    try:
-        with decoding_switches(model):
-            reason = try_backend(model, attention, partial(TreeBackend, forwards=runner))
-    except torch.OutOfMemoryError:
-        reason = "there is no memory to try it"
+    with decoding_switches(model):
+        reason = try_backend(model, attention, partial(TreeBackend, forwards=runner))
+    runner.check_memory()
     runner.reason = runner.reason or reason
     return runner
 

@@ -1,7 +1,8 @@
 """Forwards of fixed shape over one model, each captured as a graph on first use.
 
-The memory that they read and write outlives the calls: the slots, and for each shape a buffer of
-inputs and one of logits. The model itself is not held here, so dropping it frees its memory.
+The memory that they read and write outlives the calls: the slots, for each shape a buffer of
+inputs, and one buffer of logits for all shapes. The model itself is not held here, so dropping it
+frees its memory.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class StaticRunner:
         self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
         self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
-        self._outputs: dict[InputShape, torch.Tensor] = {}  # (R, W, V): the logits
+        self._outputs = _lasting(
+            (0, 1), torch.float32, torch_device
+        )  # Logits of any shape: (Q, V).
         self._replays: dict[ForwardKey, Replay] = {}
         self._generation = 0  # of the slots that the replays use
 
@@ -76,6 +79,21 @@ class StaticRunner:
         """Runs compiled layers, or those of the model, in all forwards captured from now on."""
         self.layers, self.reason = layers, None
         self._replays.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """What stays from call to call: slots and logits. Inputs are small."""
+        return self.kv.nbytes + self._outputs.nbytes
+
+    def take_over(self, kv: TreeKV) -> None:
+        """Runs forwards over slots that hold rows already, in place of its own."""
+        self.kv = kv
+        self._replays.clear()
+
+    def check_memory(self) -> None:
+        """Raises an error if forwards over its slots went on eagerly for want of memory."""
+        if self.reason is None and not isinstance(self.kv.policy, Fixed):
+            raise torch.OutOfMemoryError("there is no memory for captured forwards")
 
     def fitting(self, shape: InputShape) -> InputShape:
         """The shape of the captured forward that has room for inputs of `shape`."""
@@ -88,7 +106,7 @@ class StaticRunner:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
         Returns a function that runs the forward and returns its logits (R, W, V). The next forward
-        overwrites them. None: the capture failed.
+        overwrites them. None: the capture failed. `torch.OutOfMemoryError`: memory was too short.
         """
         self._show(shape.rows)
         if self._generation != self.kv.generation:
@@ -106,7 +124,8 @@ class StaticRunner:
 
         def forward() -> torch.Tensor:
             replay()
-            return self._outputs[shape]
+            queries = shape.rows * shape.width
+            return self._outputs[:queries].view(shape.rows, shape.width, -1)
 
         return forward
 
@@ -143,12 +162,21 @@ class StaticRunner:
         """A function that runs the model over the inputs that were sent; it can be repeated."""
 
         def work() -> None:
-            logits = self._logits(model, key)
-            if key.shape not in self._outputs:
-                self._outputs[key.shape] = _lasting(logits.shape, logits.dtype, logits.device)
-            self._outputs[key.shape].copy_(logits)
+            logits = self._logits(model, key).flatten(0, 1)  # (R * W, V)
+            self._make_room(logits)
+            self._outputs[: len(logits)].copy_(logits)
 
         return work
+
+    def _make_room(self, logits: torch.Tensor) -> None:
+        """Lets the buffer hold logits (Q, V). What was captured with a smaller one is forgotten."""
+        is_alike = self._outputs[:0].shape == logits[:0].shape
+        if is_alike and self._outputs.dtype is logits.dtype and len(self._outputs) >= len(logits):
+            return
+        self._replays.clear()
+        self._outputs = self._outputs.new_empty(0)  # The old one is free before there is a new one.
+        shape = max(len(logits), _WIDE), logits.shape[1]
+        self._outputs = _lasting(shape, logits.dtype, logits.device)
 
     def _logits(self, model: Any, key: ForwardKey) -> torch.Tensor:
         """The logits (R, W, V) of the inputs that were sent; Python reads no number of them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,19 +17,24 @@ from selfspec.forward.chains import ChainBackend
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
+from selfspec.forward.pause import Pause
 from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.forward.room import ENDLESS, Fixed, KVRow
 from selfspec.forward.slots import LARGE, kinds_in, split
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
+# After a failure, captured forwards are tried again after so many steps, and at last so many.
+_PAUSES = 64, 4096
+
 
 class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks.
 
     Has no rows at first. `forwards` runs what is laid out here, eagerly or as captured graphs, and
-    has the slots. Once captured forwards can't be had, it goes on eagerly over the same slots. The
-    KV of an accepted path is moved right after the walk, so that the KV is complete between any two
+    has the slots. Where captured forwards can't be had, it goes on eagerly over the same slots. If
+    only memory was short, or a forward failed, captured ones are tried again after a pause. The KV
+    of an accepted path is moved right after the walk, so that the KV is complete between any two
     steps, and costs nothing if the path already lies in the right slots.
 
     If rows come and go, all have the same number of columns. When a row leaves, the last one moves
@@ -45,11 +51,20 @@ class TreeBackend:
         forwards: Forwards | None = None,  # None: eager ones.
         *,
         strict: bool = False,
+        captured: Callable[[TreeKV], Forwards | str] | None = None,
     ) -> None:
+        """`captured` is tried after a pause where memory was too short for captured forwards.
+
+        It gives those over the slots that are there, or says why there can be none.
+        """
         self._model = model
         self._attention = attention
         self._forwards: Forwards = EagerForwards(attention) if forwards is None else forwards
         self._strict = strict
+        self._captured = captured
+        self._pause = Pause(*_PAUSES)
+        if captured is not None:
+            self._pause.begin()
         self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
         self.kv.clear()
 
@@ -109,8 +124,9 @@ class TreeBackend:
         try:
             self.kv.add(cache, rows, others)
         except torch.OutOfMemoryError:
-            reason = "there is no memory for fixed KV slots next to the prompt's"
-            if not self._goes_on_eagerly(reason):
+            if not self._goes_on_eagerly(
+                "there is no memory for fixed KV slots next to the prompt's"
+            ):
                 raise
             self.kv.add(cache, rows, others)
         if visible is not None:  # One more column represents all columns after the prompt.
@@ -126,18 +142,34 @@ class TreeBackend:
 
     def lay_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
+        start = perf_counter()
         if len(rows) < self.kv.num_taken:
-            self._goes_on_eagerly("a forward over all rows failed")
+            self._goes_on_eagerly("a forward over all rows failed", is_asked=False)
+        else:
+            self._captures_again()
+        taken = perf_counter() - start
+        try:
+            run = self._laid_out(rows, trees)
+            taken += self._forwards.setting_up
+        except torch.OutOfMemoryError:
+            if not self._goes_on_eagerly("there is no memory for more captured forwards"):
+                raise
+            run, taken = None, perf_counter() - start
+        if run is None:
+            if isinstance(self.kv.policy, Fixed):
+                self._goes_on_eagerly(str(self.reason), is_verdict=True)
+            run = self._laid_out(rows, trees)
+        assert run is not None  # An eager forward always runs.
+        self.setting_up = taken
+        return run
+
+    def _laid_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits | None:
+        """The next forward as `forwards` runs it; None if it can't be captured."""
         kv, windows = self.kv, self._attention.windows
         width = max(len(tree.tokens) for tree in trees)
-        asked = InputShape(len(rows), width, rows[0].position.shape, len(windows))
-        shape = self._forwards.fitting(asked)
-        try:
-            kv.reserve(rows, shape.width, shape.rows)
-        except torch.OutOfMemoryError:
-            if not self._goes_on_eagerly("there is no memory for more fixed KV slots"):
-                raise
-            return self.lay_out(rows, trees)
+        needed = InputShape(len(rows), width, rows[0].position.shape, len(windows))
+        shape = self._forwards.fitting(needed)
+        kv.reserve(rows, shape.width, shape.rows)
         state = RowState(
             [row.length for row in rows],
             np.stack([row.position for row in rows], axis=-1),
@@ -146,22 +178,48 @@ class TreeBackend:
             kv.front,
         )
         run = self._forwards.ready(self._model, shape, write(trees, state, shape), state)
-        self.setting_up = taken = self._forwards.setting_up
-        if run is None:
-            self._goes_on_eagerly(str(self.reason))
-            run, self.setting_up = self.lay_out(rows, trees), taken
+        if run is None or shape == needed:
             return run
-        return run if shape == asked else lambda: run()[: len(rows), :width]
+        return lambda: run()[: len(rows), :width]
 
-    def _goes_on_eagerly(self, reason: str) -> bool:
-        """Runs what were captured forwards by plain operations, in the same slots."""
-        if not isinstance(self.kv.policy, Fixed):
+    def _goes_on_eagerly(
+        self, reason: str, *, is_verdict: bool = False, is_asked: bool = True
+    ) -> bool:
+        """Runs what were captured forwards by plain operations, in the same slots.
+
+        They are tried again after a pause, unless the reason is a verdict on the model. `strict`
+        refuses what was asked for otherwise, not what a fault in one forward makes necessary.
+        """
+        policy, captured = self.kv.policy, self._forwards
+        if not isinstance(policy, Fixed):
             return False
-        if self._strict:
+        if self._strict and is_asked:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
-        self.kv.policy = self.kv.policy.eager()
+
+        def again(kv: TreeKV) -> Forwards:
+            kv.policy = policy
+            return captured
+
+        self._captured = None if is_verdict else again
+        self._pause.begin()
+        self.kv.policy = policy.eager()
         self._forwards = EagerForwards(self._attention, kv=self.kv, reason=reason)
         return True
+
+    def _captures_again(self) -> None:
+        """Goes back to captured forwards after a pause, if there is memory for them by now."""
+        if self._captured is None or not self._pause.step():
+            return
+        try:
+            found = self._captured(self.kv)
+        except torch.OutOfMemoryError:
+            self._pause.begin()
+            return
+        self._captured = None
+        if isinstance(found, str):
+            self._forwards.reason = found
+        else:
+            self._forwards = found
 
     @property
     def shows_states(self) -> bool:

@@ -14,6 +14,8 @@ from weakref import ref
 
 import torch
 
+from selfspec.compat.kernels import is_out_of_memory
+
 Replay = Callable[[], None]
 
 # Before torch 2.12, a capture that fails leaves torch's generator and memory pool capturing.
@@ -41,8 +43,6 @@ class Device:
     This class is for the CPU, which queues nothing: all work is done when a call returns.
     """
 
-    works_beside = False  # Does it work while Python goes on?
-
     def __init__(self, name: str = "CPU") -> None:
         self.name = name
         self.can_capture = False
@@ -58,7 +58,8 @@ class Device:
     def capture(self, work: Callable[[], None]) -> Replay | str:
         """A function that queues `work` again on the same tensors, or why there is none.
 
-        `work` runs one extra time, so running it again must change nothing.
+        `work` runs one extra time, so running it again must change nothing. Raises
+        `torch.OutOfMemoryError` where memory ran out, which says nothing of `work`.
         """
         return f"a {self.name} captures no graphs"
 
@@ -69,8 +70,6 @@ class CudaDevice(Device):
     All graphs of an instance share a pool of memory. It serves one call, and so one thread, at a
     time.
     """
-
-    works_beside = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__("CUDA device")
@@ -109,8 +108,7 @@ class CudaDevice(Device):
                 self._warm_up(work, stream)
                 self._record(graph, work, stream)
         except Exception as error:  # Models can fail here in any way that their code allows.
-            first_line = str(error).partition("\n")[0]
-            return f"capturing it fails ({type(error).__name__}: {first_line})"
+            return failed_capture(error)
         graph.replay()
         torch.cuda.current_stream(self._device).synchronize()
         self._last_graph = ref(graph)
@@ -135,6 +133,17 @@ class CudaDevice(Device):
         capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
         with torch.cuda.stream(main), capture:  # If it fails, it may leave another stream current.
             work()
+
+
+def failed_capture(error: Exception) -> str:
+    """What a capture that failed says of what it captured; raises where memory ran out.
+
+    An error while memory is short may be followed by one that only says that the capture broke off.
+    """
+    first_line = str(error).partition("\n")[0]
+    if is_out_of_memory(error) or (error.__context__ and is_out_of_memory(error.__context__)):
+        raise torch.OutOfMemoryError(first_line) from error
+    return f"capturing it fails ({type(error).__name__}: {first_line})"
 
 
 def device_for(device: torch.device) -> Device:

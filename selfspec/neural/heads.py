@@ -36,17 +36,25 @@ def find_heads(model: Any) -> Any | str:
         return "its weights are streamed, and its head is not always there"
     if not model.config.name_or_path:
         return "it comes from no checkpoint, whose files would hold them"
+    try:
+        return _loaded(model, number)
+    except Exception as error:  # Transformers reads each family's files by rules of its own.
+        return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
+
+
+def _loaded(model: Any, number: int) -> Any | str:
+    """The heads, tried once; why there are none if they are too large, and any error if they fail.
+
+    A decoder may name its layers otherwise.
+    """
     last = list(model.get_decoder().layers[-1].parameters())
     num_bytes, free = number * sum(each.nbytes for each in last), free_memory(last[0].device)
     if num_bytes > _SHARE_OF_FREE * free:
         return f"they take {num_bytes:,} bytes, more than a quarter of the free memory"
-    try:
-        with own_seed(None, [last[0].device]):  # Making modules may draw random numbers.
-            heads = load_heads(model)
-        heads.layers.to(last[0].device, model.dtype).eval()  # The rest of it is the model's own.
-        HeadText(heads, [0, 0], last[0].new_zeros(2, heads.config.hidden_size)).chain(0, 1)
-    except Exception as error:  # Transformers reads each family's files by rules of its own.
-        return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
+    with own_seed(None, [last[0].device]):  # Making modules may draw random numbers.
+        heads = load_heads(model)
+    heads.layers.to(last[0].device, model.dtype).eval()  # The rest of it is the model's own.
+    HeadText(heads, [0, 0], last[0].new_zeros(2, heads.config.hidden_size)).chain(0, 1)
     return heads
 
 

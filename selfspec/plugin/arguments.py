@@ -55,10 +55,10 @@ def for_drafts(model: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return ready
 
 
-def loop_of(loop: Any, model: Any, arguments: Mapping[str, Any]) -> Any:
-    """A loop of ours with the arguments that transformers hands to no loop."""
+def loop_of(loop: Any, model: Any, arguments: Mapping[str, Any], **ours: Any) -> Any:
+    """A loop of ours with the arguments that transformers hands to no loop, and with `ours`."""
     is_synced = runs_in_step(model, arguments.get("synced_gpus"))
-    return partial(loop, streamer=arguments.get("streamer"), synced_gpus=is_synced)
+    return partial(loop, streamer=arguments.get("streamer"), synced_gpus=is_synced, **ours)
 
 
 def predictions_of(

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from transformers.generation.utils import GenerationMixin
 
-from selfspec.compat.modules import inside_compiled
-from selfspec.errors import AttachError, UnsupportedError, shown
+from selfspec.compat.modules import inside_compiled, inside_wrappers
+from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
 from selfspec.plugin.arguments import for_drafts, loop_of
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
@@ -126,13 +126,16 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     asked = Arguments(model, kwargs, assistant.draft_model)
     reason = reason_for(Outcome.ASIDE, asked) if steps_aside else None
     try:
+        if steps_aside and reason is None:  # Whether its draft model fits, found out once.
+            assistant.draft_model_for(inside_wrappers(model), 1, None)
         ready = for_drafts(model, kwargs) if reason is None else {}
-    except UnsupportedError as refused:
+    except SelfSpecError as refused:
         if not steps_aside:
             raise
         reason = str(refused)
     if reason is None:
-        return stock(*args, custom_generate=loop_of(assistant, model, kwargs), **ready)
+        loop = loop_of(assistant, model, kwargs, is_default=steps_aside)
+        return stock(*args, custom_generate=loop, **ready)
     assistant.warn(model, GenerationStats(disabled_reason=reason.partition(";")[0]))
     for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
         kwargs.pop(name, None)

@@ -20,7 +20,8 @@ from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
-from selfspec.plugin.row_rules import looks_at_rows, row_stops
+from selfspec.prompt import Prompt
+from selfspec.row_rules import looks_at_rows, row_stops
 
 
 class Outcome(Enum):
@@ -51,7 +52,7 @@ class Arguments(NamedTuple):
 class Rule(NamedTuple):
     """Applies if `looks_at(call)` is truthy; its value is formatted into `reason`.
 
-    `looks_at` gets `Arguments` or a `Call`; both have a `model` and a `setting(name)`. `shown` is
+    `looks_at` gets `Arguments` or a `Prompt`; both have a `model` and a `setting(name)`. `shown` is
     the row of README's table and the words in it.
     """
 
@@ -71,6 +72,20 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
 def refuse(asked: Arguments) -> None:
     if reason := reason_for(Outcome.REFUSED, asked):
         raise UnsupportedError(reason)
+
+
+def route(prompt: Prompt) -> None:
+    """Says how a prompt is decoded. Finding it out may take a trial of the model."""
+    reason = reason_for(Outcome.PLAIN, prompt)
+    if reason is None and prompt.config.strict:
+        reason = reason_for(Outcome.CHAINS, prompt)
+    if reason is not None:
+        prompt.mode, prompt.reason, prompt.alone = "plain", reason, reason
+        return
+    together = reason_for(Outcome.TOGETHER, prompt)
+    prompt.alone = together or reason_for(Outcome.TOGETHER_IF_SEVERAL, prompt)
+    prompt.together = prompt.alone if len(prompt.input_ids) > 1 else together
+    prompt.mode, prompt.reason = prompt.ability.mode, prompt.ability.reason
 
 
 def _mode(name: str, what: str, off: Any) -> Rule:
@@ -160,6 +175,8 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("force_words_ids", "constrained beam search", None),
         _mode("prompt_lookup_num_tokens", "prompt lookup", None),
         _mode("assistant_early_exit", "early exit", None),
+        _mode("speculation_type", "DFlash", None),
+        _mode("assistant_ensemble_weight", "ensemble verification", None),
         Rule(
             lambda asked: asked.setting("use_mtp") and not num_heads(asked.model),
             "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",

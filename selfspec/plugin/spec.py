@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
@@ -34,12 +34,14 @@ from selfspec.forward.model import num_readable
 from selfspec.neural.small_model import DraftModel
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
-from selfspec.plugin.call import Call
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
-from selfspec.plugin.outcome import decoded_plainly, decoded_with_drafts
-from selfspec.plugin.refusals import Arguments, has_own_generate, refuse
+from selfspec.plugin.lenient import Lenient
+from selfspec.plugin.outcome import result_of
+from selfspec.plugin.refusals import Arguments, has_own_generate, refuse, route
+from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
+from selfspec.session import Session
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -178,7 +180,7 @@ class SelfSpec:
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
 
-    def open_call(
+    def __call__(
         self,
         model: Any,
         input_ids: torch.Tensor,
@@ -189,20 +191,23 @@ class SelfSpec:
         prediction: Any = None,
         draft_model: Any = None,
         max_nodes: int | None = None,
+        inputs_tensor: torch.Tensor | None = None,
         streamer: Any = _NOT_SAID,
         synced_gpus: bool = False,
-        inputs_tensor: torch.Tensor | None = None,
-        stats: GenerationStats | None = None,
-        scores: Any = None,
+        is_default: bool = False,
+        then: Callable[[Prompt], Any] | None = None,
         **model_kwargs: Any,
-    ) -> Call:
-        """The call that `generate()` asks for, checked; runs nothing yet.
+    ) -> Any:
+        """The decoding loop, which the `generate()` of an attached model calls.
 
-        `prediction` is what the answer will probably look like, as token ids: those of one text
-        for all prompts, or a list with those of one for each. `draft_model` is used in place of the
-        `SelfSpec`'s own. `max_nodes` limits the trees of this call, beside the knob of that name;
-        1: no drafts. `inputs_tensor` is what an encoder has read. `scores` is a `TokenScores`.
+        transformers hands over what this signature names. `prediction` is what the answer will
+        probably look like, as token ids: those of one text for all prompts, or a list with those of
+        one for each. `draft_model` is used in place of the `SelfSpec`'s own. `max_nodes` limits the
+        trees of this call, beside the knob of that name; 1: no drafts. `inputs_tensor` is what an
+        encoder has read. `is_default` says that the call did not name the assistant. `then` gets
+        the prompt in place of a `Session`, and what it returns is the result.
         """
+        start = perf_counter()
         if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
             raise UnsupportedError(
                 "custom_generate= needs an attached model, since transformers hands neither "
@@ -221,58 +226,49 @@ class SelfSpec:
             )
         num_returned = generation_config.num_return_sequences or 1
         limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
-        if scores is not None:
-            logits_processor = type(logits_processor)([scores, *logits_processor])
-        predictions = predictions_of(prediction, len(input_ids), num_returned, num_readable(model))
-        return Call(
-            has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
+        prompt = Prompt(
             model=model,
+            runner=self.models.run(model),
             input_ids=input_ids,
+            model_kwargs=model_kwargs,
+            generation_config=generation_config,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
             streamer=streamer,
-            max_nodes=limits.max_nodes,
-            hears=None if scores is None or scores.prompt is None else scores.read,
-            synced_gpus=synced_gpus,
-            inputs_tensor=inputs_tensor,
-            model_kwargs=model_kwargs,
-            runner=self.models.run(model),
-            predictions=predictions,
+            predictions=predictions_of(
+                prediction, len(input_ids), num_returned, num_readable(model)
+            ),
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
-            stats=GenerationStats(num_calls=1) if stats is None else stats,
+            max_nodes=limits.max_nodes,
+            inputs_tensor=inputs_tensor,
+            has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
+            synced_gpus=synced_gpus,
+            is_default=is_default,
+            stats=GenerationStats(num_calls=1),
         )
-
-    @wraps(open_call, assigned=())  # transformers hands over what its signature names.
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls."""
-        call, start = self.open_call(*args, **kwargs), perf_counter()
         try:
-            if call.route.mode == "plain":
-                call.stats.spend("prepare", perf_counter() - start)
-                result = decoded_plainly(call)
-            else:
-                wants_heads = bool(call.setting("use_mtp"))
-                with call.runner.backend(call.ability, shows_states=wants_heads) as backend:
-                    call.stats.spend("prepare", perf_counter() - start)
-                    result = decoded_with_drafts(call, self.engine(call.runner, backend))
+            route(prompt)
         except BaseException:
-            self.count(call.stats)
+            self.count(prompt)
             raise
-        self.finish(call)
-        return result
+        prompt.stats.spend("prepare", perf_counter() - start)
+        if then is not None:
+            return then(prompt)
+        Session(model, self, fails_alone=False).write(prompt)
+        return result_of(prompt)
 
-    def count(self, stats: GenerationStats) -> None:
+    def count(self, prompt: Prompt) -> None:
+        """Counts a call that broke off."""
         with self._lock:
-            self.stats = stats
-            self.total_stats = self.total_stats + stats
+            self.stats = prompt.stats
+            self.total_stats = self.total_stats + prompt.stats
 
-    def finish(self, call: Call) -> None:
+    def finish(self, prompt: Prompt) -> None:
         """Counts a call that has ended, warns if it was not served as asked, and saves."""
-        self.count(call.stats)
-        self.warn(call.model, call.stats)
-        if call.streamer is not None:  # Its reader finds the statistics of this call.
-            call.streamer.end()
+        self.count(prompt)
+        self.warn(prompt.model, prompt.stats)
+        if prompt.streamer is not None:  # Its reader finds the statistics of this call.
+            prompt.streamer.end()
         if self._remembered is not None:
             self._remembered.save_if_due()
 
@@ -360,14 +356,16 @@ class SelfSpec:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
-    def engine(self, runner: ModelRunner, backend: Backend) -> Engine:
-        return Engine(
-            runner,
-            backend,
-            learned=self._knowledge.learned,
-            budget=None if self._budget is None else self._budget.open(),
-            listeners=self._listeners,
-        )
+    def engine(self, runner: ModelRunner, backend: Backend, prompt: Prompt | None) -> Engine:
+        """The engine of one prompt, or of many that come and go."""
+        budget, learned = self._budget, self._knowledge.learned
+        if prompt is not None and prompt.is_default:
+            lenient = Lenient(prompt.stats)
+            learned = partial(lenient.learned, learned)
+            budget = lenient.piece(budget)
+        if budget is not None:
+            budget = budget.open()
+        return Engine(runner, backend, learned=learned, budget=budget, listeners=self._listeners)
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

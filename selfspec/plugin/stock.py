@@ -22,10 +22,10 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
 from selfspec.neural.small_model import DraftModel
-from selfspec.plugin.row_rules import length_limit
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
+from selfspec.row_rules import length_limit
 
 _MAX_NODES = 16  # The tree has at most 16 nodes, and stock gets its best chain.
 

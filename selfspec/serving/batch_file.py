@@ -23,8 +23,9 @@ from selfspec.serving.schema import RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
-    from selfspec.batch.session import Session
+    from selfspec.batch.requests import Requests
     from selfspec.serving.exchange import Reply
+    from selfspec.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
 
@@ -167,33 +168,40 @@ class BatchFiles:
 
 
 def results(
-    lines: Iterable[PromptLine], session: Session, encoder: Encoder, *, model_name: str, seed: int
+    lines: Iterable[PromptLine],
+    session: Session,
+    requests: Requests,
+    encoder: Encoder,
+    *,
+    model_name: str,
+    seed: int,
 ) -> Iterator[LineResult]:
     """The result of each line, as soon as it is known.
 
     Without a seed of its own, line number 1 has `seed`, and line `n` has `seed + n - 1`.
     """
-    from selfspec.serving.exchange import calls_of  # It brings torch along.
+    from selfspec.batch.answers import Answer
+    from selfspec.serving.exchange import choices_of  # They bring torch along.
 
-    asked: dict[int, tuple[PromptLine, Reply]] = {}
-    left, tokenizer = iter(lines), encoder.tokenizer
+    waiting: dict[int, tuple[PromptLine, Reply]] = {}
+    left = iter(lines)
     while True:
         fresh = list(islice(left, session.num_wanted))
         if not fresh and session.is_empty:
             return
         for line in fresh:
-            settings, make_call = line.settings, partial(session.call, line.number)
+            settings, prepare = line.settings, partial(requests.prompt, line.number)
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                prompts = [line.prompt_for(tokenizer)]
-                ((call, reply),) = calls_of(settings, prompts, encoder, make_call, own_seed)
-                session.add(call)
+                prompts = [line.prompt_for(encoder.tokenizer)]
+                ((prompt, reply),) = choices_of(settings, prompts, encoder, prepare, own_seed)
+                session.add(prompt)
             except Exception as error:  # Whatever it is, the other lines go on.
                 yield LineResult.failed(line.number, error, line.name)
                 continue
-            asked[line.number] = line, reply
-        for answer in session.work():
-            line, reply = asked.pop(answer.index)
+            waiting[line.number] = line, reply
+        for answer in map(Answer.to, session.work()):  # without texts
+            line, reply = waiting.pop(answer.index)
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from selfspec.batch import Answer
-from selfspec.batch.prompt_call import PromptCall, PromptInputs
+from selfspec.batch.requests import PromptInputs
 from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
+from selfspec.prompt import Prompt
 from selfspec.serving.images import has_addresses
 from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
@@ -26,8 +27,8 @@ from selfspec.serving.schema import Chat, Completion, RequestError, Settings, Te
 from selfspec.serving.tool_forms import form_of
 from selfspec.serving.tools import CallReader
 
-# Makes the call of a prompt with a seed and the arguments of `generate()`.
-MakeCall = Callable[[PromptInputs, int, dict[str, Any]], PromptCall]
+# Prepares a prompt, with a seed and the arguments of `generate()`.
+Prepare = Callable[[PromptInputs, int, dict[str, Any]], Prompt]
 
 
 class Reply:
@@ -164,22 +165,22 @@ class Reply:
         return text[:end]
 
 
-def calls_of(
-    settings: Settings, prompts: Sequence[Any], encoder: Encoder, make_call: MakeCall, seed: int
-) -> list[tuple[PromptCall, Reply]]:
-    """Each choice: its call, and what will be sent of it. Raises what is wrong with the first."""
-    found: list[tuple[PromptCall, Reply]] = []
-    for prompt in prompts:
-        ids, arguments = encoder.arguments_for(prompt, settings)
+def choices_of(
+    settings: Settings, prompts: Sequence[Any], encoder: Encoder, prepare: Prepare, seed: int
+) -> list[tuple[Prompt, Reply]]:
+    """Each choice: its prompt, and what will be sent. Raises what is wrong with the first one."""
+    choices: list[tuple[Prompt, Reply]] = []
+    for inputs in prompts:
+        ids, arguments = encoder.arguments_for(inputs, settings)
         for number in range(settings.n if isinstance(settings, TextRequest) else 1):
-            reply = Reply(len(found), encoder.tokenizer, settings)
+            reply = Reply(len(choices), encoder.tokenizer, settings)
             # A prompt that is only scored has no text that could stop.
-            criteria = [reply] if settings.stop and arguments["max_new_tokens"] else []
-            own = {**arguments, **({"stopping_criteria": criteria} if criteria else {})}
-            call = make_call(ids, seed + number, own)
-            reply.expect(call.scores)
-            found.append((call, reply))
-    return found
+            stops = settings.stop and arguments["max_new_tokens"]
+            criteria = {"stopping_criteria": [reply]} if stops else {}
+            prompt = prepare(ids, seed + number, {**arguments, **criteria})
+            reply.expect(prompt.scores)
+            choices.append((prompt, reply))
+    return choices
 
 
 class Exchange:
@@ -199,7 +200,7 @@ class Exchange:
         self._schema_field = request.schema_field
         self._hold = hold
         self._texts = model.enter(request.n * len(request.prompts))
-        self._choices: list[tuple[PromptCall, Reply]] = []
+        self._choices: list[tuple[Prompt, Reply]] = []
 
     def close(self) -> None:
         """Ends what is not complete."""
@@ -223,19 +224,19 @@ class Exchange:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text as it comes. Raises what ends the request without an answer."""
-        calls = [call for call, _ in self._choices]
-        for choice in range(len(calls)):
+        prompts, replies = zip(*self._choices, strict=True)
+        self._choices = []  # A prompt that has ended is not kept.
+        for choice in range(len(prompts)):
             yield Piece(choice, "")
-        async for choice, event in self._texts.events(calls):
+        async for choice, event in self._texts.events(prompts):
             self.first_at = self.first_at or perf_counter()
-            reply = self._choices[choice][1]
             if not isinstance(event, Answer):
-                piece = reply.add(event)
+                piece = replies[choice].add(event)
             elif event.error is not None:
                 raise self._told(event.error)
             else:
                 self.answers[choice] = event
-                piece = reply.end(event)
+                piece = replies[choice].end(event)
             if any(piece[1:5]):
                 yield piece
 
@@ -247,20 +248,20 @@ class Exchange:
         seed = secrets.randbits(62) if request.seed is None else request.seed
         num_bytes = 0
 
-        def call(prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> PromptCall:
+        def prepare(inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
             nonlocal num_bytes
-            parts = prompt.values() if isinstance(prompt, Mapping) else ()
+            parts = inputs.values() if isinstance(inputs, Mapping) else ()
             num_bytes += sum(getattr(each, "nbytes", 0) for each in parts)
-            return self._texts.call(prompt, seed, arguments)
+            return self._texts.prepare(inputs, seed, arguments)
 
         try:
-            self._choices = calls_of(request, prompts, encoder, call, seed)
+            self._choices = choices_of(request, prompts, encoder, prepare, seed)
         except SelfSpecError as error:
             raise self._told(error) from error
         except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.
             raise self._told(UnsupportedError(str(error))) from error
         of_prompts = self._choices[:: request.n]
-        self.num_prompt_tokens = sum(each.call.num_tokens for each, _ in of_prompts)
+        self.num_prompt_tokens = sum(prompt.num_tokens for prompt, _ in of_prompts)
         return num_bytes
 
     def _told(self, error: Exception) -> RequestError:

@@ -17,12 +17,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from selfspec.batch import Answer
-from selfspec.batch.pace import ReadingPace
-from selfspec.batch.prompt_call import PromptCall, PromptInputs
-from selfspec.batch.session import Session
+from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.errors import SelfSpecError
 from selfspec.plugin.spec import SelfSpec
+from selfspec.prompt import Prompt
 from selfspec.serving.schema import RequestError
+from selfspec.session import ReadingPace, Session
 
 _log = logging.getLogger("selfspec")
 
@@ -42,21 +42,23 @@ class Texts:
     ) -> None:
         self._model = model
         self._indices = indices
-        self._left = iter(indices)  # Those of which no call was made yet.
+        self._left = iter(indices)  # Those of which nothing was prepared yet.
         self._queue = queue
 
-    def call(self, prompt: PromptInputs, seed: int, arguments: dict[str, Any]) -> PromptCall:
-        """The call of the next text, checked; it does not wait yet. Any thread may make it."""
-        return self._model.session.call(next(self._left), prompt, seed, arguments)
+    def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
+        """The next prompt for `events`; any thread may ask. Refuses what can never be answered."""
+        prompt = self._model.requests.prompt(next(self._left), inputs, seed, arguments)
+        self._model.session.check_fits(prompt)
+        return prompt
 
-    async def events(self, calls: Sequence[PromptCall]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of each call, with its number here, until all have their answers.
+    async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:
+        """The events of each prompt, with its number here, until all have their answers.
 
         An error that has ended a text is in its answer. Raises where the server is being stopped.
         """
-        for call in calls:
-            self._model.add(call)
-        num_left = len(calls)
+        for prompt in prompts:
+            self._model.add(prompt)
+        num_left = len(prompts)
         while num_left:
             number, event = await self._queue.get()
             if isinstance(event, RequestError):
@@ -97,15 +99,14 @@ class ModelThread:
         # By the index of a text: what hands its events to the event loop of its client.
         self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.requests = Requests(model, tokenizer, spec, self._on_token)
         self.session = Session(
             model,
-            tokenizer,
             spec,
             max_rows=max_rows,
             max_memory=max_memory,
             short_first=True,
             pace=ReadingPace(),
-            on_token=self._on_token,
         )
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()
@@ -139,8 +140,8 @@ class ModelThread:
         self._clients |= {index: partial(tell, place) for place, index in enumerate(indices)}
         return Texts(self, indices, queue)
 
-    def add(self, call: PromptCall) -> None:
-        self._inbox.put(partial(self.session.add, call))
+    def add(self, prompt: Prompt) -> None:
+        self._inbox.put(partial(self.session.add, prompt))
 
     def forget(self, index: int) -> None:
         """Drops a text within a step, if it is not complete."""
@@ -164,6 +165,7 @@ class ModelThread:
     def _run(self) -> None:
         try:
             self.session.open()
+            self.requests.prompt(0, [0], 0, {"max_new_tokens": 1})  # No later one is the first.
         except BaseException as error:
             self._is_open.set_exception(error)
             return
@@ -181,7 +183,7 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            for answer in self.session.step():
+            for answer in map(Answer.to, self.session.step()):  # without texts
                 if answer.error is not None and not isinstance(answer.error, SelfSpecError):
                     _log.error("an answer broke off", exc_info=answer.error)
                 self._tell(answer.index, answer)

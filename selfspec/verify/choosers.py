@@ -193,6 +193,7 @@ class BatchChooser:
     do_sample: bool
     keeps_scores: bool = False
     keeps_logits: bool = False
+    generator: torch.Generator | None = None  # Draws the tokens; None: the one that stock uses.
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True
@@ -210,7 +211,8 @@ class BatchChooser:
         if self.keeps_logits:
             self.logits.append(picked)
         if self.do_sample:
-            tokens = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
+            chances = scores.softmax(-1)
+            tokens = torch.multinomial(chances, num_samples=1, generator=self.generator).squeeze(1)
         else:
             tokens = scores.argmax(-1)
         padded = torch.tensor([text.is_padded for text in texts], device=tokens.device)

@@ -5,8 +5,8 @@ an orthogonal matrix of ones and minus ones. The product stays the same. A singl
 would make the steps of rounding large, is spread over its block.
 
 An input becomes one term, a whole number for each value: from -127 to 127 where the CPU has VNNI,
-else from -100 to 100. With several terms, coarse and fine ones, it loses hardly anything, and a
-product takes as many times as long. There are two with VNNI and three without.
+else from -100 to 100. With three terms, from a coarse to a fine one, it loses hardly anything, but
+products of prompts take three times as long.
 
 All sums are of whole numbers and therefore exact. So a token gets the same bits, whether it is
 alone in a forward or among others.
@@ -33,7 +33,7 @@ from selfspec.compat.kernels import (
 
 _PART = 1 << 20  # A weight is rounded in parts of at most this many values.
 _EXACT = 1024  # The sums of this many products of two bytes are exact in float32.
-_AT_ONCE = 256  # Tokens that are rounded at once, so that what belongs to them stays in the cache.
+_AT_ONCE = 256  # Terms of tokens that are multiplied at once, so that they stay in the cache.
 _BLOCKS = (64, 16)  # Columns that are rotated together: the first of these that divides them all.
 
 _LARGEST = 127
@@ -42,9 +42,12 @@ _LARGEST = 127
 _LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
+_TERMS = 3  # where one is not enough. With two, a few random models differ by the forward's width.
 # Each of these rounds a float32 that it is added to, and leaves a whole number in the lowest bits,
-# with 128 added to each term, since oneDNN wants unsigned inputs.
-_TO_BYTES = {1: float((1 << 23) + 128), 2: float((1 << 23) + 256 * 128 + 128)}
+# with 128 added to each term, since oneDNN wants unsigned inputs. In these 23 bits, the first of
+# three terms has room for half of that: up to 63, with 64 added.
+_TO_BYTES = {1: float((1 << 23) + 128), _TERMS: float((1 << 23) + (64 << 16) + (128 << 8) + 128)}
+_LARGEST_OF_THREE = 63
 
 
 def _constant(value: float) -> torch.Tensor:
@@ -52,7 +55,8 @@ def _constant(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
-_PLACES = torch.tensor([8, 0], dtype=torch.int32, device="cpu").view(2, 1, 1)  # of both, in bits
+_PLACES = torch.tensor([16, 8, 0], dtype=torch.int32, device="cpu").view(_TERMS, 1, 1)  # in bits
+_OTHER_HALF = torch.tensor(64 << 16, dtype=torch.int32, device="cpu")
 _FINE_STEP = _constant(1 / _FINE)
 _LEAST = _constant(1e-30)  # The scale of what is all zeros.
 
@@ -119,24 +123,22 @@ class Int8Rows(NamedTuple):
 class Products(ABC):
     """Products of some layers with one input; `spans` has each layer's first row and number."""
 
-    _largest = _LARGEST  # of each term
-    _base = 256  # A term counts so many times as much as the next one.
-    _several = 2  # terms, where one is not enough
+    _base: int  # A term counts so many times as much as the next one.
 
     def __init__(self, num_in: int, sizes: Sequence[int], one_term: bool) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
         self.num_in, self._num_out = num_in, sum(sizes)
-        self._terms = 1 if one_term and _block(num_in) > 1 else self._several
+        self._terms = 1 if one_term and _block(num_in) > 1 else _TERMS
         first = self._base ** (self._terms - 1)
         rest = first // 2 - 1 if self._terms > 1 else 0
-        self._step = _constant(1 / (first * self._largest + rest))
+        self._step = _constant(1 / (first * self._largest() + rest))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
-        if len(x) <= _AT_ONCE:
+        if len(x) <= (at_once := _AT_ONCE // self._terms):
             return self._small_product(x)
         outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
-        parts = torch.split(outcome, _AT_ONCE), torch.split(x, _AT_ONCE)
+        parts = torch.split(outcome, at_once), torch.split(x, at_once)
         for part, some in zip(*parts, strict=True):
             self._small_product(some, part)
         return outcome
@@ -153,6 +155,17 @@ class Products(ABC):
     def unpacked(self) -> torch.Tensor:
         """The weights in float32."""
 
+    def _added_up(self, products: torch.Tensor) -> torch.Tensor:
+        """The products of all terms (terms * T, O) as one (T, O)."""
+        outcome, *finer = products.chunk(self._terms)
+        for product in finer:  # Not in one operation, which rounds otherwise at a buffer's end.
+            outcome = outcome.mul_(self._base).add_(product)
+        return outcome
+
+    @abstractmethod
+    def _largest(self) -> int:
+        """The largest number of the first term."""
+
     @abstractmethod
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """The products of `whole / scale`, rounded, with the weights, in float32."""
@@ -161,17 +174,21 @@ class Products(ABC):
 class _ByteProducts(Products):
     """Products of bytes, for a CPU with VNNI."""
 
+    _base = 256
+
     def __init__(self, num_in: int, sizes: Sequence[int], one_term: bool) -> None:
         super().__init__(num_in, sizes, one_term)
         self._to_bytes = _constant(_TO_BYTES[self._terms]).repeat(num_in)
+
+    def _largest(self) -> int:
+        return _LARGEST if self._terms == 1 else _LARGEST_OF_THREE
 
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         numbers = torch.addcdiv(self._to_bytes, whole, scale).view(torch.int32)
         if self._terms == 1:
             return self._of_bytes(numbers.to(torch.uint8))
-        both = (numbers >> _PLACES).to(torch.uint8).view(-1, self.num_in)
-        coarse, small = self._of_bytes(both).chunk(2)
-        return small.add_(coarse, alpha=self._base)
+        terms = (numbers.add_(_OTHER_HALF) >> _PLACES).to(torch.uint8).view(-1, self.num_in)
+        return self._added_up(self._of_bytes(terms))
 
     @abstractmethod
     def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -204,7 +221,10 @@ class Matrix(_ByteProducts):
 class _NarrowProducts(Products):
     """Products of smaller numbers, for a CPU without VNNI."""
 
-    _largest, _base, _several = _LARGEST_NARROW, 2 * _LARGEST_NARROW, 3
+    _base = 2 * _LARGEST_NARROW
+
+    def _largest(self) -> int:
+        return _LARGEST_NARROW
 
     def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         rest, terms = whole / scale, []
@@ -213,10 +233,7 @@ class _NarrowProducts(Products):
         for place in range(self._terms - 1, 0, -1):
             terms.append((rest / self._base**place).round_())
             rest = rest.sub_(terms[-1] * self._base**place)
-        outcome, *finer = self._of_numbers(torch.cat([*terms, rest])).chunk(self._terms)
-        for each in finer:  # Not in one operation, which rounds otherwise at the end of a buffer.
-            outcome = outcome.mul_(self._base).add_(each)
-        return outcome
+        return self._added_up(self._of_numbers(torch.cat([*terms, rest])))
 
     @abstractmethod
     def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
@@ -231,7 +248,7 @@ class NarrowMatrix(_NarrowProducts):
         self._scale, self._packed = weights.scale, int8_narrow_packed(*weights)
 
     def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
-        return int8_narrow_product(x, self._packed, self._largest)
+        return int8_narrow_product(x, self._packed, _LARGEST_NARROW)
 
     def unpacked(self) -> torch.Tensor:
         return Int8Rows(int8_narrow_unpacked(self._packed), self._scale).values()
@@ -264,7 +281,7 @@ class NarrowFileMatrix(_InFile, _NarrowProducts):
 
     def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
         """In float32, in which sums over so many columns are exact. Rounds as FBGEMM does."""
-        x, parts = x.add(self._largest).round_().sub_(self._largest), []
+        x, parts = x.add(_LARGEST_NARROW).round_().sub_(_LARGEST_NARROW), []
         columns = [slice(first, first + _EXACT) for first in range(0, self.num_in, _EXACT)]
         for rows in torch.split(self.numbers, max(_PART // self.num_in, 1)):
             wide = rows.float()

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from selfspec.batch.session import Session
+from selfspec.cuda import kept
 from selfspec.cuda.runner import StaticRunner
-from selfspec.engine import Engine
 from selfspec.forward import slots
+from selfspec.forward.backends import TreeBackend
 from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of, wild
-from tests.fakes import prompt, tiny_model, tiny_tokenizer
+from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
-from tests.recorder import RecordingDevice, record_compiled_layers, use_recorders
+from tests.recorder import record_compiled_layers, use_recorders
+from tests.sessions import TextSession
 
 NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2")
 LENGTHS = (1, 2, 3, 17, 40, 90, 300)
@@ -34,7 +35,7 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             return None
         keys = tuple(self.kv.num_keys(shape.width).items())
         replay = next(r for k, r in self._replays.items() if k[:2] == (shape, keys))
-        used = [self._visible, self._inputs[shape], self._outputs[shape]]
+        used = [self._visible, self._inputs[shape], self._outputs]
         held = [part.tensor for part in self.kv._parts]
         places = [(x.data_ptr(), x.shape) for x in [*used, *held, *model.parameters()]]
         assert known.setdefault(replay, places) == places
@@ -79,8 +80,6 @@ def play(seed: int, monkeypatch: pytest.MonkeyPatch, longest: int = 90) -> None:
     dice = random.Random(seed)
     fault = dice.choice(["none", "none", "none", "capture", "memory"])
     use_recorders(monkeypatch, fails_at=dice.randrange(2, 30) if fault == "capture" else None)
-    monkeypatch.setattr(RecordingDevice, "works_beside", seed % 2 == 1)
-    monkeypatch.setattr(Engine, "late_costs", (-9, 0))  # On such a device, tables learn late.
     options: dict[str, Any] = {"spec": wild(), "max_rows": dice.randrange(1, 9)}
     if dice.random() < 0.4:
         options["pace"] = FixedPace(dice.choice([9, 50]))
@@ -106,7 +105,7 @@ def test_two_thousand_random_sessions(hundred: int, monkeypatch: pytest.MonkeyPa
             play(1000 + 100 * hundred + seed, patch, longest=300)
 
 
-def texts(session: Session, given: dict[int, Ask]) -> dict[int, Any]:
+def texts(session: TextSession, given: dict[int, Ask]) -> dict[int, Any]:
     for index, ask in given.items():
         options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
         session.submit(index, ids_of(ask), index, options)
@@ -125,10 +124,10 @@ def test_rows_share_graphs_that_stay_when_they_come_and_go(
     log, spec, counts = use_recorders(monkeypatch), wild(learning="frozen"), []
     given = {index: Ask(length, 0, 5, 0, None) for index, length in enumerate([3, 40, 700, 1, 17])}
     for _ in range(2):
-        session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+        session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
         answers = texts(session, given)
         assert {answer.stats.forward for answer in answers.values()} == {"graph"}
-        assert session._kv is None  # The next one may have the slots.
+        assert session.kv is None  # The next one may have the slots.
         counts.append(log.count("capture"))
     assert counts[0] == counts[1]
 
@@ -139,7 +138,7 @@ def test_rows_that_come_and_go_run_compiled_layers(monkeypatch: pytest.MonkeyPat
     """Layers of one row and of several are another graph each, for one node and for more."""
     use_recorders(monkeypatch)
     called = record_compiled_layers(monkeypatch, "inductor")
-    session = Session(tiny_model(), tiny_tokenizer(), wild(compile=True), max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(compile=True), max_rows=3)
     answers = texts(session, {index: Ask(3 + 9 * index, 0, 9, 0, None) for index in range(5)})
     reasons = {(answer.stats.forward, answer.stats.eager_reason) for answer in answers.values()}
     assert (reasons, bool(called)) == ({("graph", None)}, True)
@@ -149,12 +148,12 @@ def test_rows_that_come_and_go_run_compiled_layers(monkeypatch: pytest.MonkeyPat
 def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch)
     spec, model = wild(), tiny_model()
-    session = Session(model, tiny_tokenizer(), spec, max_rows=2)
+    session = TextSession(model, tiny_tokenizer(), spec, max_rows=2)
     session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 20})
     session.step()
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.eager_reason == "another call is using this model's fixed KV slots"
-    other = Session(model, tiny_tokenizer(), spec, max_rows=2)
+    other = TextSession(model, tiny_tokenizer(), spec, max_rows=2)
     (answer,) = texts(other, {0: Ask(3, 0, 5, 0, None)}).values()
     assert answer.stats.eager_reason == both.stats.eager_reason
     assert [answer.stats.forward for answer in session.work()] == ["graph"]
@@ -164,6 +163,78 @@ def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.Mo
     assert run_both(model, prompt(), spec, drafts=False, **GREEDY).stats.forward == "graph"
 
 
+def test_after_a_shortage_a_session_that_never_ends_captures_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second shortage, at the next attempt, doubles the pause; rows go on all the time."""
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.room.Fixed.least", 0)
+    monkeypatch.setattr("selfspec.forward.backends._PAUSES", (8, 64))
+    kinds = list[str]()
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=2)
+    session.open()
+    captured, left = StaticRunner.ready, iter([False, True, True])
+
+    def ready(self: StaticRunner, *args: Any) -> Any:
+        if next(left, False):
+            raise torch.OutOfMemoryError("on purpose")
+        return captured(self, *args)
+
+    monkeypatch.setattr(StaticRunner, "ready", ready)
+    for index in range(2):
+        ask = {"max_new_tokens": 90, "do_sample": False, "eos_token_id": None}
+        session.submit(index, [5, 6, 7], index, ask)
+    while not session.is_empty:
+        session.step()
+        if session._engine is not None:
+            kinds.append(session._engine.backend.kind)
+    assert [kinds.count("graph") > 20, kinds.count("eager")] == [True, 1 + 8 + 1 + 16]
+    assert kinds[-1] == "graph"
+
+
+def test_a_session_that_found_no_memory_for_a_trial_tries_again_in_its_midst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows that it has by then go on by captured forwards, in the slots that they have."""
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.backends._PAUSES", (8, 64))
+    tries, left = kept.try_backend, iter([True, True])
+
+    def short(*args: Any) -> Any:
+        if next(left, False):
+            raise torch.OutOfMemoryError("on purpose")
+        return tries(*args)
+
+    monkeypatch.setattr(kept, "try_backend", short)
+    asks = {index: Ask(length, 0, 60, 0, None) for index, length in enumerate([3, 40, 90])}
+    session = TextSession(new_model(), tiny_tokenizer(), wild(), max_rows=2)
+    answers = texts(session, asks)
+    assert [answers[index].stats.forward for index in asks] == ["graph"] * 3
+    assert answers[2].stats.eager_reason is None
+
+
+def test_one_forward_that_fails_ends_no_row_and_no_captures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even where anything but captured forwards is refused."""
+    use_recorders(monkeypatch)
+    monkeypatch.setattr("selfspec.forward.backends._PAUSES", (2, 64))
+    forward, faults = TreeBackend.forward, list[str]()
+
+    def failing(self: TreeBackend, *args: Any, **options: Any) -> Any:
+        if self.kv.num_taken == 2 and self.kv.num_rows == 2 and not faults:
+            faults.append(self.kind)
+            raise RuntimeError("on purpose")
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(TreeBackend, "forward", failing)
+    spec = wild(strict=True, forward="graph")
+    asks = {index: Ask(length, 0, 20, 0, None) for index, length in enumerate([3, 40])}
+    answers = texts(TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=2), asks)
+    assert [answer.stats.forward for answer in answers.values()] == ["graph"] * 2
+    assert faults == ["graph"]
+
+
 @pytest.mark.parametrize("at", [0, 2])
 def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch)
@@ -171,7 +242,7 @@ def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.Mon
     spec = wild()
     spec.models.run(tiny_model()).ability()
     given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}
-    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
     session.open()
     scarce(monkeypatch, at)
     answers = texts(session, given)
@@ -181,11 +252,11 @@ def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.Mon
 def test_rows_within_a_memory_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch)
     given = {index: Ask(length, 0, 9, 0, None) for index, length in enumerate([3, 40, 90, 1, 17])}
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=4, max_memory="400kB")
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=4, max_memory="400kB")
     for index, ask in given.items():
         session.submit(index, ids_of(ask), index, {"max_new_tokens": ask.max_new_tokens})
     while not session.is_empty:
         for answer in session.step():
             assert answer.ids == alone("llama", given[answer.index], answer.index)
             assert answer.stats.forward == "graph"
-        assert session._kv is None or session._kv.nbytes <= 400e3
+        assert session.kv is None or session.kv.nbytes <= 400e3

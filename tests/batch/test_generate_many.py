@@ -11,17 +11,17 @@ import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
-from selfspec.batch.session import Session
 from selfspec.cost import Budget
 from selfspec.draft.sources.state_cursor import StateCursor
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.engine import Engine
 from selfspec.forward.prompt import Prefilled
-from selfspec.request import Request
+from selfspec.prompt import Prompt
 from selfspec.row import Row
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
 from tests.lossless.same import MODES, few
+from tests.sessions import TextSession
 from tests.streamed import load_tightly, saved_model
 
 LENGTHS = (9, 3, 31, 1, 14)
@@ -101,7 +101,7 @@ def test_each_answer_says_why_drafts_were_paused() -> None:
 def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     """Once for each step, and never in a batch of more than four, whoever came first."""
     model, spec = tiny_model(), SelfSpec(sources=("map",))
-    session = Session(model, tiny_tokenizer(), spec, max_rows=6)
+    session = TextSession(model, tiny_tokenizer(), spec, max_rows=6)
     costs = spec.models.run(model).costs
     plain, steps, prices = costs.curve().seconds(1), [], []  # type: ignore[call-arg]
 
@@ -126,11 +126,11 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     assert all(any_wanted == (num_rows <= 4) for num_rows, any_wanted in steps)
 
 
-def rows_of(session: Session) -> list[Row]:
+def rows_of(session: TextSession) -> list[Row]:
     return [] if session._engine is None else session._engine.rows
 
 
-def step_of(session: Session) -> tuple[int, bool]:
+def step_of(session: TextSession) -> tuple[int, bool]:
     """How many rows made a step, and whether any map was asked in it."""
     seen = []
     step = Engine.step
@@ -184,15 +184,15 @@ class Greedy:
 def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = tiny_model("mistral"), prompts((20, 8, 12, 5, 20, 7, 9))
     limit = kv_bytes(model, 180)
-    session = Session(
+    session = TextSession(
         model, tiny_tokenizer(), wild(), max_rows=6, max_memory=limit, scheduler=Greedy()
     )
     taken, rows = [], []
 
-    def note(self: Engine, request: Request, prompt: Prefilled) -> None:
-        join(self, request, prompt)
-        reading = kv_bytes(model, prompt.input_ids.shape[1])
-        held = session._kv.nbytes
+    def note(self: Engine, prompt: Prompt, prefilled: Prefilled) -> None:
+        join(self, prompt, prefilled)
+        reading = kv_bytes(model, prefilled.input_ids.shape[1])
+        held = session.kv.nbytes
         taken.append(held + reading + held // (2 * model.config.num_hidden_layers))
         rows.append(session.num_running)
 

@@ -15,8 +15,7 @@ from transformers import StoppingCriteriaList
 from transformers.generation import StopStringCriteria
 
 from selfspec import SelfSpec, UnsupportedError, generate_many
-from selfspec.batch.prompt_call import Answer
-from selfspec.batch.session import Session
+from selfspec.batch.answers import Answer
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.engine import Engine
@@ -24,12 +23,15 @@ from selfspec.forward import prompt as prompt_module
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import Forwarded
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.plugin.call import Call
+from selfspec.prompt import Prompt
 from selfspec.records import Candidate
 from selfspec.row import Row
 from tests.batch.test_generate_many import alone as new_tokens
-from tests.fakes import PAD, VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
-from tests.lossless.same import MODES, slow
+from tests.batch.test_session import FixedPace
+from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.lossless.same import GREEDY, MODES, run_both, slow
+from tests.recorder import use_recorders
+from tests.sessions import TextSession
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
@@ -111,7 +113,7 @@ def wild(*sources: Source, **knobs: Any) -> SelfSpec:
     return SelfSpec(extra_sources=own, budget="fixed", max_nodes=6, **knobs)
 
 
-def played(session: Session, **of_the_second: Any) -> dict[int, Answer]:
+def played(session: TextSession, **of_the_second: Any) -> dict[int, Answer]:
     """The answers to all prompts, of which the second one has arguments of its own."""
     common = of_the_second.pop("common", {})
     for index, ids in enumerate(prompts()):
@@ -159,7 +161,7 @@ def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
             fuse.burn()
         return True
 
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=hear)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=hear)
     answers = played(session, common=MODES[mode], **own)
     assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
     assert who != "processor" or len(answers[1].ids) == TIMES[at] - 1
@@ -177,12 +179,12 @@ def test_an_error_of_stop_strings(at: int, monkeypatch: pytest.MonkeyPatch) -> N
         return looked(self, ids, *rest, **more)
 
     common = {"stop_strings": ["never there"], "eos_token_id": VOCAB - 2}
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     monkeypatch.setattr(StopStringCriteria, "__call__", watched)
     answers = played(session, common=common)
     monkeypatch.undo()
     assert_only_the_second_failed(answers, tiny_model(), eos_token_id=VOCAB - 2)
-    assert len(answers[1].ids) == (at if at > 1 else 0)
+    assert len(answers[1].ids) == at
 
 
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
@@ -190,7 +192,9 @@ def test_an_error_of_stop_strings(at: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixture) -> None:
     """It is said once, and ends no text: nothing more is drafted from that source."""
     fuse = Fuse(at if place != "open" else 1)
-    session = Session(tiny_model(), tiny_tokenizer(), wild(Treacherous(fuse, place)), max_rows=3)
+    session = TextSession(
+        tiny_model(), tiny_tokenizer(), wild(Treacherous(fuse, place)), max_rows=3
+    )
     for index, answer in played(session).items():
         assert answer.error is None
         assert answer.ids == alone(tiny_model(), prompts()[index], index)
@@ -203,7 +207,7 @@ def test_an_error_of_a_source(place: str, at: int, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
 def test_a_strict_source_ends_its_own_text(place: str) -> None:
     spec = wild(Treacherous(Fuse(1), place), strict=True)
-    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
     assert_only_the_second_failed(played(session), tiny_model())
 
 
@@ -217,7 +221,7 @@ def test_an_error_while_a_prompt_is_read(mode: str, monkeypatch: pytest.MonkeyPa
         return read(model, ids, *rest)
 
     monkeypatch.setattr(prompt_module, "read_prompt", watched)
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     answers = played(session, common=MODES[mode])
     monkeypatch.undo()
     assert_only_the_second_failed(answers, tiny_model(), torch.OutOfMemoryError, **MODES[mode])
@@ -235,7 +239,7 @@ def test_an_error_while_a_row_comes(where: str, monkeypatch: pytest.MonkeyPatch)
         return work(*args, **options)
 
     monkeypatch.setattr(kind, name, watched)
-    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
     assert_only_the_second_failed(played(session), tiny_model())
 
 
@@ -249,7 +253,7 @@ def test_an_error_of_decoding_the_text() -> None:
             return tiny_tokenizer().decode(ids, **options)  # type: ignore[no-any-return]
 
     written = alone(tiny_model(), prompts()[1], 1)
-    session = Session(tiny_model(), Careful(), wild(), max_rows=3)
+    session = TextSession(tiny_model(), Careful(), wild(), max_rows=3)
     answers = played(session)
     assert_only_the_second_failed(answers, tiny_model())
     assert answers[1].ids == written
@@ -257,7 +261,7 @@ def test_an_error_of_decoding_the_text() -> None:
 
 def test_a_listener_that_breaks_is_the_fault_of_what_it_heard() -> None:
     spec, fuse = wild(), Fuse(3)
-    session = Session(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=3)
     with spec.listening(lambda record: fuse.burn() if record.row == 1 else None):
         assert_only_the_second_failed(played(session), tiny_model())
 
@@ -274,7 +278,7 @@ def test_probabilities_that_are_none(is_late: bool) -> None:
         model.get_input_embeddings().weight[ill] = float("nan")
     # No other text may have the token even as a draft.
     spec = SelfSpec(sources=("context",), budget="fixed", max_nodes=6)
-    answers = played(Session(model, tiny_tokenizer(), spec, max_rows=3), common=options)
+    answers = played(TextSession(model, tiny_tokenizer(), spec, max_rows=3), common=options)
     assert [answers[index].ids for index in (0, 2, 3, 4)] == texts[:1] + texts[2:]
     assert "probability tensor" in str(answers[1].error)
     assert answers[1].ids == (texts[1][: texts[1].index(ill) + 1] if is_late else [])
@@ -324,7 +328,7 @@ def test_a_forward_that_fails_is_tried_again_over_fewer_rows(
 
     monkeypatch.setattr(TreeBackend, "forward", broken_forward(too_many))
     spec = wild()
-    session = Session(tiny_model(name), tiny_tokenizer(), spec, max_rows=5)
+    session = TextSession(tiny_model(name), tiny_tokenizer(), spec, max_rows=5)
     for answer in played(session, common=MODES[mode]).values():
         assert answer.error is None
         expected = alone(tiny_model(name), prompts()[answer.index], answer.index, **MODES[mode])
@@ -345,7 +349,7 @@ def test_a_forward_that_fails_over_one_row_alone(
         steps.append(there)
         return there and len(steps) > 6
 
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     needs = {session.call(1, ids, 1, {"max_new_tokens": NUM_NEW}).max_columns}
     monkeypatch.setattr(TreeBackend, "forward", broken_forward(is_ill))
     answers = played(session, common=MODES[mode])
@@ -366,7 +370,7 @@ def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) 
         return make_room(self, part, rows, end, **asked)
 
     monkeypatch.setattr(TreeKV, "_make_room", scarce)
-    session = Session(model, tiny_tokenizer(), wild(), max_rows=3)
+    session = TextSession(model, tiny_tokenizer(), wild(), max_rows=3)
     late = {3: [11, 12], 4: [13]}
     for index, ids in enumerate(given):
         session.submit(index, ids, index, {"max_new_tokens": asked[index]})
@@ -396,7 +400,7 @@ def test_an_error_in_the_middle_of_a_commit_ends_all_rows_and_nothing_else(
         commit(self, paths)
 
     monkeypatch.setattr(TreeKV, "commit", watched)
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     answers = played(session)
     for index, ids in enumerate(prompts()):
         answer, expected = answers[index], alone(tiny_model(), ids, index)
@@ -408,14 +412,76 @@ def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec, model = wild(), tiny_model()
-    session, fuse = Session(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
+    session, fuse = TextSession(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
     monkeypatch.setattr(spec.models.run(model), "_renew", fuse.burn)
     answers = played(session)
     assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
 
 
+@pytest.mark.parametrize("when", ["the model", "the memory"])
+def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, model = wild(), tiny_model()
+    session, fuse = (
+        TextSession(model, tiny_tokenizer(), spec, max_rows=3),
+        Fuse(1, UnsupportedError),
+    )
+    name, runner = "_renew" if when == "the model" else "limits", spec.models.run(model)
+    work = getattr(runner, name)
+
+    def watched(*given: Any) -> Any:
+        fuse.burn()
+        return work(*given)
+
+    monkeypatch.setattr(runner, name, watched)
+    answers = played(session)
+    assert [type(answers[index].error) for index in (0, 1)] == [UnsupportedError, type(None)]
+    assert [answers[index].error for index in (1, 2, 3, 4)] == [None] * 4
+
+
+def test_an_index_names_one_text_at_a_time() -> None:
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, pace=FixedPace(2))
+    for index, steps in ((0, 0), (0, 1), (0, 5), (1, 0)):  # It waits, is read, and is written.
+        if steps == 0:
+            session.submit(index, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
+        for _ in range(steps):
+            assert not session.step()
+        with pytest.raises(UnsupportedError, match=rf"index must name no other .*\(got {index}\)"):
+            session.submit(index, prompts()[2], 0, {"max_new_tokens": NUM_NEW})
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert [answer.index for answer in answers] == [0, 1]
+    for answer in answers:
+        assert answer.ids == alone(tiny_model(), prompts()[0], 0)
+
+
+@pytest.mark.parametrize("when", ["while it is read", "with its first token"])
+def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither slots nor the lock of captured forwards, which other calls of the model may need."""
+    use_recorders(monkeypatch)
+    spec = wild()
+
+    def hear(index: int, _ids: Sequence[int]) -> bool:
+        if when == "with its first token":
+            session.cancel(index)
+        return True
+
+    options: dict[str, Any] = {"pace": FixedPace(4), "on_token": hear}
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    session.submit(0, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
+    assert not session.step()
+    if when == "while it is read":
+        session.cancel(0)
+    while not session.is_empty:
+        assert not session.step()
+    both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
+    assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
+
+
 def test_an_interrupt_ends_everything() -> None:
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     error: Any = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         played(session, logits_processor=[Fuse(3, error)])
@@ -476,21 +542,40 @@ def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
         next(generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options))
 
 
-def test_a_scheduler_that_breaks_is_no_prompts_fault() -> None:
-    class Lost:
-        def choose(self, *_: Any, **__: Any) -> list[int]:
-            raise Broken("on purpose")
+@pytest.mark.parametrize("fault", ["raises", "names what is not there", "names no number"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_scheduler_that_breaks_ends_no_text(
+    fault: str, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning, and from then on prompts start in order of arrival."""
+    fuse = Fuse(at)
 
-    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": 2}
-    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options)
-    with pytest.raises(Broken):
-        list(found)
+    class Lost:
+        def choose(self, waiting: Sequence[int], *_: Any, **__: Any) -> list[Any]:
+            try:
+                fuse.burn()
+            except Broken:
+                if fault == "raises":
+                    raise
+                return ["0"] if "number" in fault else [len(waiting)]
+            return [len(waiting) - 1]
+
+    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": NUM_NEW, "seed": 0}
+    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), max_rows=2, **options)
+    answers = list(found)
+    assert len(answers) == 5
+    for answer in answers:
+        assert answer.error is None
+        assert answer.ids == alone(tiny_model(), prompts()[answer.index], answer.index)
+    assert fuse.left == 0, "it is asked nothing more"
+    said = [each.getMessage() for each in caplog.records if each.name == "selfspec"]
+    assert len([text for text in said if "scheduler has failed" in text]) == 1
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_what_failed_leaves_no_memory(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many prompts that fail as there are others, and all answers are kept."""
-    live: dict[type, weakref.WeakSet[Any]] = {Call: weakref.WeakSet(), Row: weakref.WeakSet()}
+    live: dict[type, weakref.WeakSet[Any]] = {Prompt: weakref.WeakSet(), Row: weakref.WeakSet()}
     for kind, those in live.items():
         name = "__post_init__" if kind is Row else "__init__"
         work = getattr(kind, name)
@@ -502,7 +587,7 @@ def test_what_failed_leaves_no_memory(number: int, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(kind, name, noted)
     model = tiny_model()
     spec = SelfSpec(budget="fixed", max_nodes=4, learning="frozen", sources=("context",))
-    session = Session(model, tiny_tokenizer(), spec, max_rows=16)
+    session = TextSession(model, tiny_tokenizer(), spec, max_rows=16)
     given = [[5 + index % 40, 6, 7] for index in range(2 * number)]
     expected = {ids[0]: alone(model, ids, 0, max_new_tokens=3) for ids in given[:40]}
     answers, sizes = [], set()
@@ -511,9 +596,9 @@ def test_what_failed_leaves_no_memory(number: int, monkeypatch: pytest.MonkeyPat
         session.submit(index, ids, index, {"max_new_tokens": 3, **broken})
         while not session.num_wanted or (index == 2 * number - 1 and not session.is_empty):
             answers += session.step()
-            sizes.add(session._kv.nbytes if session._kv else 0)
+            sizes.add(session.kv.nbytes if session.kv else 0)
     gc.collect()
-    assert {kind: len(those) for kind, those in live.items()} == {Call: 0, Row: 0}
+    assert {kind: len(those) for kind, those in live.items()} == {Prompt: 0, Row: 0}
     assert session.kv_bytes_in_use == 0
     assert max(sizes) <= 2 * min(sizes - {0})
     assert len(answers) == 2 * number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import takewhile
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec import GenerationStats, SelfSpec, UnsupportedError
-from selfspec.batch.pace import ReadingPace
-from selfspec.batch.schedule import Waiting
-from selfspec.batch.session import Session
+from selfspec.session import ReadingPace
+from selfspec.session.line import Waiting
 from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
+from tests.sessions import TextSession
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -79,7 +80,9 @@ class Played:
         self.heard: dict[int, list[int]] = {index: [] for index in range(len(asks))}
         self.answers: dict[int, Any] = {}
         self.name = name
-        self.session = Session(tiny_model(name), tiny_tokenizer(), on_token=self.hear, **options)
+        self.session = TextSession(
+            tiny_model(name), tiny_tokenizer(), on_token=self.hear, **options
+        )
 
     def hear(self, index: int, ids: Sequence[int]) -> bool:
         assert index not in self.answers
@@ -179,7 +182,7 @@ def test_a_long_prompt_holds_up_nobody() -> None:
 
 def test_what_is_alone_has_its_turn_while_others_come() -> None:
     """A stopping rule of its own sends a prompt to the side, but not to the end for ever."""
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, short_first=True)
     session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4, "max_time": 1000.0})
     order: list[int] = []
     for index in range(1, 12):
@@ -194,7 +197,7 @@ class Line(NamedTuple):
 
     index: int
     max_columns: int
-    alone_reason: str | None = None
+    alone: str | None = None
 
 
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
@@ -236,17 +239,17 @@ def test_the_line_is_in_the_order_of_turns(
         waiting.leave(index)
         waiting.leave(index)
     left = [line for line in lines if line.index not in gone]
-    left.sort(key=lambda line: line.max_columns if short_first else bool(line.alone_reason))
+    left.sort(key=lambda line: line.max_columns if short_first else bool(line.alone))
     assert len(waiting) == len(left)
     while left:
         assert waiting.first == left[0]
-        assert waiting.sharing() == list(takewhile(lambda line: not line.alone_reason, left))
+        assert waiting.sharing() == list(takewhile(lambda line: not line.alone, left))
         waiting.start(left.pop(0))
     assert waiting.first is None
 
 
 def test_memory_bounds_what_is_alone_too() -> None:
-    session = Session(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
+    session = TextSession(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
     with pytest.raises(UnsupportedError, match="must fit"):
         session.submit(0, [5, 6], 0, {"max_new_tokens": 1000})
 
@@ -254,7 +257,7 @@ def test_memory_bounds_what_is_alone_too() -> None:
 def test_listeners_hear_while_they_listen() -> None:
     """Also if they came after the first prompt, and not after their `with` has ended."""
     spec = wild()
-    session = Session(tiny_model(), tiny_tokenizer(), spec)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec)
     heard: dict[str, set[int]] = {"first": set(), "second": set()}
     for index, name in enumerate(heard):
         with spec.listening(lambda record, name=name: heard[name].add(record.row)):
@@ -274,7 +277,7 @@ def test_what_is_alone_has_the_statistics_of_its_own_call() -> None:
             super().finish(*args, **options)
             self.stats = GenerationStats()
 
-    session = Session(tiny_model("bloom"), tiny_tokenizer(), Shared())
+    session = TextSession(tiny_model("bloom"), tiny_tokenizer(), Shared())
     session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4})
     (answer,) = session.work()
     assert answer.stats.num_new_tokens == 4
@@ -287,7 +290,7 @@ def test_what_fails_after_a_text_loses_no_answer(monkeypatch: pytest.MonkeyPatch
         raise OSError("no space")
 
     spec = wild()
-    session = Session(tiny_model(), tiny_tokenizer(), spec)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec)
     monkeypatch.setattr(spec, "finish", fail)
     for index in range(3):
         session.submit(index, [5, 6, 7], 0, {"max_new_tokens": 4})
@@ -297,29 +300,27 @@ def test_what_fails_after_a_text_loses_no_answer(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_memory_in_use_is_asked_for_while_it_is_given_up() -> None:
-    class Fleeting(Session):
-        """Another thread gives the KV up right after the first look at them."""
+    class Fleeting(TextSession):
+        """Another thread gives the engine up right after the first look at it."""
 
         @property
-        def _kv(self) -> Any:
+        def _engine(self) -> Any:
             held, self.held = self.held, None
             return held
 
-        @_kv.setter
-        def _kv(self, value: Any) -> None:
+        @_engine.setter
+        def _engine(self, value: Any) -> None:
             self.held = value
 
     session = Fleeting(tiny_model(), tiny_tokenizer(), wild())
-    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4})
-    kv: Any = type("KV", (), {"bytes_each": 7})()
-    session._kv = kv
-    assert session.kv_bytes_in_use == 0  # There are no rows.
+    session._engine = SimpleNamespace(rows=[], backend=SimpleNamespace(kv=None))
+    assert session.kv_bytes_in_use == 0
 
 
 def test_an_open_session_looks_nothing_up_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are prepared in other threads, where no forward may run."""
-    session = Session(tiny_model(), tiny_tokenizer(), wild(), max_memory="1MB")
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_memory="1MB")
     session.open()
-    monkeypatch.setattr(session, "_ready", None)
+    monkeypatch.setattr(session, "_borrow", None)
     for options in ({}, {"max_time": 1000.0}):
         assert session.call(0, [5, 6, 7], 0, {"max_new_tokens": 4, **options})

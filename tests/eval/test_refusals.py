@@ -33,7 +33,6 @@ REFUSED = [
     ("hybrid", "--shape x", "unknown shape 'x'"),
     ("budgets", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
-    ("train_tiny", "--out {out} --steps 1 --seq-len 1", "--seq-len must be 2 to 2048 (got 1)"),
 ]
 
 

@@ -22,8 +22,10 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, UnsupportedError, per_token
 from selfspec.compat.generation import KV
+from selfspec.cuda import compiled
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward.room import Fixed
+from selfspec.runner import ModelRunner
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -221,6 +223,38 @@ def test_layers_are_compiled_once_it_pays(log: list[str], monkeypatch: Any) -> N
     assert not called
     monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
     run_graphs(model, prompt(), spec, **GREEDY)
+    assert called
+
+
+def test_only_steps_count_for_compiling(log: list[str], monkeypatch: Any) -> None:
+    """A call that waits for its reader, or that fails, has decoded for as long as its steps."""
+    model, spec = tiny_model(), SelfSpec(compile="auto", **FIXED)
+    run_graphs(model, prompt(), spec, **GREEDY)
+    runner = spec.models.run(model)
+    before = runner._captured_seconds
+    assert before > 0
+
+    def slow_reader(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > 30:
+            raise KeyError("on purpose")
+        return scores
+
+    with pytest.raises(KeyError):
+        run(model, prompt(), custom_generate=spec, logits_processor=[slow_reader], **GREEDY)
+    steps = runner._captured_seconds - before
+    assert steps > 0
+    ability = runner.ability()
+    with runner.backend(ability):
+        pass  # As a session does whose rows wait for something.
+    assert runner._captured_seconds == before + steps
+
+
+def test_layers_are_compiled_in_the_midst_of_a_call(log: list[str], monkeypatch: Any) -> None:
+    """A session may never end; its rows keep their slots."""
+    called, count = record_compiled_layers(monkeypatch, "eager"), ModelRunner.count_step
+    monkeypatch.setattr(ModelRunner, "count_step", lambda self, backend, _: count(self, backend, 1))
+    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 3.0)
+    run_graphs(tiny_model("gpt2"), prompt(2), SelfSpec(compile="auto", **FIXED), **GREEDY)
     assert called
 
 
@@ -444,34 +478,73 @@ def test_a_failed_capture_leaves_everything_whole(
     assert log.count("capture") == fails_at
 
 
-@pytest.mark.parametrize("limit", [16, 4])
-def test_without_memory_for_a_capture_forwards_are_run_eagerly(
-    limit: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
-) -> None:
-    """At the trial before the first call, or in its midst; what failed is not tried again."""
-    work_of = StaticRunner._work
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets captures of more nodes than this run out of memory, until another number is named."""
+    work_of, most = StaticRunner._work, [1 << 30]
 
     def new_work(runner: StaticRunner, model: Any, key: ForwardKey) -> Callable[[], None]:
         work = work_of(runner, model, key)
 
         def full() -> None:
-            if key.shape.width > limit and _get_current_dispatch_mode() is not None:
+            if key.shape.width > most[0] and _get_current_dispatch_mode() is not None:
                 raise torch.OutOfMemoryError("on purpose")
             work()
 
         return full
 
     monkeypatch.setattr(StaticRunner, "_work", new_work)
+    return lambda number: most.__setitem__(0, number)
+
+
+@pytest.mark.parametrize("limit", [16, 4])
+def test_without_memory_for_a_capture_forwards_are_run_eagerly(
+    limit: int, short: Callable[[int], None], log: list[str]
+) -> None:
+    """At the trial before the first call, or in its midst; once there is memory, by graphs."""
     model, inputs = tiny_model(), prompt()
     stock = run(model, inputs, **GREEDY)
-    spec, counts = doubting(stock.ids, inputs, budget="fixed", max_nodes=64), []
-    for _ in range(2):
+    spec = doubting(stock.ids, inputs, budget="fixed", max_nodes=64)
+    short(limit)
+    both = run_both(model, inputs, spec, **GREEDY)
+    assert both.stats.forward == "eager"
+    assert "no memory" in str(both.stats.eager_reason)
+    assert both.stats.nodes_per_step > 16
+    short(64)
+    for _ in range(2):  # After a failed trial one call passes before the next one.
         both = run_both(model, inputs, spec, **GREEDY)
-        assert both.stats.forward == "eager"
-        assert both.stats.eager_reason == "capturing it fails (OutOfMemoryError: on purpose)"
-        assert both.stats.nodes_per_step > 16
-        counts.append(log.count("capture"))
-    assert counts[0] == counts[1]
+    assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
+
+
+def test_without_memory_to_compile_layers_are_compiled_later(
+    short: Callable[[int], None], log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = record_compiled_layers(monkeypatch, "eager")
+    monkeypatch.setattr("selfspec.cuda.kept._COMPILING_PAUSES", (4, 4))
+    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", **FIXED)
+    run_graphs(model, prompt(), spec, **GREEDY)
+    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
+    tries, left = compiled._trial, iter([True])
+
+    def trial(*args: Any) -> Any:
+        if next(left, False):
+            raise torch.OutOfMemoryError("on purpose")
+        return tries(*args)
+
+    monkeypatch.setattr(compiled, "_trial", trial)
+    run_graphs(model, prompt(), spec, **GREEDY)
+    assert called
+
+
+def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
+    """Of one row as of three, narrow or wide; statistics count it with the slots."""
+    model, spec = tiny_model(), SelfSpec(budget="fixed", max_nodes=8)
+    for num_rows in (1, 3, 2, 1):
+        both = run_graphs(model, prompt(num_rows), spec, drafts=False, **GREEDY)
+    runner = spec.models.run(model)._captured._found
+    assert isinstance(runner, StaticRunner)
+    one = 64 * model.config.vocab_size * 4
+    assert both.stats.captured_bytes - runner.kv.nbytes == one
 
 
 def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPatch) -> None:

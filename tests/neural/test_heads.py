@@ -7,8 +7,9 @@ import torch
 
 from selfspec.neural import heads as module
 from selfspec.neural.heads import HeadText, find_heads
-from tests.fakes import tiny_model
+from tests.fakes import new_model, prompt, tiny_model
 from tests.heads import FAMILIES, heads_of, model_with_heads, needs_heads
+from tests.lossless.same import GREEDY, run_both
 
 pytestmark = needs_heads
 PARENTS, PATHS = [-1, 0, 0, 1, 3, 2], [[0], [0, 1, 3], [0, 2, 5], [0, 1]]
@@ -66,3 +67,10 @@ def test_why_a_model_has_no_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     model.config.name_or_path = ""
     monkeypatch.undo()
     assert "comes from no checkpoint" in find_heads(model)
+
+
+def test_a_decoder_that_names_its_layers_otherwise_decodes_without_heads() -> None:
+    model = new_model("gpt2")
+    model.config.num_mtp_layers, model.config.name_or_path = 1, "somewhere"
+    both = run_both(model, prompt(), drafts=False, **GREEDY)
+    assert "can't run them: AttributeError" in str(both.stats.heads_reason)

@@ -25,12 +25,23 @@ from selfspec import (
     SelfSpecCandidateGenerator,
     SelfSpecError,
     UnsupportedError,
+    VocabularyError,
     attach,
     detach,
     load,
 )
+from selfspec.cost import Budget, Step
+from selfspec.draft.shape import Shape
 from selfspec.plugin.refusals import RULES, Outcome, Rule
-from tests.fakes import FutureSource, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import (
+    VOCAB,
+    FutureSource,
+    WildSource,
+    new_model,
+    prompt,
+    tiny_model,
+    tiny_tokenizer,
+)
 from tests.lossless.same import (
     CALLS,
     GREEDY,
@@ -241,6 +252,127 @@ def test_a_model_gets_no_method_that_it_had_not() -> None:
         def generate(self) -> None: ...
 
     assert not hasattr(attach(Plain()), "generate_batch")
+
+
+class FailingBudget(Budget):
+    """Raises in one of its methods, or in one of those of its steps."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == object.__getattribute__(self, "place"):
+            raise Broken("on purpose")
+        return object.__getattribute__(self, name)
+
+    def step(self, allowed: int, num_pending: int | None = None) -> Any:
+        return FailingStep(allowed, self.place)
+
+
+class FailingStep(Step):
+    def __init__(self, allowed: int, place: str) -> None:
+        super().__init__(allowed)
+        self.place = place
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == object.__getattribute__(self, "__dict__").get("place", "").partition(".")[2]:
+            raise Broken("on purpose")
+        return object.__getattribute__(self, name)
+
+
+class FailingShape(Shape):
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def _fail(self, place: str) -> None:
+        if self.place == place:
+            raise Broken("on purpose")
+
+    def for_row(self, prompt_ids: Any, *, learns: bool) -> Shape:
+        self._fail("for_row")
+        return self
+
+    def grow(self, grower: Any) -> None:
+        super().grow(grower)
+        self._fail("grow")
+
+    def observe(self, record: Any) -> None:
+        self._fail("observe")
+
+
+class Broken(Exception):
+    """Raised on purpose."""
+
+
+OWN: dict[str, dict[str, Any]] = {
+    **{
+        f"budget-{place}": {"budget": FailingBudget(place)}
+        for place in ("open", "step", "run_as", "paused")
+    },
+    **{
+        f"step-{place}": {"budget": FailingBudget(f"step.{place}")}
+        for place in ("max_nodes", "search", "fit", "observe")
+    },
+    **{
+        f"shape-{place}": {"shape": FailingShape(place)} for place in ("for_row", "grow", "observe")
+    },
+}
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_what_a_user_has_written_fails_in_a_call_that_never_asked_for_it(
+    own: dict[str, Any], caplog: Any
+) -> None:
+    """A default assistant drafts no more and warns once; one that is named raises the error."""
+    model, inputs = new_model(), prompt()
+    stock = run(model, inputs, **SAMPLE)
+    spec = SelfSpec(extra_sources=[WildSource()], **own)
+    attach(model, spec)
+    for _ in range(2):
+        assert_same_ids(run(model, inputs, **SAMPLE).ids, stock.ids)
+    (record,) = [each for each in caplog.records if each.name == "selfspec"]
+    assert "on purpose" in record.getMessage()
+    assert (spec.total_stats.num_calls, spec.stats.mode) == (2, "tree")
+    with pytest.raises(Broken):
+        run(model, inputs, assistant=spec, **SAMPLE)
+
+
+def test_a_default_steps_aside_for_another_vocabulary(caplog: Any) -> None:
+    spec = SelfSpec()
+    model, other = attach(new_model(), spec), attach(new_model(vocab_size=VOCAB + 7), spec)
+    run(model, prompt(), **GREEDY)
+    stock = run(other, prompt(), assistant=None, **SAMPLE)
+    for _ in range(2):
+        assert_same_ids(run(other, prompt(), **SAMPLE).ids, stock.ids)
+    (record,) = [each for each in caplog.records if each.name == "selfspec"]
+    assert f"a vocabulary of {VOCAB} tokens" in record.getMessage()
+    with pytest.raises(VocabularyError):
+        run(other, prompt(), assistant=spec, **GREEDY)
+    run(model, prompt(), **GREEDY)
+    assert spec.stats.disabled_reason is None
+
+
+def test_a_default_steps_aside_for_a_draft_model_of_another_vocabulary(caplog: Any) -> None:
+    spec = SelfSpec(draft_model=new_model(vocab_size=VOCAB + 2000))
+    model = attach(new_model(), spec)
+    stock = run(model, prompt(), assistant=None, **SAMPLE)
+    assert_same_ids(run(model, prompt(), **SAMPLE).ids, stock.ids)
+    assert "must have the tokenizer of the model" in caplog.text
+    with pytest.raises(VocabularyError):
+        run(model, prompt(), assistant=spec, **GREEDY)
+
+
+def test_a_default_steps_aside_for_a_memory_that_was_damaged(tmp_path: Path, caplog: Any) -> None:
+    file = tmp_path / "memory.safetensors"
+    spec = SelfSpec(remember=file, tokenizer=tiny_tokenizer())
+    file.write_bytes(b"no cache")
+    model = attach(new_model(), spec)
+    stock = run(model, prompt(), assistant=None, **SAMPLE)
+    for _ in range(2):
+        assert_same_ids(run(model, prompt(), **SAMPLE).ids, stock.ids)
+    assert caplog.text.count("memory.safetensors") == 1
+    with pytest.raises(CacheError):
+        run(model, prompt(), assistant=spec, **GREEDY)
 
 
 class EndsFirst(StoppingCriteria):

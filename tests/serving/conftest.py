@@ -18,12 +18,13 @@ from openai import OpenAI
 from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
-from selfspec.batch.session import Session
+from selfspec.batch.requests import Requests
 from selfspec.serving.app import application
 from selfspec.serving.batch_file import results
 from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.prompt_files import Encoder, read_line
+from selfspec.session import Session
 from tests.processors import seeing_pair
 
 NAME = "tiny"
@@ -79,27 +80,28 @@ class Served:
         self.app = application(self.thread, name=NAME, encoder=self.encoder, **(gate or {}))
         self.client = BothWays(self.app, base_url="http://localhost")
         self.client.served = self
-        self.add_extra(self.thread.session)
+        self.add_extra(self.thread.requests)
 
     def extra(self, prompt: Any) -> dict[str, Any]:
         """Further arguments of `generate()`."""
         return {}
 
-    def add_extra(self, session: Session) -> None:
-        """Lets each call of a session have further arguments."""
-        call = session.call
+    def add_extra(self, requests: Requests) -> None:
+        """Lets each prompt have further arguments."""
+        prepared = requests.prompt
 
-        def extended(index: int, prompt: Any, seed: Any, arguments: dict[str, Any]) -> Any:
-            return call(index, prompt, seed, {**arguments, **self.extra(prompt)})
+        def extended(index: int, inputs: Any, seed: Any, arguments: dict[str, Any]) -> Any:
+            return prepared(index, inputs, seed, {**arguments, **self.extra(inputs)})
 
-        session.call = extended  # type: ignore[method-assign]
+        requests.prompt = extended  # type: ignore[method-assign]
 
     def choices_in_file(self, body: dict[str, Any]) -> Any:
         """The choices that a batch file has for a body."""
-        session = Session(self.model, self.tokenizer, self.spec_of_files)
-        self.add_extra(session)
+        session = Session(self.model, self.spec_of_files)
+        requests = Requests(self.model, self.tokenizer, self.spec_of_files)
+        self.add_extra(requests)
         lines = [read_line(1, json.dumps({"body": body}).encode())]
-        (result,) = results(lines, session, self.encoder, model_name=NAME, seed=0)
+        (result,) = results(lines, session, requests, self.encoder, model_name=NAME, seed=0)
         return json.loads(result.text)["response"]["body"]["choices"]
 
     def post(self, path: str, body: Any) -> Any:

@@ -20,7 +20,7 @@ from openai import OpenAI
 
 from selfspec.batch.guides import GuideProcessor
 from selfspec.engine import Engine
-from selfspec.plugin.call import Call
+from selfspec.prompt import Prompt
 from selfspec.serving.prompt_files import Encoder
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
@@ -120,13 +120,13 @@ TEXTS = ("the fox", "a lazy dog", "jumps over", "class", "def read", "quick", "s
 def test_of_a_hundred_requests_every_fifth_fails(
     client: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live, init = weakref.WeakSet[Any](), Call.__init__
+    live, init = weakref.WeakSet[Any](), Prompt.__init__
 
-    def noted(self: Call, **given: Any) -> None:
+    def noted(self: Prompt, **given: Any) -> None:
         live.add(self)
         init(self, **given)
 
-    monkeypatch.setattr(Call, "__init__", noted)
+    monkeypatch.setattr(Prompt, "__init__", noted)
     expected = {text: text_alone(pair, text=text) for text in TEXTS}
     seen = text_alone(pair, picture())
 

@@ -20,7 +20,7 @@ async def last(thread: ModelThread, **arguments: Any) -> Any:
     heard: list[Any] = []
     texts = thread.enter(1)
     with closing(texts):
-        async for _number, event in texts.events([texts.call([5, 6, 7], 0, arguments)]):
+        async for _number, event in texts.events([texts.prepare([5, 6, 7], 0, arguments)]):
             heard.append(event)
     *parts, answer = heard
     assert [each for part in parts for each in part] == answer.ids
@@ -33,7 +33,7 @@ async def endless(thread: ModelThread) -> AsyncIterator[Any]:
     texts = thread.enter(1)
     with closing(texts):
         arguments = {"max_new_tokens": 5000, "do_sample": False}
-        yield texts.events([texts.call([5, 6, 7], 0, arguments)])
+        yield texts.events([texts.prepare([5, 6, 7], 0, arguments)])
 
 
 def thread_of(name: str, **options: Any) -> ModelThread:

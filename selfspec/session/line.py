@@ -5,6 +5,7 @@ A scheduler knows lengths in tokens, and nothing of models.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from itertools import islice, takewhile
@@ -12,15 +13,23 @@ from typing import TYPE_CHECKING, Protocol
 
 from sortedcontainers import SortedDict
 
+from selfspec.errors import UnsupportedError, one_line
+
 if TYPE_CHECKING:
-    from selfspec.batch.prompt_call import PromptCall
     from selfspec.forward.room import Limits
+    from selfspec.prompt import Prompt
+
+_log = logging.getLogger("selfspec")
 
 _MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
 
 class Scheduler(Protocol):
-    """Chooses among waiting prompts whenever a row ends."""
+    """Chooses among waiting prompts whenever a row ends.
+
+    If it raises an error, or names a prompt that does not wait, a warning says so, and prompts
+    start in order of arrival from then on.
+    """
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
@@ -72,34 +81,38 @@ def _that_fit(
 
 
 class Waiting:
-    """Calls that wait, in the order of their turns. Calls that are decoded alone come last.
+    """Prompts that wait, in the order of their turns. Prompts that are decoded alone come last.
 
-    With `short_first` a short prompt may overtake a long one, but every call gets its turn: its
-    length plus the length of all calls that had started when it came.
+    With `short_first` a short prompt may overtake a long one, but every prompt gets its turn: its
+    length plus the length of all prompts that had started when it came.
     """
 
     def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
-        self._line = SortedDict()  # Calls by their turns, which differ.
+        self._line = SortedDict()  # Prompts by their turns, which differ.
+        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of a prompt.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
     def __len__(self) -> int:
         return len(self._line)
 
-    def add(self, call: PromptCall) -> None:
+    def __contains__(self, index: int) -> bool:
+        return index in self._turns
+
+    def add(self, prompt: Prompt) -> None:
         self._num_arrived += 1
         if self._short_first:
-            turn = (False, self._work_started + call.max_columns, self._num_arrived)
+            turn = (False, self._work_started + prompt.max_columns, self._num_arrived)
         else:
-            turn = (call.alone_reason is not None, 0, self._num_arrived)
-        self._line[turn] = call
+            turn = (prompt.alone is not None, 0, self._num_arrived)
+        self._line[turn], self._turns[prompt.index] = prompt, turn
 
-    def start_next(self, running: Sequence[int], limits: Limits) -> PromptCall | None:
-        """Starts the first call that the scheduler chooses and that fits beside the running ones.
+    def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
+        """Starts the first prompt that the scheduler chooses and that fits beside the running ones.
 
-        If none runs and it chooses none, the first call of all starts.
+        If none runs and it chooses none, the first prompt of all starts.
         """
         sharing = self.sharing()
         if not sharing:
@@ -107,28 +120,41 @@ class Waiting:
         # Each row takes as much room as the longest.
         taken = len(running) * max(running, default=0)
         room = sys.maxsize if limits.max_tokens is None else limits.max_tokens - taken
-        chosen = self._scheduler.choose([call.max_columns for call in sharing], running, room)
+        chosen = self._chosen([prompt.max_columns for prompt in sharing], running, room)
         for index in chosen if running or chosen else [0]:
             if limits.fits([*running, sharing[index].max_columns]):
                 self.start(sharing[index])
                 return sharing[index]
         return None
 
-    def start(self, call: PromptCall) -> None:
-        self._work_started += call.max_columns
-        self.leave(call.index)
+    def _chosen(self, waiting: list[int], running: Sequence[int], room: int) -> list[int]:
+        try:
+            chosen = list(self._scheduler.choose(waiting, running, room))
+            if wrong := [index for index in chosen if index not in range(len(waiting))]:
+                raise UnsupportedError(
+                    f"a scheduler must name indices of the {len(waiting)} prompts that wait (got "
+                    f"{wrong[0]!r:.40})"
+                )
+        except Exception as error:
+            text = "the scheduler has failed, and prompts start in order of arrival from now on: %s"
+            _log.warning(text, one_line(error), exc_info=error)
+            self._scheduler = ArrivalOrder()
+            return self._scheduler.choose(waiting, running, room)
+        return chosen
+
+    def start(self, prompt: Prompt) -> None:
+        self._work_started += prompt.max_columns
+        self.leave(prompt.index)
 
     def leave(self, index: int) -> None:
-        for turn, call in self._line.items():
-            if call.index == index:
-                del self._line[turn]
-                return
+        if (turn := self._turns.pop(index, None)) is not None:
+            del self._line[turn]
 
     @property
-    def first(self) -> PromptCall | None:
+    def first(self) -> Prompt | None:
         return next(iter(self._line.values()), None)
 
-    def sharing(self) -> list[PromptCall]:
-        """The first calls that may share forwards, up to the first that has to be alone."""
+    def sharing(self) -> list[Prompt]:
+        """The first prompts that may share forwards, up to the first that has to be alone."""
         shown = islice(self._line.values(), _MOST_SHOWN)
-        return list(takewhile(lambda call: call.alone_reason is None, shown))
+        return list(takewhile(lambda prompt: prompt.alone is None, shown))

@@ -1,4 +1,4 @@
-"""What of a call looks at one row alone: its processors and its stopping row_rules."""
+"""What of a call looks at one row alone: its processors and its stopping rules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import logits_process as lp
 from transformers.generation import stopping_criteria as sc
 
-from selfspec.plugin import row_rules
-from selfspec.plugin.row_rules import (
+from selfspec import row_rules
+from selfspec.row_rules import (
     for_rows,
     looks_at_rows,
     row_stops,

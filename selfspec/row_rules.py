@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from transformers.generation import (
     EosTokenCriteria,
     MaxLengthCriteria,
+    MaxTimeCriteria,
     StopStringCriteria,
     logits_process,
 )
@@ -130,6 +132,13 @@ def row_stops(criteria: Any) -> Stops | None:
     if length_limit(criteria) is None or (others and not eos_ids):
         return None  # without an end token, stock lets a row that stopped go on writing
     return Stops(eos_ids, tuple(others))
+
+
+def start_clocks(criteria: Any) -> None:
+    """Lets what bounds the time of a text count from now, not from when its prompt came."""
+    for criterion in criteria:
+        if type(criterion) is MaxTimeCriteria:
+            criterion.initial_timestamp = time.time()
 
 
 def length_limit(criteria: Any) -> int | None:

@@ -1,0 +1,126 @@
+"""`Requests`: from a prompt's ids and the arguments of `generate()` to a `Prompt` for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from selfspec.batch.answers import Listener, OnToken
+from selfspec.batch.guides import Guides
+from selfspec.batch.token_scores import TokenScores
+from selfspec.compat.generation import KV_NAMES
+from selfspec.compat.modules import inside_wrappers
+from selfspec.errors import UnsupportedError
+from selfspec.plain import write_plainly
+from selfspec.plugin.arguments import for_drafts, loop_of
+from selfspec.plugin.spec import SelfSpec
+from selfspec.prompt import Prompt
+
+# Token ids, or what a processor made of a prompt: `input_ids` and what belongs to them.
+PromptInputs = Sequence[int] | Mapping[str, Any]
+
+# Arguments of `generate()` that make sense for one call only.
+_OF_ONE_CALL = (
+    *("attention_mask", "custom_generate", "input_ids", "inputs_embeds", "streamer"),
+    *KV_NAMES,
+)
+
+
+class Requests:
+    """Makes of each prompt the call that `generate()` would make of it.
+
+    So each has rules and random numbers of its own. `on_token` gets each token of each text at
+    once, and says whether anybody reads on. Once a first prompt was made, any thread may ask.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, spec: SelfSpec, on_token: OnToken | None = None
+    ) -> None:
+        self._model = model  # It may be a wrapper of PEFT.
+        self.tokenizer = tokenizer
+        self._spec = spec
+        self._on_token = on_token
+        self._guides = Guides(tokenizer, inside_wrappers(model))
+
+    def prompt(
+        self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
+    ) -> Prompt:
+        """A prompt with the arguments that `generate()` would get; `index` names it.
+
+        Refuses what `generate()` would refuse. Runs no forward, but for images, which transformers
+        encodes here from 5.24 on, and for what an encoder reads.
+        """
+        if not inputs:
+            raise UnsupportedError("a prompt must have at least one token (got none)")
+        for name in _OF_ONE_CALL:
+            if arguments.get(name) is not None:
+                raise UnsupportedError(
+                    f"{name} belongs to one call of generate() and can't be used for many prompts; "
+                    "leave it out"
+                )
+        ours = {"tokenizer": self.tokenizer, "return_dict_in_generate": False}
+        ready = for_drafts(self._model, {**self._guides.applied(**arguments), **ours})
+        numbers = (ready.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
+        scores = TokenScores(self.tokenizer, *numbers)
+        if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
+            ready["max_new_tokens"] = 1
+        is_heard = (self._on_token is not None or scores.is_asked) and not writes_nothing
+        listener = Listener(index, self._on_token, scores) if is_heard else None
+        prompt: Prompt = self._prepared(inputs, ready, listener, lambda prompt: prompt)
+        if len(prompt.input_ids) != 1:
+            raise UnsupportedError(
+                f"num_return_sequences must be 1, since each prompt gets one answer (got "
+                f"{len(prompt.input_ids)}); give the prompt several times"
+            )
+        prompt.index, prompt.scores, prompt.writes_nothing = index, scores, writes_nothing
+        if scores.is_asked:
+            prompt.logits_processor.insert(0, scores)
+        if scores.prompt is not None:
+            _check_scored(prompt)
+            scores.prompt_ids, prompt.hears = prompt.input_ids[0].tolist(), scores.read
+        if prompt.generation_config.do_sample:
+            prompt.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+        if prompt.mode == "plain" and self._model is not prompt.model:
+            # What a wrapper of PEFT changes lasts until its generate() returns.
+            prompt.write = partial(self._write_inside, inputs, ready)
+        return prompt
+
+    def _prepared(self, inputs: PromptInputs, ready: Any, streamer: Any, then: Any) -> Any:
+        """What `then` makes of the prompt that `generate()` prepares."""
+        model = self._model
+        loop = loop_of(self._spec, model, {**ready, "streamer": streamer}, then=then)
+        return model.generate(**inputs_on(inputs, model), custom_generate=loop, **ready)
+
+    def _write_inside(self, inputs: PromptInputs, ready: Any, prompt: Prompt) -> None:
+        def write(inside: Prompt) -> None:
+            prompt.model_kwargs = inside.model_kwargs
+            write_plainly(prompt)
+
+        self._prepared(inputs, ready, prompt.streamer, write)
+
+
+def _check_scored(prompt: Prompt) -> None:
+    """Refuses to score a prompt that is not read as we read prompts."""
+    why = prompt.reason if prompt.mode == "plain" else None
+    if prompt.model.config.is_encoder_decoder:
+        why = "its prompt is read by an encoder"
+    elif prompt.setting("prefill_chunk_size") is not None:
+        why = "prefill_chunk_size is set"
+    if why is not None:
+        raise UnsupportedError(
+            f"prompt_logprobs (echo with logprobs) must be left out here ({why})"
+        )
+
+
+def inputs_on(inputs: PromptInputs, model: Any) -> dict[str, Any]:
+    """The arguments of `generate()` that are the prompt, on the model's device."""
+    if not isinstance(inputs, Mapping):
+        ids = torch.tensor([list(inputs)], device=model.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {
+        name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }

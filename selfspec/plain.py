@@ -1,0 +1,76 @@
+"""Stock's own loop, for prompts that can't be drafted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
+
+from selfspec.compat.generation import decode_plainly
+from selfspec.errors import UnsupportedError
+from selfspec.machine.device import own_seed
+from selfspec.prompt import Prompt
+
+
+class _Counting(StoppingCriteriaList):  # type: ignore[misc]
+    """The criteria of a call for stock's loop, which also count the tokens, without pads."""
+
+    def __init__(self, criteria: Iterable[Any]) -> None:
+        super().__init__(criteria)
+        self.num_tokens: Any = 0  # On the model's device, so that no step waits for it.
+        self._goes_on: Any = True  # (B,): which rows have not stopped.
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        is_done: torch.Tensor = super().__call__(input_ids, scores, **kwargs)
+        goes_on = self._goes_on & torch.ones_like(is_done)
+        self.num_tokens = self.num_tokens + goes_on.sum()
+        self._goes_on = goes_on & ~is_done
+        return is_done
+
+
+class _Streamer:
+    """Keeps what stock's loop writes, and hands it on; whoever has the statistics ends it."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+
+    def put(self, value: torch.Tensor) -> None:
+        self._prompt.plain_ids += value.tolist()
+        if self._prompt.streamer is not None:
+            self._prompt.streamer.put(value)
+
+    def end(self) -> None: ...
+
+
+def write_plainly(prompt: Prompt) -> None:
+    """Writes the texts of a prompt as stock does; its output is in the prompt."""
+    stats = prompt.stats
+    stats.disable(prompt.reason)
+    stats.mode, stats.forward = "plain", "eager"
+    if prompt.config.strict:
+        raise UnsupportedError(f"strict=True and the call can't be drafted for: {prompt.reason}")
+    start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
+    is_heard = prompt.streamer is not None or prompt.fails_alone
+    seeded = prompt.seed is not None
+    with own_seed(prompt.seed, [prompt.input_ids.device]) if seeded else nullcontext():
+        prompt.output = decode_plainly(
+            prompt.model,
+            prompt.input_ids,
+            logits_processor=prompt.logits_processor,
+            stopping_criteria=criteria,
+            generation_config=prompt.generation_config,
+            streamer=_Streamer(prompt) if is_heard else None,
+            synced_gpus=prompt.synced_gpus,
+            **prompt.model_kwargs,
+        )
+    stats.spend("plain", perf_counter() - start)
+    num_rows = len(prompt.input_ids)
+    num_steps = int(criteria.num_tokens) - num_rows
+    stats.num_new_tokens += num_steps + num_rows
+    stats.num_prompt_tokens_out += num_rows
+    stats.num_steps += num_steps
+    stats.num_nodes += num_steps

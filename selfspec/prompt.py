@@ -1,0 +1,212 @@
+"""`Prompt`: one call of `generate()`, from what transformers has prepared to what came of it.
+
+Every door makes one, and everything after it looks at this record alone: `refusals` at its
+arguments, a `Session` at its length, the `Engine` at its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import Any
+
+import torch
+
+from selfspec.ability.probe import DraftSupport
+from selfspec.compat.generation import update_arguments
+from selfspec.compat.grammars import grammars_of
+from selfspec.config import SpecConfig
+from selfspec.draft.drafter import Drafter
+from selfspec.draft.sources import Source
+from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
+from selfspec.draft.sources.prediction import Prediction
+from selfspec.forward.prompt import HearsLogits, PromptReader, next_positions
+from selfspec.neural.small_model import DraftModel
+from selfspec.row import Row, Stops, Streamer
+from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
+from selfspec.runner import ModelRunner
+from selfspec.stats import GenerationStats
+from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
+from selfspec.verify.tape import NoiseTape
+
+
+@dataclass(kw_only=True, eq=False)  # Each one is itself, whatever it holds.
+class Prompt:
+    """A prompt of one or more rows, and all that decides on their texts.
+
+    `route` in `plugin.refusals` says how it is decoded. Whoever writes the texts leaves what came
+    of it in the last fields.
+    """
+
+    model: Any
+    runner: ModelRunner
+    input_ids: torch.Tensor  # (B, P)
+    model_kwargs: dict[str, Any]
+    generation_config: Any
+    logits_processor: Any
+    stopping_criteria: Any
+    streamer: Streamer | None  # Hears each token once all rows have it.
+    predictions: Sequence[Prediction | None]  # One for each row.
+    draft_model: DraftModel | None = None
+    max_nodes: int  # of the trees of a row
+    inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
+    has_callers_cache: bool = False  # Did the caller hand in the KV cache?
+    synced_gpus: bool = False  # Do other processes wait for each forward?
+    is_default: bool = False  # Did the caller not name the assistant?
+    stats: GenerationStats
+
+    # Of one among many.
+    index: int = 0  # Names it, and its first row in records.
+    seed: int | None = None  # Draws the tokens; None: the generator that stock uses.
+    fails_alone: bool = False  # Does an error of one row end this row, and no other?
+    hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
+    scores: Any = None  # The `TokenScores` of its text.
+    writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
+    write: Callable[[Prompt], None] | None = None  # In place of stock's loop, where one must.
+
+    # How it is decoded, found out once.
+    mode: str = ""  # "tree", "chain" or "plain"
+    reason: str | None = None  # Why it is not drafted for with trees.
+    together: str | None = None  # What makes each of its rows depend on the others.
+    alone: str | None = None  # Why it can share forwards with no other prompt.
+
+    # What came of it.
+    rows: list[Row] = field(default_factory=list)
+    kv: Any = None  # The cache that the caller gets.
+    output: Any = None  # That of stock's own loop.
+    plain_ids: list[int] = field(default_factory=list)  # What it has told the streamer.
+    error: Any = None  # What has ended it.
+
+    @property
+    def config(self) -> SpecConfig:
+        return self.runner.config
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the prompt has, its padding included."""
+        return int(self.input_ids.shape[1])
+
+    @cached_property
+    def max_length(self) -> int:
+        """How long a text may get, the prompt with its padding included."""
+        length = length_limit(self.stopping_criteria)
+        return int(self.generation_config.max_length if length is None else length)
+
+    @property
+    def max_new_columns(self) -> int:
+        """The most tokens that may follow the prompt, drafted ones among them."""
+        return max(self.max_length - self.num_tokens, 1)
+
+    @property
+    def max_columns(self) -> int:
+        """The most columns of KV that a row may need, those of the widest tree among them."""
+        return self.num_tokens + self.max_new_columns + self.config.max_nodes
+
+    @property
+    def gives_cache_back(self) -> bool:
+        """Does anybody see the KV cache after the call?"""
+        return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
+
+    @property
+    def new_ids(self) -> list[int]:
+        """The new tokens of its only row, as far as they came."""
+        if self.writes_nothing:
+            return []
+        return self.rows[0].new_ids if self.rows else self.plain_ids
+
+    def setting(self, name: str) -> Any:
+        return getattr(self.generation_config, name, None)
+
+    @cached_property
+    def ability(self) -> DraftSupport:
+        """What the model can verify after this prompt."""
+        ability = self.runner.ability()
+        if ability.mode != "tree":
+            return ability
+        arguments = update_arguments(self.model, dict(self.model_kwargs))
+        positions = next_positions(self.model, self.input_ids, arguments)
+        return DraftSupport.of_chains(positions) if isinstance(positions, str) else ability
+
+    @cached_property
+    def reader(self) -> PromptReader:
+        learns = self.config.learning != "frozen"
+        arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
+        return PromptReader(*arguments, learns=learns, hears=self.hears)
+
+    @cached_property
+    def sources(self) -> list[list[Source]]:
+        """For each row: its prediction, the grammar that its processors follow, a draft model."""
+        num_rows = len(self.input_ids)
+        grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
+        found: list[list[Source]] = []
+        for number, prediction in enumerate(self.predictions):
+            grammar = GrammarSource(partial(_of_row, grammars, number))
+            sources = (prediction, grammar, self.draft_model)
+            found.append([source for source in sources if source is not None])
+        return found
+
+    @cached_property
+    def encoder_texts(self) -> list[list[int]]:
+        """What an encoder has read for each row, which an answer may repeat."""
+        ids, num_rows = self.inputs_tensor, len(self.input_ids)
+        is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
+        if ids is None or not (is_text and self.model.config.is_encoder_decoder):
+            return [[]] * num_rows
+        ids = ids.repeat_interleave(num_rows // len(ids), dim=0)
+        mask = self.model_kwargs.get("attention_mask")
+        seen = torch.ones_like(ids) if mask is None else mask
+        seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
+        return [row[shown].tolist() for row, shown in zip(ids, seen, strict=True)]
+
+    def add_row(self, prompt_ids: list[int], drafter: Drafter) -> Row:
+        """The next row, once the prompt was read; `prompt_ids` are without padding."""
+        number, (choosers, stops) = len(self.rows), self._rules
+        ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
+        if pad is None:
+            pad = ends[0] if ends else 0  # As transformers chooses it.
+        row = Row(
+            index=self.index + number,
+            prompt=self.input_ids[number : number + 1],
+            prompt_ids=prompt_ids,
+            drafter=drafter,
+            chooser=choosers[number],
+            max_length=self.max_length,
+            max_nodes=self.max_nodes,
+            stops=stops,
+            pad_token_id=pad,
+            # Stock's own test for filling up rows that stopped.
+            gets_pads=any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria),
+            fails_alone=self.fails_alone,
+            stats=self.stats,
+        )
+        self.rows.append(row)
+        return row
+
+    @cached_property
+    def _rules(self) -> tuple[list[Chooser], Stops]:
+        """How each row chooses its tokens: by itself, unless something asks for all together."""
+        stops, config = row_stops(self.stopping_criteria), self.generation_config
+        num_rows, samples = len(self.input_ids), bool(config.do_sample)
+        if stops is None or self.together:
+            kept = (config.output_scores, config.output_logits)
+            keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
+            rules = (self.logits_processor, self.stopping_criteria, samples)
+            ids, generator = self.input_ids.long(), self._generator
+            together = BatchChooser(ids, *rules, keeps_scores, keeps_logits, generator)
+            return [together] * num_rows, Stops()
+        if not self.logits_processor and not samples:
+            return [GreedyChooser() for _ in range(num_rows)], stops
+        tape = NoiseTape(num_rows, self._generator) if samples else None
+        processings = map(split_warpers, for_rows(self.logits_processor, num_rows))
+        return [ProcessedChooser(each, tape, row) for row, each in enumerate(processings)], stops
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        if self.seed is None:
+            return None
+        return torch.Generator(self.input_ids.device).manual_seed(self.seed)
+
+
+def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Grammar | None:
+    return grammars()[number]

@@ -1,0 +1,346 @@
+"""`Session`: the one driver of the engine, for one prompt or for many that come and go.
+
+A prompt is read alone. Then its KV becomes one more row of the batch, and the steps of all rows
+share their forwards. When a row ends, the next prompt takes its place. So a text is what
+`generate()` gives for that prompt alone. A prompt that wants the batch empty, as one whose rows
+depend on each other, gets a backend of its own; every call of `generate()` is such a prompt, which
+has a session for itself and never waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from functools import cached_property
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from selfspec.compat.generation import kv_of
+from selfspec.compat.modules import inside_wrappers
+from selfspec.engine import Engine
+from selfspec.errors import ConfigError, UnsupportedError, kept
+from selfspec.forward.backends import Backend
+from selfspec.forward.inputs import foreign_layer
+from selfspec.forward.room import Limits
+from selfspec.machine.memory import amount_in_bytes
+from selfspec.plain import write_plainly
+from selfspec.prompt import Prompt
+from selfspec.row_rules import start_clocks
+from selfspec.runner import ModelRunner, ModelRunners
+from selfspec.session.line import Scheduler, Waiting
+from selfspec.session.pace import ReadingPace
+from selfspec.weights.streamed.memory_plan import kv_bytes
+
+_LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
+_SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
+
+
+class ReaderGone(Exception):
+    """Ends a text that nobody reads any more."""
+
+
+class Assistant(Protocol):
+    """What a session asks of its `SelfSpec`."""
+
+    models: ModelRunners
+
+    def engine(self, runner: ModelRunner, backend: Backend, prompt: Prompt | None) -> Engine: ...
+
+    def finish(self, prompt: Prompt) -> None: ...
+
+    def count(self, prompt: Prompt) -> None: ...
+
+
+class Session:
+    """Takes prompts and gives them back once their texts are complete; belongs to one thread.
+
+    `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
+    of a prompt that is being read among them. Prompts wait in order of arrival, or with
+    `short_first` in that of `Waiting`. With a `pace` a long prompt is read in parts between steps.
+
+    With `fails_alone` an error is the outcome of the prompt that it belongs to. Without, it is
+    raised, and ends all prompts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        spec: Assistant,
+        *,
+        max_rows: int = 8,
+        max_memory: int | str | None = None,
+        scheduler: Scheduler | None = None,
+        short_first: bool = False,
+        pace: ReadingPace | None = None,
+        fails_alone: bool = True,
+    ) -> None:
+        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+            raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
+        self.alone_reasons: Counter[str] = Counter()  # Why texts were written alone.
+        self._model = inside_wrappers(model)
+        self._spec = spec
+        self._max_rows = max_rows
+        self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
+        self._pace = pace
+        self._fails_alone = fails_alone
+        self._runner = spec.models.run(self._model)
+        self._waiting = Waiting(scheduler, short_first=short_first)
+        self._reading: Prompt | None = None  # Its place among the rows is kept for it.
+        self._running: dict[int, Prompt] = {}  # By the index of its first row.
+        self._engine: Engine | None = None
+        self._alone: Prompt | None = None  # The prompt that has the engine for itself.
+        self._lent = ExitStack()  # What the engine runs its forwards on.
+        self._ended: list[Prompt] = []  # `step` returns them at its end.
+
+    @property
+    def num_wanted(self) -> int:
+        return _LOOK_AHEAD - len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """How many texts are being written, the one whose prompt is being read among them."""
+        return len(self._running) + (self._reading is not None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Is nothing left to do? Then other calls may use the model, whose KV was given up."""
+        return not (self._waiting or self.num_running or self._engine is not None)
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """The memory that the keys and values of all rows fill."""
+        engine = self._engine  # Another thread may ask, while this one gives it up.
+        if engine is None or engine.backend.kv is None:
+            return 0
+        num_tokens = sum(int(row.kv.length) for row in engine.rows)
+        return engine.backend.kv.bytes_each * num_tokens
+
+    @cached_property
+    def _limits(self) -> Limits:
+        return self._runner.limits(self._max_rows, self._max_bytes)
+
+    def open(self) -> None:
+        """Finds out what the model can verify and what fits, before the first prompt waits for it.
+
+        Refuses a memory in which nothing fits.
+        """
+        if self._runner.ability().mode == "tree":
+            self._borrow(None)
+            self._close()
+
+    def add(self, prompt: Prompt) -> None:
+        """Lets a prompt wait; refuses what can never fit into the memory."""
+        self.check_fits(prompt)
+        index = prompt.index
+        is_read = self._reading is not None and self._reading.index == index
+        if index in self._waiting or index in self._running or is_read:
+            raise UnsupportedError(
+                f"index must name no other text of the session that waits or is written (got "
+                f"{index}); count on, or wait for its answer"
+            )
+        prompt.fails_alone = self._fails_alone
+        self._waiting.add(prompt)
+
+    def cancel(self, index: int) -> None:
+        """Ends a text that nobody reads, within a step; does nothing if there is none."""
+        self._waiting.leave(index)
+        if self._reading is not None and self._reading.index == index:
+            self._spec.count(self._reading)
+            self._reading = None
+        if index in self._running:
+            for row in self._running[index].rows:
+                row.fail(ReaderGone())
+
+    def write(self, prompt: Prompt) -> None:
+        """Writes the texts of a prompt that never waits, as `generate()` asks for them."""
+        prompt.fails_alone, self._reading, self._alone = self._fails_alone, prompt, prompt
+        while self._reading or self._running:
+            self.step()
+
+    def work(self) -> list[Prompt]:
+        """Steps until a text is complete, or nothing is left to do."""
+        ended: list[Prompt] = []
+        while not ended and not self.is_empty:
+            ended = self.step()
+        return ended
+
+    @torch.no_grad()
+    def step(self) -> list[Prompt]:
+        """Reads on in prompts for which there is a place, and lets all rows make one step.
+
+        Returns the prompts whose texts are complete. One that can't share forwards has its turn
+        when it is the first and no row runs. An error is the outcome of the prompt that it belongs
+        to, or of all rows, if it may have left any of them in pieces. What prevents that the model
+        is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
+        """
+        try:
+            if (engine := self._engine or self._open()) is not None:
+                self._let_out(engine)
+                self._read(engine)
+                self._let_out(engine)
+                if self._running:
+                    start = perf_counter()
+                    engine.step()
+                    if self._pace is not None:
+                        self._pace.observe_step(perf_counter() - start)
+                    self._let_out(engine)
+            if not (self._running or self._reading):
+                self._close()
+        except BaseException as error:
+            self._break_off(error)
+        ended, self._ended = self._ended, []
+        for prompt in ended:
+            self._settle(prompt)
+        return [prompt for prompt in ended if not isinstance(prompt.error, ReaderGone)]
+
+    def _open(self) -> Engine | None:
+        """The engine for the rows to come; None where none are, or the next prompt needs none."""
+        first, start = self._waiting.first, perf_counter()
+        if self._alone is None and first is not None and first.alone is not None:
+            self._waiting.start(first)
+            self._reading = self._alone = first
+            self.alone_reasons[first.alone] += 1
+            start_clocks(first.stopping_criteria)
+        prompt = self._alone
+        if prompt is not None and prompt.mode == "plain":
+            (prompt.write or write_plainly)(prompt)
+            self._reading = None
+            self._end(prompt, None)
+        elif prompt is not None:
+            prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
+            self._borrow(prompt)
+            prompt.stats.spend("prepare", perf_counter() - start)
+        elif first is not None:
+            self._borrow(None)
+        return self._engine
+
+    def _borrow(self, prompt: Prompt | None) -> None:
+        """Takes what runs the forwards of one prompt, or of many that come and go."""
+        runner = self._runner
+        if prompt is None:
+            lent = runner.backend(runner.ability(), self._limits)
+        else:
+            lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
+        self._engine = self._spec.engine(runner, self._lent.enter_context(lent), prompt)
+
+    def _close(self) -> None:
+        """Gives up the KV: others may use the model until the next row, and change its weights."""
+        engine, alone = self._engine, self._alone
+        self._engine = self._alone = None
+        with self._lent.pop_all():
+            if engine is not None:
+                engine.backend.release(fills=alone is not None and alone.gives_cache_back)
+
+    def _read(self, engine: Engine) -> None:
+        """Reads prompts until no more can start, or until the pace wants the next step."""
+        left = sys.maxsize if self._pace is None else self._pace.num_tokens(len(engine.rows))
+        while left > 0:
+            prompt = self._reading = self._reading or self._next_to_read(engine)
+            if prompt is None:
+                return
+            try:
+                left -= self._read_part(prompt, left, engine)
+            except Exception as error:
+                self._reading = None
+                left -= prompt.num_tokens
+                self._end(prompt, error)
+
+    def _next_to_read(self, engine: Engine) -> Prompt | None:
+        if self._alone is not None or len(self._running) == self._max_rows:
+            return None
+        running = [row.kv.max_columns for row in engine.rows]
+        return self._waiting.start_next(running, self._limits)
+
+    def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
+        """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
+        start, before = perf_counter(), prompt.reader.num_left
+        is_all = self._alone is not None or before <= _SHORT_REST * num_tokens
+        is_read = engine.admit(prompt, None if is_all else num_tokens)
+        num_read = before - prompt.reader.num_left
+        if self._pace is not None:
+            self._pace.observe_part(num_read, perf_counter() - start)
+        if is_read:
+            if self._reading is None:  # It was cancelled while its first token was handed on.
+                prompt.rows[0].fail(ReaderGone())
+            self._reading, self._running[prompt.index] = None, prompt
+        return num_read
+
+    def _let_out(self, engine: Engine) -> None:
+        """Ends the prompts whose rows have all stopped, and lets rows out that have."""
+        alone = self._alone
+        if alone is None:
+            for row in engine.leave():
+                self._end(self._running.pop(row.index), row.error)
+        elif self._running and all(row.is_done for row in alone.rows):
+            self._running.clear()  # Whoever gets its KV gets it with all rows.
+            self._end(alone, alone.rows[0].error)
+        elif self._running:
+            engine.leave()
+
+    def _end(self, prompt: Prompt, error: BaseException | None) -> None:
+        try:
+            if self._engine is not None:
+                self._engine.record_outcome(prompt)
+        except Exception as fault:  # Of a budget of the user's.
+            error = error or fault
+        prompt.error = error
+        self._ended.append(prompt)
+
+    def _break_off(self, error: BaseException) -> None:
+        """Ends all rows, of which nobody knows how much of a step was done.
+
+        If there are none, the error prevents the next prompt, or the end of the last one.
+        """
+        broken = list(self._running.values())
+        if not broken:
+            last = self._ended.pop() if self._ended else self._waiting.first
+            prompt = self._reading or last
+            assert prompt is not None
+            self._waiting.leave(prompt.index)
+            self._reading, broken = None, [prompt]
+        for prompt in broken:
+            self._end(prompt, error)
+        self._running.clear()
+        self._close()
+
+    def _settle(self, prompt: Prompt) -> None:
+        """Counts a prompt that has ended, once others may use the model, with whatever fails.
+
+        Raises its error where that is nobody else's, without a cycle that would keep its memory.
+        """
+        error = prompt.error
+        try:
+            self._spec.count(prompt) if error else self._spec.finish(prompt)
+        except Exception as fault:
+            error = error or fault
+        if isinstance(error, Exception) and self._fails_alone:
+            prompt.error = kept(error)
+        elif error is not None:
+            prompt.error = None
+            try:
+                raise error
+            finally:
+                del error
+
+    def check_fits(self, prompt: Prompt) -> None:
+        """Refuses a prompt that can never fit into the memory."""
+        if self._max_bytes is None:
+            return
+        if prompt.alone is not None:
+            cache = kv_of(prompt.model_kwargs)
+            if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
+                return  # A recurrent or windowed state takes little room.
+            most = most_read = self._max_bytes // kv_bytes(self._model, 1)
+        else:
+            most = (self._limits.max_tokens or 0) - self._limits.spare
+            most_read = most // self._max_rows  # All places are set aside while one is read.
+        if prompt.max_columns > most or prompt.num_tokens > most_read:
+            raise UnsupportedError(
+                f"prompt, answer and drafts must fit into the {most} tokens of max_memory, and the "
+                f"prompt into {most_read} while it is read (got {prompt.max_columns}, "
+                f"{prompt.num_tokens} of them in the prompt); raise max_memory, or lower "
+                "max_rows or max_new_tokens"
+            )

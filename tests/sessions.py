@@ -1,0 +1,54 @@
+"""A session that takes ids and arguments, and gives answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from selfspec import SelfSpec
+from selfspec.batch.answers import Answer, OnToken
+from selfspec.batch.requests import PromptInputs, Requests
+from selfspec.prompt import Prompt
+from selfspec.session import Session
+
+
+class TextSession(Session):
+    """What `generate_many`, the server and batch files make of a `Session` and `Requests`."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        spec: SelfSpec,
+        *,
+        on_token: OnToken | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, spec, **options)
+        self.requests = Requests(model, tokenizer, spec, on_token)
+
+    @property
+    def kv(self) -> Any:
+        return None if self._engine is None else self._engine.backend.kv
+
+    def open(self) -> None:
+        super().open()
+        self.call(0, [0], 0, {"max_new_tokens": 1})
+
+    def call(
+        self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
+    ) -> Prompt:
+        prompt = self.requests.prompt(index, inputs, seed, arguments)
+        self.check_fits(prompt)
+        return prompt
+
+    def submit(
+        self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
+    ) -> None:
+        self.add(self.call(index, inputs, seed, arguments))
+
+    def step(self) -> list[Answer]:  # type: ignore[override]
+        return [Answer.to(prompt, self.requests.tokenizer) for prompt in super().step()]
+
+    def work(self) -> list[Answer]:  # type: ignore[override]
+        return super().work()  # type: ignore[return-value]
