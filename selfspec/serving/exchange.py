@@ -64,43 +64,36 @@ class Reply:
         self._lock = Lock()
         # How many tokens were decoded, told by the criterion's caller, and taken to be sent.
         self._num_decoded = self._num_told = self._num_taken = 0
-        self._ready: list[tuple[str, list[dict[str, Any]]]] = []  # What was decoded, but not taken.
+        self._text, self._calls = "", list[dict[str, Any]]()  # What was decoded, but not taken.
         self._scores: TokenScores | None = None
         self._num_scored = 0
         self._offsets: list[int] = []  # Where each token begins, if there are scores.
         self._length = 0  # of the text of all tokens so far
         if isinstance(settings, Completion) and settings.echo:
             prompt = settings.prompts[choice // settings.n]
-            echoed = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
-            self._ready.append((echoed, []))
+            self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def expect(self, scores: TokenScores) -> None:
         """Sends the scores of the tokens too, and of the prompt's, where they are asked for."""
         if not scores.is_asked:
             return
         self._scores = scores
-        if self._ready:
-            stream = self._new_stream()
-            for token in scores.prompt_ids:
-                self._offsets.append(self._length)
-                self._length += len(stream.add(token))
-            self._length = len(self._ready[0][0])
+        stream = self._new_stream()
+        for token in scores.prompt_ids:
+            self._offsets.append(self._length)
+            self._length += len(stream.add(token))
+        self._length = len(self._text)
 
     def add(self, ids: Sequence[int]) -> Piece:
         """Takes the next tokens; returns what may be sent now."""
         with self._lock:
             self._decode(ids[self._num_decoded - self._num_taken :])
             self._num_taken += len(ids)
-            ready, self._ready = self._ready, []
-        text, calls = (
-            "".join(text for text, _ in ready),
-            [each for _, calls in ready for each in calls],
-        )
+            text, self._text, calls, self._calls = self._text, "", self._calls, []
         scores = self._next_scores()
         start, self._num_scored = self._num_scored, self._num_scored + len(scores)
-        return Piece(
-            self._choice, text, None, calls, scores, self._offsets[start : self._num_scored]
-        )
+        offsets = self._offsets[start : self._num_scored]
+        return Piece(self._choice, text, None, calls, scores, offsets)
 
     def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
         with self._lock:
@@ -131,7 +124,8 @@ class Reply:
         else:
             text = self._stream.add(*ids)
         text, calls = self._read(text)
-        self._ready.append((self._before_stop(text), calls))
+        self._text += self._before_stop(text)
+        self._calls += calls
 
     def _of(self, token: int) -> str:
         mark = self._marks.get(token)
