@@ -18,13 +18,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
 from selfspec.serving.images import MAX_IMAGE_BYTES
 from selfspec.serving.limits import GONE, ByteBudget, body_of, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Form, error_body, usage_of
 from selfspec.serving.responses import ResponseForm, Responses
 from selfspec.serving.schema import (

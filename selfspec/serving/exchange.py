@@ -18,10 +18,10 @@ from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import has_addresses
 from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Chat, Completion, RequestError, Settings, TextRequest
 from selfspec.serving.tool_forms import form_of

@@ -119,14 +119,6 @@ def _not_long(text: str) -> str:
     return text
 
 
-def _none_below_0(number: int) -> int:
-    return max(number, 0)
-
-
-def _none_if_tiny(temperature: float) -> float:
-    return temperature if temperature >= _LEAST_TEMPERATURE else 0.0
-
-
 FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters)]
 Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
@@ -135,10 +127,12 @@ _Limit = Annotated[int, Field(ge=1, le=1 << 16)]
 StructuredOutputs = Annotated[dict[Literal["json"], dict[str, Any] | str], Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
-Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_none_if_tiny)]
-StopString = Annotated[FilledText, AfterValidator(_not_long)]
+Temperature = Annotated[
+    float, Field(ge=0, le=2), AfterValidator(lambda t: t if t >= _LEAST_TEMPERATURE else 0.0)
+]
+_TopK = Annotated[int, Field(ge=-1, le=_MOST_TOKENS), AfterValidator(lambda k: max(k, 0))]
 Stops = Annotated[
-    list[StopString],
+    list[Annotated[FilledText, AfterValidator(_not_long)]],
     Field(min_length=1, max_length=4),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
@@ -326,9 +320,7 @@ class Settings(_Fields):
     max_new_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=-1, le=_MOST_TOKENS), AfterValidator(_none_below_0)] | None = (
-        None
-    )
+    top_k: _TopK | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from selfspec import load
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
-from selfspec.serving.prompt_files import Encoder
+from selfspec.serving.encoder import Encoder
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
 from tests.streamed import saved_model

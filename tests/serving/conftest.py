@@ -19,11 +19,12 @@ from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
 from selfspec.batch.requests import Requests
+from selfspec.cli.batch_file import results
+from selfspec.cli.prompt_files import read_line
 from selfspec.serving.app import application
-from selfspec.serving.batch_file import results
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder, read_line
 from selfspec.session import Session
 from tests.processors import seeing_pair
 

@@ -21,12 +21,13 @@ from PIL import Image
 
 from selfspec.cli.loading import images_of, load_all
 from selfspec.cli.options import DraftOptions
+from selfspec.cli.prompt_files import read_line
 from selfspec.serving import images as images_module
 from selfspec.serving import limits
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 from selfspec.serving.limits import ByteBudget
 from selfspec.serving.model_thread import Texts
-from selfspec.serving.prompt_files import Encoder, read_line
 from selfspec.serving.schema import Chat, RequestError
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client

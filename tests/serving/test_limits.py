@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from selfspec.serving import limits
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.limits import ByteBudget
-from selfspec.serving.prompt_files import Encoder
 from selfspec.serving.schema import RequestError
 from tests.serving.conftest import COMPLETION
 from tests.serving.test_listening import Address, listening

@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from selfspec.cli.prompt_files import PromptLine, numbered_lines, read_line
 from selfspec.errors import CliError, one_line
-from selfspec.serving.prompt_files import Encoder, PromptLine, numbered_lines, read_line
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.replies import Form, Piece, usage_of
 from selfspec.serving.schema import RequestError
 

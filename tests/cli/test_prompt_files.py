@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.batch import Answer
-from selfspec.serving.batch_file import record
-from selfspec.serving.prompt_files import read_line, read_prompts
+from selfspec.cli.batch_file import record
+from selfspec.cli.prompt_files import read_line, read_prompts
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import RequestError
 from selfspec.stats import GenerationStats

@@ -1,0 +1,137 @@
+"""The lines of a prompt file, in OpenAI's form or in a short one."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from selfspec.errors import unknown_name
+from selfspec.serving.schema import (
+    Chat,
+    Completion,
+    FilledText,
+    Messages,
+    RequestError,
+    Settings,
+    checked,
+    json_object,
+    whole_characters,
+)
+
+_FORMS = ("prompt", "messages", "turns", "body")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    number: int  # Counted from 1, empty lines too.
+    checksum: str
+    name: str | int | None  # Its `custom_id` or `id`.
+    prompt: Any  # Text, messages or token ids; the first one of `turns`.
+    turns: tuple[str, ...]  # The questions of a benchmark; mostly empty.
+    settings: Settings
+    in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
+
+    def prompt_for(self, tokenizer: Any) -> Any:
+        """The prompt for `encoded`: a first turn is a user's message if the model can chat."""
+        return as_turn(self.prompt, tokenizer) if self.turns else self.prompt
+
+
+def as_turn(text: str, tokenizer: Any) -> Any:
+    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
+
+
+def _name(value: Any) -> Any:
+    if type(value) not in (int, str):
+        raise ValueError("must be text or a whole number")
+    return whole_characters(value) if isinstance(value, str) else value
+
+
+class _Line(Settings):
+    """A line in the short form. Unknown fields are the user's own, and are ignored."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: Annotated[Any, AfterValidator(_name)] = None
+    custom_id: Annotated[Any, AfterValidator(_name)] = None
+    body: dict[str, Any] | None = None
+    prompt: FilledText | None = None
+    messages: Messages | None = None
+    turns: Annotated[list[FilledText], Field(min_length=1)] | None = None
+
+
+def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not empty, with their numbers; `option` names the file."""
+    if not path.is_file():
+        raise RequestError(f"{option} must be a file with one prompt a line (got {str(path)!r})")
+    is_empty = True
+    try:
+        with path.open("rb") as stream:
+            for number, data in enumerate(stream, start=1):
+                if number == 1 and data.startswith(_UTF_16):
+                    got = f"got {str(path)!r}, which is UTF-16"
+                    raise RequestError(f"{option} must be UTF-8 text ({got}); save it as UTF-8")
+                if data.strip():
+                    is_empty = False
+                    yield number, data
+    except OSError as error:
+        got = f"{str(path)!r}: {error.strerror}"
+        raise RequestError(f"{option} must be readable (got {got})") from error
+    if is_empty:
+        got = f"{str(path)!r}, which is empty"
+        raise RequestError(f"{option} must have a prompt at least (got {got})")
+
+
+def read_prompts(path: Path, option: str) -> list[PromptLine]:
+    """All prompts of a file; refuses the file for its first line that is none."""
+    prompts = []
+    for number, data in numbered_lines(path, option):
+        try:
+            prompts.append(read_line(number, data))
+        except RequestError as error:
+            raise RequestError(f"{option}, line {number}: {error}", field=error.field) from None
+    return prompts
+
+
+def read_line(number: int, data: bytes) -> PromptLine:
+    """What a line asks for. Spaces around it do not change its checksum."""
+    line = checked(_Line, json_object(data, "a line"))
+    given = [name for name in _FORMS if getattr(line, name) is not None]
+    if len(given) != 1:
+        names = ", ".join(given or list(line.model_extra or ())[:5]) or "no field"
+        raise RequestError(f"a line must have one of {', '.join(_FORMS)} (got {names:.80})")
+    prompt, settings = _in_body(line.body) if line.body is not None else _plain(line)
+    return PromptLine(
+        number=number,
+        checksum=hashlib.sha256(data.strip()).hexdigest()[:12],
+        name=line.id if line.custom_id is None else line.custom_id,
+        prompt=prompt,
+        turns=tuple(line.turns or ()),
+        settings=settings,
+        in_body=line.body is not None,
+    )
+
+
+def _plain(line: _Line) -> tuple[Any, Settings]:
+    for name in line.model_extra or ():
+        # A line may have fields of the user's own, but hardly one like "temprature".
+        if get_close_matches(name, Settings.model_fields, cutoff=0.85):
+            raise RequestError(unknown_name("field", name, Settings.model_fields), field=name)
+    if line.messages is not None:
+        return [each.as_dict() for each in line.messages], line
+    return (line.turns[0] if line.turns else line.prompt), line
+
+
+def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
+    request = checked(Chat if "messages" in body else Completion, body)
+    if request.stream or request.n * len(request.prompts) != 1:
+        field = "stream" if request.stream else "n" if request.n != 1 else "prompt"
+        raise RequestError(f"{field} must ask for one answer, as a whole", field=field)
+    return request.prompts[0], request
