@@ -93,7 +93,7 @@ WRONG = {
     '{"id": "\\ud800", "prompt": "x"}': "id",
     '{"messages": "hello"}': "messages",
     '{"messages": [{"role": "nobody", "content": "x"}]}': "messages[0].role",
-    '{"prompt": "x", "stop": "\\ud800"}': "stop[0]",
+    '{"prompt": "x", "stop": "\\ud800"}': "stop must",
     '{"prompt": "x", "temperature": "hot"}': "temperature",
     '{"prompt": "x", "seed": 1e70}': "seed",
     '{"prompt": "x", "temprature": 0}': "'temperature'?",
