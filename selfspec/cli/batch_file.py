@@ -218,8 +218,8 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
     if line.in_body:
-        form = Form(model_name, line.settings)
-        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer]))
+        form, num_kept_tokens = Form(model_name, line.settings), answer.stats.num_prompt_tokens_kept
+        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:

@@ -174,6 +174,7 @@ def choices_of(
             prompt = prepare(ids, seed + number, {**arguments, **criteria})
             reply.expect(prompt.scores)
             choices.append((prompt, reply))
+            prompt.scope = choices[0][0].scope
     return choices
 
 
@@ -191,7 +192,7 @@ class Exchange:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self.num_prompt_tokens = 0
         self._request: TextRequest | None = request
-        self._schema_field = request.schema_field
+        self._schema_field, self._num_each = request.schema_field, request.n
         self._hold = hold
         self._texts = model.enter(request.n * len(request.prompts))
         self._choices: list[tuple[Prompt, Reply]] = []
@@ -199,6 +200,12 @@ class Exchange:
     def close(self) -> None:
         """Ends what is not complete."""
         self._texts.close()
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """How many tokens of prompts were not read, since another text had their KV."""
+        answers = (self.answers[choice] for choice in sorted(self.answers)[:: self._num_each])
+        return sum(answer.stats.num_prompt_tokens_kept for answer in answers)
 
     async def prepare(
         self, encoder: Encoder, turn: asyncio.Semaphore, fetching: asyncio.Semaphore
