@@ -27,13 +27,13 @@ _VERIFY = {"config", "machine", "records", "verify"}
 _BELOW = _COMPAT | {"errors", "machine"}
 _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
-_RUN = _NEURAL | {"ability", "config", "cuda", "neural", "runner"}
+_RUN = _NEURAL | {"ability", "config", "cuda", "kept_kv", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
 _PROMPT = {"plain", "prompt", "row_rules"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "compat": {"errors"},
-    "config": {"errors"},
+    "config": {"errors", "machine"},
     "records": set(),
     "stats": {"records"},
     "machine": {"compat", "errors"},
@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "ability": _FORWARD | {"forward"},
     "cuda": _FORWARD | {"ability", "forward"},
     "neural": _NEURAL,
+    "kept_kv": _FORWARD | {"forward"},
     "runner": _RUN,
     "row": _DRAFT | _VERIFY | {"errors", "stats"},
     "row_rules": {"row", "verify"},
@@ -52,10 +53,10 @@ ALLOWED: dict[str, set[str] | None] = {
     "plain": {"compat", "errors", "machine", "prompt"},
     "learning": _DRAFT | _VERIFY | _RUN,
     "walks": _VERIFY | {"row"},
-    "engine": _ENGINE | {"learning", "prompt", "row", "walks"},
+    "sharing": _ENGINE | {"prompt", "row"},
+    "engine": _ENGINE | {"learning", "prompt", "row", "sharing", "walks"},
     "session": _ENGINE | {"engine", "plain", "prompt", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
-    "engines": {"cache", "config", "draft", "errors", "records"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
     "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session"},
     "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
@@ -71,7 +72,6 @@ NO_TORCH = (
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",
-    "selfspec.engines",
     "selfspec.errors",
     "selfspec.machine.user_files",
     "selfspec.records",
@@ -82,7 +82,7 @@ NO_TORCH = (
     "selfspec.verify.walk",
 )
 TRANSFORMERS = {
-    *("ability", "building", "cli", "compat", "engines"),
+    *("ability", "building", "cli", "compat"),
     *("forward", "neural", "plain", "plugin", "row_rules", "weights"),
 }
 
@@ -231,10 +231,10 @@ def test_examples_in_docstrings_run(path):
     assert results.failed == 0
 
 
-def test_knobs_and_errors_come_without_torch_and_so_do_drafts_for_vllm():
+def test_knobs_errors_and_sources_come_without_torch():
     """So that a command line answers at once."""
     code = (
-        "import sys, selfspec, selfspec.draft.tree, selfspec.draft.sources, selfspec.engines.vllm;"
-        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules), 'torch came along'"
+        "import sys, selfspec, selfspec.draft.tree, selfspec.draft.sources, selfspec.cache;"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'torch came along'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)

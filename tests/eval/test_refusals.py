@@ -11,13 +11,12 @@ RUN = "--bench spec-bench " + ASKED + " " + OUT
 REFUSED = [
     ("bench_batch", ASKED + " --methods arrival", "'stock' among them"),
     ("bench_server", ASKED + " --limit 1 --clients 1 2", "--clients must name at most 1 rounds"),
-    ("bench_step", ASKED + " --methods selfspec", "--methods must include 'stock'"),
+    ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
-    ("bench_openvino", ASKED + " --exported no --python no", "--exported must be there (got no)"),
-    ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
     ("run", RUN + "--bench random", "takes no --questions"),
     ("run", RUN + "--methods stock,selfspecc", "'selfspecc'; did you mean 'selfspec'?"),
     ("run", RUN + "--methods assisted", "method 'assisted' must have --assistant-model"),
+    ("run", RUN + "--methods stock,rest", "method 'rest' must have --datastore"),
     ("run", RUN + "--bench gsm9k", "unknown bench 'gsm9k'; did you mean 'gsm8k'?"),
     ("run", RUN + "--limit 0", "--limit must be >= 1 (got 0)"),
     ("run", RUN + "--knob max_nods=3", "unknown knob 'max_nods'; did you mean 'max_nodes'?"),
@@ -29,11 +28,10 @@ REFUSED = [
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
     ("edge_network", "--out no/where.html", "--out must be"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),
-    ("hybrid", "--tokens 0", "--tokens"),
-    ("hybrid", "--shape x", "unknown shape 'x'"),
-    ("budgets", "{questions}", "must be the rows of a run"),
+    ("predict", "--tokens 0", "--tokens"),
+    ("predict", "--random x", "unknown shape 'x'"),
+    ("replay", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
-    ("train_tiny", "--out {out} --steps 1 --seq-len 1", "--seq-len must be 2 to 2048 (got 1)"),
 ]
 
 
