@@ -15,6 +15,7 @@ import json
 import subprocess
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -56,12 +57,15 @@ class OpenVinoMethod(Method):
         self._said()  # That the model is loaded.
 
     def _said(self) -> Any:
-        if not (line := self._process.stdout.readline()):
-            raise EvalError(f"{self._where} must run OpenVINO GenAI; it says why above")
-        return json.loads(line)
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        self._process.wait()
+        self._process = None
+        raise EvalError(f"--openvino {self._where} must run OpenVINO GenAI; it says why above")
 
 
 def _end(process: Any) -> None:
-    process.stdin.close()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
     process.stdout.close()
     process.wait()
