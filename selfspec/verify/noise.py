@@ -32,14 +32,16 @@ def next_noise(
     num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
 ) -> Noise:
     """The next noise of a generator; of the one that stock draws from if none is given."""
-    shape, device = (num_rows, like.shape[-1]), like.device
+    shape, dtype, device = (num_rows, like.shape[-1]), like.dtype, like.device
     if generator is None and device.type in ("cpu", "cuda"):
         generator = default_generator(device)
-    if device.type == "cpu" and like.dtype == torch.float32 and _is_made_of_uniforms():
+    if device.type == "cpu" and dtype == torch.float32 and _is_made_of_uniforms():
         return _Uniforms(shape, generator)
-    return _Exponentials(
-        Drawn(lambda source: like.new_empty(shape).exponential_(generator=source), generator)
-    )
+
+    def draw(source: _Source) -> torch.Tensor:  # Holds no scores.
+        return torch.empty(shape, dtype=dtype, device=device).exponential_(generator=source)
+
+    return _Exponentials(Drawn(draw, generator))
 
 
 class Drawn:
