@@ -36,7 +36,7 @@ class Conversation:
 
     def begin(self, system: str | None) -> None:
         """Starts over with another system message; refuses one that the template does not take."""
-        opening = [{"role": "system", "content": system}] if system else []
+        opening = [{"role": "system", "content": _whole(system)}] if system else []
         encoded([*opening, {"role": "user", "content": "?"}], self._writer.tokenizer)
         self._opening = opening
         self.reset()
@@ -47,7 +47,7 @@ class Conversation:
 
     def ask(self, text: str) -> Turn:
         """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": _whole(text)}]
         ids = encoded(messages, self._writer.tokenizer)
         budget = self._budget(len(ids))
         live, interrupted, num_new = LiveText(self._writer.tokenizer, ids, self._show), False, 0
@@ -71,3 +71,12 @@ class Conversation:
                 f"(got {num_prompt_tokens} tokens); /reset starts over"
             )
         return min(wanted, limit - num_prompt_tokens)
+
+
+def _whole(text: str) -> str:
+    """Refuses what was no UTF-8; the command line and the chat have halves of characters there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CliError(f"a message must be UTF-8 text (got {text[:40]!r})") from error
+    return text
