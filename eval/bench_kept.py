@@ -27,7 +27,7 @@ from eval.models.loading import load_asked, load_tokenizer
 from eval.options import EVERY, add_model, add_questions, check_at_least
 from eval.report.table import Table
 from eval.runs.environment import told
-from eval.runs.served import OURS, Served, serving
+from eval.runs.served import SELFSPEC, Served, serving
 from eval.runs.turns import in_turns
 
 _KEPT, _READ = "kept", "read again"
@@ -87,7 +87,9 @@ def _served(served: Sequence[str], texts: Texts, options: argparse.Namespace) ->
     more = {_KEPT: shared, _READ: [*shared, "--kept-kv", "0"]}
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(serving(OURS, options.model, own, threads=options.threads))
+            name: stack.enter_context(
+                serving(SELFSPEC, options.model, own, threads=options.threads)
+            )
             for name, own in more.items()
         }
         for server in servers.values():

@@ -29,8 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
-from eval.methods.jobs import in_new_process
-from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
+from eval.jobs.start import in_new_process
+from eval.jobs.streamed import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import (
     EVERY,
@@ -129,7 +129,7 @@ def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
 
 def _answered(job: Job) -> Result:
     what = f"{job.method!r} failed with {job.max_memory} bytes"
-    return Result(**in_new_process("eval.methods.streamed_job", job, what))
+    return Result(**in_new_process("eval.jobs.streamed", job, what))
 
 
 def _rate(result: Result) -> float:

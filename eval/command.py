@@ -56,7 +56,7 @@ def _done(words: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
-        fix = "pip install 'selfspec[eval]'"
+        fix = "pip install -e '.[eval]'"
         raise EvalError(f"{error.name!r} must be installed for this command: {fix}") from error
 
 

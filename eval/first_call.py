@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
-from eval.methods.jobs import in_new_process
+from eval.jobs.one_call import Job, Result
+from eval.jobs.start import in_new_process
 from eval.methods.names import OURS, STOCK
-from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import add_drafting, add_length, check_at_least, checked_knobs
 from eval.report.table import Table
@@ -90,7 +90,7 @@ def _call(job: Job) -> Result:
     with TemporaryDirectory() as folder:
         empty = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TMPDIR"), folder)
         what, env = f"the call of {job.method!r} failed", {**os.environ, **empty}
-        return Result(**in_new_process("eval.methods.one_call", job, what, env))
+        return Result(**in_new_process("eval.jobs.one_call", job, what, env))
 
 
 def _note(ours: Sequence[Result], stock: Sequence[Result]) -> str:

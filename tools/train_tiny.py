@@ -31,8 +31,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from eval.benches.python_files import list_sources, read_source, stdlib_folder
 from eval.errors import EvalError, exit_status
-from eval.models.sources import list_sources, read_source, stdlib_folder
 from eval.options import check_at_least
 from eval.runs.environment import told
 

@@ -1,6 +1,6 @@
 """A process of its own that answers questions with one method, within a budget of memory.
 
-    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval methods.streamed_job
+    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval.jobs.streamed
 
 Reads a job as JSON from its standard input and prints a result as one line of JSON, for
 `eval bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
@@ -28,7 +28,7 @@ import torch
 import transformers
 
 from eval.methods.method import Method, SelfSpecMethod
-from eval.methods.timing import num_new_tokens, timed
+from eval.runs.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load, per_token
 from selfspec.weights.streamed.stream import stream_of
 
