@@ -114,6 +114,37 @@ def test_a_prediction_is_drafted_from_and_counted(served: Served) -> None:
         assert told["usage"]["completion_tokens_details"][f"{count}_prediction_tokens"] > 0
 
 
+def test_what_was_read_is_counted(served: Served) -> None:
+    """The first of several answers reads the prompt, and later requests only what is new."""
+
+    def counted() -> tuple[int, int]:
+        lines = served.client.get("/metrics").text.splitlines()
+        found = dict(line.rsplit(" ", 1) for line in lines)
+        names = ("read", "kept")
+        read, kept = (int(found[f"selfspec_prompt_tokens_{name}_total"]) for name in names)
+        assert int(found["selfspec_kept_kv_bytes"]) > 0
+        hits = found[f'vllm:prefix_cache_hits_total{{model_name="{NAME}"}}']
+        assert int(hits) == kept
+        return read, kept
+
+    text = "a text of which nobody has asked before, and which is long enough"
+    asked = {"prompt_cache_key": "key", "prompt_cache_retention": "24h", "max_tokens": 3}
+    usages, messages = [], [{"role": "user", "content": text}]
+    for n in (3, 1):
+        told = served.ask(CHAT, messages=messages, n=n, temperature=0, **asked)
+        usages.append(told["usage"])
+    num_tokens = usages[0]["prompt_tokens"]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached == [0, num_tokens]
+    before = counted()
+    messages += [{"role": "assistant", "content": "so"}, {"role": "user", "content": "what?"}]
+    usage = served.ask(CHAT, messages=messages, temperature=0, **asked)["usage"]
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    assert num_tokens <= cached_tokens < usage["prompt_tokens"]
+    read = usage["prompt_tokens"] - cached_tokens
+    assert counted() == (before[0] + read, before[1] + cached_tokens)
+
+
 def test_the_routes_that_are_meant_and_no_others(served: Served) -> None:
     get = served.client.get
     listed = get("/v1/models").json()
