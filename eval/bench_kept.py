@@ -13,7 +13,6 @@ object.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from eval.methods.names import STOCK
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import EVERY, add_model, add_questions, check_at_least
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.runs.served import SELFSPEC, Served, serving
 from eval.runs.turns import in_turns
 
@@ -80,8 +79,7 @@ def run(options: argparse.Namespace) -> int:
                 found[what] = in_turns(names, options.rounds, measure, _shown, f"{what}, ")
     rows = list(_rows(found, options))
     print(f"\n{Table.of('Read once', _COLUMNS, rows, 'Medians over the rounds.').markdown()}")
-    print(json.dumps(told("bench_kept", options, seconds=found, rows=rows)))
-    return 0
+    return tell("bench_kept", options, seconds=found, rows=rows)
 
 
 def _served(

@@ -12,7 +12,6 @@ users; every point is a mean over --draws of them. The last line is one JSON obj
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -26,7 +25,7 @@ from eval.options import check_at_least
 from eval.report.pages import write_pictures
 from eval.report.pictures import Picture, lines
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 
 _COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#57606a", "#56b4e9")
 _SERVING = (PLANNED, "no pipeline", "no batching", "fixed length", "no speculation")
@@ -129,8 +128,7 @@ def run(options: argparse.Namespace) -> int:
         named = [picture._replace(title=f"edge {picture.title}") for picture in drawn]
         write_pictures(options.pictures, named)
         print(f"\npictures: {options.pictures}")
-    print(json.dumps(told("edge_network", options, **_numbers(found))))
-    return 0
+    return tell("edge_network", options, **_numbers(found))
 
 
 def _claims(found: dict[str, dict[str, Lines]]) -> Table:

@@ -101,13 +101,16 @@ def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str])
 
 
 def test_a_prediction_is_drafted_from_and_counted(served: Served) -> None:
-    asked = {"prompt": "the quick", "max_tokens": 40, "temperature": 0}
-    before = served.ask(COMPLETION, **asked)
-    text = before["choices"][0]["text"]
-    parts = [{"type": "text", "text": "nothing like that at all"}]
-    for content, count in ((text, "accepted"), (parts, "rejected")):
-        told = served.ask(COMPLETION, prediction={"type": "content", "content": content}, **asked)
-        assert told["choices"] == before["choices"]
+    """Each text is new to the server, which would draft it from memory otherwise."""
+    wrong = [{"type": "text", "text": "nothing like that at all"}]
+    for prompt, is_right in (("jumps over", True), ("self.file", False)):
+        ids = served.tokenizer(prompt)["input_ids"]
+        text = served.text_alone(ids, max_new_tokens=40)
+        prediction = {"type": "content", "content": text if is_right else wrong}
+        asked = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
+        told = served.ask(COMPLETION, prediction=prediction, **asked)
+        assert told["choices"][0]["text"] == text
+        count = "accepted" if is_right else "rejected"
         assert told["usage"]["completion_tokens_details"][f"{count}_prediction_tokens"] > 0
 
 
@@ -149,7 +152,7 @@ def test_the_routes_that_are_meant_and_no_others(served: Served) -> None:
     assert get(f"/v1/models/{NAME}").json() == listed["data"][0]
     assert get("/v1/models/other/one").status_code == 404
     assert f"POST {CHAT}" in get("/").json()["routes"]
-    for route in ("/docs", "/openapi.json", "/load_model", f"{CHAT}/"):
+    for route in ("/docs", "/openapi.json", "/load_model", f"{CHAT}/more"):
         for response in (get(route), served.client.post(route, json={"model": "/etc"})):
             assert response.status_code in (404, 405), route
             assert response.json()["error"]["code"] == "no_such_route"
