@@ -24,6 +24,7 @@ from selfspec.forward.states.rules import (
     convolved,
     delta_rule,
     final_time_steps,
+    in_full,
     scan,
 )
 from selfspec.forward.states.slots import States
@@ -67,7 +68,8 @@ class _Branching:
         place = states.place_of(*args[:2], *named)
         if place is None:
             return self.stock(*args, **kwargs)
-        return self._rule(states, place, *args, **kwargs)
+        with in_full(args[0].device.type):
+            return self._rule(states, place, *args, **kwargs)
 
 
 class _Replacement:
@@ -109,7 +111,7 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = (query, key, value, g, beta, initial_state, states.ancestry)
+    parts = (query, key, value, g, beta, initial_state, states.ancestry(key.device))
     outcome, told = delta_rule(*parts, normalises=use_qk_l2norm_in_kernel)
     states.tell(place, told)
     return outcome, initial_state
@@ -131,7 +133,7 @@ def _scan(
     **_: Any,  # Plain steps, which are right, know no `dt_limit`.
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps = final_time_steps(dt, dt_bias, is_softplus=dt_softplus)
-    parts = (hidden_states, steps, A, B, C, initial_states, states.ancestry)
+    parts = (hidden_states, steps, A, B, C, initial_states, states.ancestry(dt.device))
     outcome, told = scan(*parts, skip=D)
     states.tell(place, told)
     return outcome.contiguous(), initial_states
@@ -157,7 +159,8 @@ def _scan_step(
     steps = final_time_steps(dt[..., 0], bias, is_softplus=dt_softplus)
     x, steps, inputs, outputs = (part[:, None] for part in (hidden_states, steps, B, C))
     rates = A[:, 0, 0]
-    outcome, told = scan(x, steps, rates, inputs, outputs, state, states.ancestry, skip=skip)
+    ancestry = states.ancestry(state.device)
+    outcome, told = scan(x, steps, rates, inputs, outputs, state, ancestry, skip=skip)
     states.tell(place, told)
     outcome = outcome[:, 0].to(hidden_states.dtype)
     return (outcome if z is None else outcome * silu(z)).to(hidden_states.dtype)
@@ -173,7 +176,7 @@ def _convolution(
     **_: Any,
 ) -> torch.Tensor:
     columns = hidden_states.mT
-    ancestry = states.ancestry
+    ancestry = states.ancestry(columns.device)
     windows = ancestry.windows(columns.shape[1] - ancestry.depths.shape[1])
     return convolved(columns, windows, weight, bias, activation).mT
 
