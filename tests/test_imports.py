@@ -73,7 +73,6 @@ NO_TORCH = (
     "selfspec.draft",
     "selfspec.engines",
     "selfspec.errors",
-    "selfspec.machine.measured",
     "selfspec.machine.user_files",
     "selfspec.records",
     "selfspec.serving.batch_file",

@@ -49,12 +49,14 @@ def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheConte
     """
     from safetensors import SafetensorError
 
+    text = None
     try:
         text, arrays = _read(path, with_tables=True)
         contents = _contents(text, arrays)
     except (OSError, ValueError, SafetensorError) as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        fix = "make" if is_missing else "delete it, and make"
+        fix = "make" if isinstance(error, FileNotFoundError) else "name another, or make"
+        if text is not None:  # Nobody else has written it.
+            fix = "delete it, and make"
         fix += " one with 'selfspec cache build'"
         raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
     if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
@@ -106,7 +108,7 @@ def check_target(
         except (OSError, ValueError, SafetensorError) as error:
             raise CacheError(
                 f"what is overwritten must be a cache (got {str(target)!r}: {_reason(error)}); "
-                "name another file, or delete this one"
+                "name another file"
             ) from error
     return target
 

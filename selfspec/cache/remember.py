@@ -1,7 +1,7 @@
 """What a `SelfSpec` keeps from process to process, in one file: lock, load, put over it, save.
 
-There is no thread: saving happens after a call, when the last one was some minutes ago. A save that
-fails is warned of and never ends a call.
+Every few minutes a thread saves a copy of what calls have taught, beside them: no call waits for
+the disk, or for another process that saves. A save that fails is warned of and never ends a call.
 """
 
 from __future__ import annotations
@@ -29,9 +29,15 @@ from selfspec.machine.user_files import remove_scratch
 SAVE_SECONDS = 300.0
 _MAX_ANSWER_TOKENS = 1 << 17
 _MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
-_MAX_WAIT = 10.0  # In seconds. A save by another process takes a fraction of one.
+# In seconds. A save by another process takes a fraction of one. Only a save that is asked for, and
+# the last one, wait for it.
+_MAX_WAIT = 10.0
 
 _log = logging.getLogger("selfspec")
+
+
+class _Busy(CacheError):
+    """Another process has the lock of the file."""
 
 
 class Remembered:
@@ -80,53 +86,75 @@ class Remembered:
     def save(self) -> None:
         """Adds to the file what was learned since; does nothing if that is nothing."""
         with self._lock:
-            self._save()
+            if (now := self._news()) is not None:
+                self._write(now)
 
     def save_if_due(self) -> None:
-        """The same once in some minutes; another thread that saves already is not waited for."""
+        """The same once in some minutes, in a thread of its own.
+
+        Costs a copy of the tables. Another save, here or in another process, is not waited for.
+        """
         if time.monotonic() - self._saved_at < SAVE_SECONDS or not self._lock.acquire(False):
             return
+        if (now := self._news()) is None:
+            self._lock.release()
+        else:
+            threading.Thread(target=self._save_beside, args=[now], name="selfspec-save").start()
+
+    def _save_beside(self, now: CacheContents) -> None:
         try:
-            self._try_to_save()
+            self._write_or_warn(now, max_wait=0.0)
         finally:
             self._lock.release()
 
     def end(self) -> None:
         """The last save, when the `SelfSpec` goes or the process ends."""
         with self._lock:
-            self._try_to_save()
+            if (now := self._news()) is not None:
+                self._write_or_warn(now)
 
-    def _try_to_save(self) -> None:
+    def _write_or_warn(self, now: CacheContents, max_wait: float | None = None) -> None:
         try:
-            self._save()
+            self._write(now, max_wait)
+        except _Busy as error:
+            _log.info("what was learned is saved later: %s", error)
         except CacheError as error:
             if not self._warned:
                 _log.warning("what was learned is not saved: %s", error)
             self._warned = True
 
-    def _save(self) -> None:
-        from filelock import FileLock
-
-        self._saved_at = start = time.monotonic()
+    def _news(self) -> CacheContents | None:
+        """A copy of what is learned, if it may be saved and anything of it is new."""
+        self._saved_at = time.monotonic()
         if self._learned is None or not self._saves:
-            return
-        now, old = self._contents_of(self._learned), self._saved
-        tables = {name: _changed(name, now.tables[name], old.tables[name]) for name in now.tables}
-        has_new_rows = any(len(table["ids"]) for table in tables.values())
-        if not has_new_rows and now.calibration == old.calibration:
-            return  # New answers would have taught the tables, too.
+            return None
+        now = self._contents_of(self._learned)
+        has_new_rows = any(len(table["ids"]) for table in self._new_rows(now).values())
+        # New answers would have taught the tables, too.
+        return now if has_new_rows or now.calibration != self._saved.calibration else None
+
+    def _new_rows(self, now: CacheContents) -> dict[str, Arrays]:
+        old = self._saved.tables
+        return {name: _changed(name, now.tables[name], old[name]) for name in now.tables}
+
+    def _write(self, now: CacheContents, max_wait: float | None = None) -> None:
+        """Puts what is new over the file; raises `_Busy` if another process keeps its lock."""
+        from filelock import FileLock, Timeout
+
+        start, wait = time.monotonic(), _MAX_WAIT if max_wait is None else max_wait
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=_MAX_WAIT, mode=0o600):
+            with FileLock(f"{self.path}.lock", timeout=wait, mode=0o600):
                 # What killed writers left, since all others wait for the lock.
                 remove_scratch(self.path.parent, glob.escape(self.path.name))
                 kept = self._kept() or CacheContents(tokenizer=self._tokenizer)
                 about = {"kept_by": "remember"}
-                new = replace(now, tables=tables, about=about)
+                new = replace(now, tables=self._new_rows(now), about=about)
                 contents = put_over(kept, new, self._vocab_size)
                 save_cache(self.path, contents, overwrite=True, mode=0o600)
         except OSError as error:
-            raise CacheError(
+            kind = _Busy if isinstance(error, Timeout) else CacheError
+            raise kind(
                 f"remember must be a file that can be written (got {str(self.path)!r}: "
                 f"{error.strerror or error})"
             ) from error

@@ -141,7 +141,7 @@ def _in_eight_bits(
 
     None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
     """
-    from selfspec.weights import eight_bit_bytes, missing_for_eight_bits
+    from selfspec.weights import missing_for_eight_bits, weight_bytes
 
     model, options = writer.model, writer.asked
     is_held = options.model is None or options.weights is not None or options.max_memory is not None
@@ -162,8 +162,8 @@ def _in_eight_bits(
             seconds = seconds_of((writer, other), asked, measured.lengths)
     except SelfSpecError as error:
         return f"Not compared with weights in 8 bits: {error}."
-    own = sum(each.nbytes for each in model.parameters()) + measured.total.packed_bytes
-    return about_eight_bits(seconds, (own, eight_bit_bytes(held.model)))
+    own = weight_bytes(model) + measured.total.packed_bytes
+    return about_eight_bits(seconds, (own, weight_bytes(held.model)))
 
 
 def _show(console: Console, writer: Writer, config: SpecConfig, asked: Prompts) -> None:

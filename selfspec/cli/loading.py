@@ -217,18 +217,15 @@ def memory_of_texts(
     """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
     if max_memory is None:
         return None
+    from selfspec.weights import weight_bytes
     from selfspec.weights.streamed.memory_plan import kv_bytes
 
     num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
-    weights, set_aside = _weight_bytes(model), kv_bytes(model, num_tokens)
+    weights, set_aside = weight_bytes(model), kv_bytes(model, num_tokens)
     left = amount_in_bytes(max_memory, weights + set_aside) - weights
     if draft_model is not None:  # It keeps the texts' keys and values, too.
-        left -= _weight_bytes(draft_model) + kv_bytes(draft_model, num_tokens)
+        left -= weight_bytes(draft_model) + kv_bytes(draft_model, num_tokens)
     return max(left, set_aside)
-
-
-def _weight_bytes(model: Any) -> int:
-    return sum(each.nbytes for each in model.parameters())
 
 
 @contextmanager

@@ -26,13 +26,17 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A new file that is renamed to `path` at the end; raises `OSError` if that fails.
 
     Readers see the old file or the new one, also after the machine has crashed, and of several
-    writers the last one wins. A writer that is killed leaves a hidden ``.tmp`` file. `mode` is
-    subject to the umask.
+    writers the last one wins. A writer that is killed leaves a hidden ``.tmp`` file. A new file
+    gets `mode`, subject to the umask; one that is replaced keeps what `mode` allows of its own.
     """
+    kept = path.stat().st_mode & mode if path.exists() else None
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        first = mode if kept is None else kept
+        with open(scratch, "xb", opener=lambda name, flags: os.open(name, flags, first)) as file:
+            if kept is not None:
+                os.chmod(scratch, kept)
             yield file
             file.flush()
             os.fsync(file.fileno())

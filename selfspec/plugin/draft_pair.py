@@ -20,6 +20,12 @@ _FEW = 0.01
 
 def check_draft_model(model: Any) -> None:
     config = getattr(model, "config", None)
+    if getattr(config, "target_layer_ids", None) is not None:
+        raise ConfigError(
+            "draft_model must read a text by itself (got the DFlash drafter "
+            f"{type(model).__name__}, which reads the hidden states of another model); leave it "
+            "out, or call generate() without selfspec"
+        )
     if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
         raise ConfigError(
             f"draft_model must be a causal language model of transformers (got {model!r:.80})"

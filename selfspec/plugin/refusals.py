@@ -175,6 +175,8 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("force_words_ids", "constrained beam search", None),
         _mode("prompt_lookup_num_tokens", "prompt lookup", None),
         _mode("assistant_early_exit", "early exit", None),
+        _mode("speculation_type", "DFlash", None),
+        _mode("assistant_ensemble_weight", "ensemble verification", None),
         Rule(
             lambda asked: asked.setting("use_mtp") and not num_heads(asked.model),
             "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",

@@ -6,10 +6,10 @@ weights that are packed in float16, several tokens cost about as much as one.
 """
 
 from selfspec.weights.eight_bits import (
-    eight_bit_bytes,
     is_in_eight_bits,
     missing_for_eight_bits,
     to_eight_bits,
+    weight_bytes,
 )
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
 from selfspec.weights.in_place import InPlacePacking, own_memory
@@ -21,7 +21,6 @@ __all__ = [
     "InPlacePacking",
     "PackedWeight",
     "Packing",
-    "eight_bit_bytes",
     "gives_rows",
     "is_in_eight_bits",
     "is_packed_in_place",
@@ -29,4 +28,5 @@ __all__ = [
     "own_memory",
     "pack_loaded",
     "to_eight_bits",
+    "weight_bytes",
 ]

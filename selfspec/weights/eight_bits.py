@@ -159,8 +159,8 @@ def is_in_eight_bits(model: nn.Module) -> bool:
     return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
 
 
-def eight_bit_bytes(model: nn.Module) -> int:
-    """About what the parameters of such a model take. A head has its own copy of an embedding."""
+def weight_bytes(model: nn.Module) -> int:
+    """About what a model's weights take, in 8 bits too, where a head has its own embedding."""
     held = [(each, getattr(each, "packed", None)) for each in model.parameters()]
     heads = sum(each.numel() for each, has in held if isinstance(has, EightBitRows) and has.is_head)
     return heads + sum(

@@ -178,6 +178,14 @@ class TestRefused:
     def test_a_file_of_something_else(self, path):
         save_file({"weight": np.zeros(3)}, path)
         refused(path, "no cache of selfspec")
+        with pytest.raises(CacheError) as error:
+            load_cache(path)
+        assert "delete" not in str(error.value)
+        assert "name another, or make one with" in str(error.value)
+
+    def test_one_of_ours_that_is_damaged_may_be_deleted(self, path):
+        save_file({"lutt.ids": np.zeros(3, np.int32)}, path, metadata={"selfspec": "{}"})
+        refused(path, "delete it, and make one with 'selfspec cache build'")
 
     @pytest.fixture
     def good(self, path) -> bytes:
@@ -212,8 +220,14 @@ class TestSaving:
         (tmp_path / "folder.safetensors").mkdir()
         os.mkfifo(tmp_path / "pipe.safetensors")
         for name in ("model", "text", "folder", "pipe"):
-            with pytest.raises(CacheError, match="must be a cache"):
+            with pytest.raises(CacheError, match=r"must be a cache.*; name another file$"):
                 check_target(tmp_path / name, overwrite=True)
+
+    def test_one_that_is_overwritten_keeps_its_mode(self, path):
+        for mode in (0o600, 0o664):
+            path.chmod(mode)
+            save_cache(path, OTHER, overwrite=True)
+            assert path.stat().st_mode & 0o777 == mode
 
     def test_a_place_that_can_not_be_written_is_refused_before_any_work(self, tmp_path):
         (tmp_path / "file").touch()

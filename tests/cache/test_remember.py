@@ -52,6 +52,12 @@ def write(spec, seed=1):
     return attached_model().generate(**inputs, assistant=spec, max_new_tokens=24).tolist()
 
 
+def settled(spec) -> None:
+    """Waits for a save that goes on beside the calls."""
+    with spec._remembered._lock:
+        pass
+
+
 def learned(path, seed=1, **knobs) -> SelfSpec:
     """One that has answered and saved."""
     spec = new_spec(path, **knobs)
@@ -94,6 +100,7 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
     monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
     for spec in specs:
         write(spec)
+    settled(specs[1])
     assert tokens_kept(path) == tokens_of(specs[1])
     # Only the owner can read it.
     assert {(each.name, each.stat().st_mode & 0o777) for each in tmp_path.iterdir()} == {
@@ -207,6 +214,7 @@ class TestTrouble:
         with caplog.at_level(logging.WARNING, "selfspec"), monkeypatch.context() as patched:
             patched.setattr(os, "replace", refuse)
             assert write(spec, seed=2) == write(None, seed=2)
+            settled(spec)
             write(spec, seed=3)
             with pytest.raises(CacheError, match="No space left on device"):
                 spec.save_learned()
@@ -223,6 +231,37 @@ class TestTrouble:
             pytest.raises(CacheError, match="could not be acquired"),
         ):
             spec.save_learned()
+
+    def test_no_call_waits_for_another_process_that_saves(self, path, tmp_path, caplog, always):
+        """Its lock is a matter of later; the text goes on, and nothing is warned of."""
+        spec = new_spec(path)
+        with (
+            caplog.at_level(logging.WARNING, "selfspec"),
+            filelock.FileLock(tmp_path / "mine.safetensors.lock"),
+        ):
+            write(spec)
+            settled(spec)
+        assert not path.with_suffix(".safetensors").exists()
+        write(spec, seed=2)
+        settled(spec)
+        assert tokens_kept(path) == tokens_of(spec)
+        assert caplog.text == ""
+
+    def test_no_call_waits_for_a_slow_disk(self, path, monkeypatch, always):
+        spec, replaced = new_spec(path), os.replace
+        may_go_on = threading.Event()
+
+        def slow(*args):
+            assert may_go_on.wait(60)
+            replaced(*args)
+
+        monkeypatch.setattr(os, "replace", slow)
+        write(spec)
+        known = tokens_of(spec)
+        write(spec, seed=2)  # While the first save is under way.
+        may_go_on.set()
+        settled(spec)
+        assert tokens_kept(path) == known
 
     @pytest.mark.long
     @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from selfspec import load
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
 from selfspec.serving.prompt_files import Encoder
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
+from tests.streamed import saved_model
 
 FEW = ("--max-new-tokens", "6", "--max-rows", "3")
 PROMPTS = ["def read(self, size", "the quick brown", "class Queue", "x", "lazy dog over"]
@@ -190,3 +193,13 @@ def test_within_a_memory(batch, tmp_path, stock_text, loaded):
     alone, beside = (memory_of_texts(model, small, "1GB", 3) for small in (None, model))
     weights = sum(each.nbytes for each in model.parameters())
     assert alone - beside == weights + kv_bytes(model, TOKENS_A_TEXT * (3 + OTHER_TEXTS))
+
+
+def test_weights_in_eight_bits_are_counted_as_such(tmp_path):
+    """One byte for each number, and not the four of the dtype that they are computed in."""
+    saved_model(tmp_path, hidden_size=64)
+    rounded = load(str(tmp_path), weights="int8")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path)
+    left, less = (memory_of_texts(model, None, "1GB", 3) for model in (rounded, whole))
+    weights = sum(each.nbytes for each in whole.parameters())
+    assert 0.6 * weights < left - less < 0.75 * weights

@@ -124,6 +124,11 @@ def test_a_model_that_cannot_draft_is_refused() -> None:
         with pytest.raises(ConfigError, match="draft_model must be"):
             SelfSpec(draft_model=wrong)
         refused("draft_model", ConfigError, assistant=SelfSpec(), assistant_model=wrong)
+    dflash = new_model("qwen2")
+    dflash.config.target_layer_ids = [1, 2]
+    refused("DFlash drafter", ConfigError, assistant=SelfSpec(), assistant_model=dflash)
+    with pytest.raises(ConfigError, match="DFlash drafter Qwen2"):
+        SelfSpec(draft_model=dflash)
     refused("another model", assistant=SelfSpec(draft_model=attached_model()))
     refused("to read trees", assistant=SelfSpec(draft_model=tiny_model("bloom")))
     large = SelfSpec(draft_model=new_model(vocab_size=VOCAB + 1024))

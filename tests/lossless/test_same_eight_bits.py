@@ -171,9 +171,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "user" / "selfspec" / "eight-bits"
 
 
-def test_rounded_weights_are_written_once_for_each_state_of_the_files(
-    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounded_weights_are_written_once_for_each_model(tmp_path: Path, user: Path) -> None:
     outcomes = []
     for number, name in enumerate(("a", "a", "b"), 1):
         if not (tmp_path / name).is_dir():
@@ -184,9 +182,38 @@ def test_rounded_weights_are_written_once_for_each_state_of_the_files(
         assert len(list(user.glob("*.weights"))) == max(number - 1, 1)
     assert torch.equal(outcomes[0], outcomes[1])
     assert not torch.equal(outcomes[0], outcomes[2])
-    monkeypatch.setattr(rounded_file, "version_of", lambda _name: "another version")
+
+
+def test_files_of_an_earlier_version_go(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the same weights, once there is a new one. One that will do is not made anew."""
+    for name in ("a", "b"):
+        saved_model(tmp_path / name)
+        load_tightly(tmp_path / name, weights="int8")
+    before = set(user.glob("*.weights"))
+    monkeypatch.setattr("transformers.__version__", "another version")
     load_tightly(tmp_path / "a", weights="int8")
-    assert len(list(user.glob("*.weights"))) == 3
+    assert set(user.glob("*.weights")) == before
+    monkeypatch.setattr(rounded_file, "_VERSION", 0)
+    load_tightly(tmp_path / "a", weights="int8")
+    now = set(user.glob("*.weights"))
+    assert (len(now), len(now & before)) == (2, 1)
+    os.utime(tmp_path / "a" / "model.safetensors", (1, 1))  # As if they were downloaded again.
+    load_tightly(tmp_path / "a", weights="int8")
+    later = set(user.glob("*.weights"))
+    assert (len(later), later & now) == (2, now & before)
+
+
+def test_a_load_says_that_it_reads_the_file_to_check_it(
+    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, bar = list[str](), rounded_file.progress
+    monkeypatch.setattr(rounded_file, "progress", lambda w, n: (said.append(w), bar(w, n))[1])
+    saved_model(tmp_path)
+    for _ in range(2):
+        load_tightly(tmp_path, weights="int8")
+    assert said == ["Rounding weights, this once", "Checking rounded weights"]
 
 
 def zeroed(data: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
 from selfspec.compat.generation import KV
@@ -35,6 +35,9 @@ REFUSED: dict[str, dict[str, Any]] = {
     "assistant_early_exit=1": {"assistant_early_exit": 1},
     "cache_implementation='paged'": {"cache_implementation": "paged"},
 }
+if hasattr(GenerationConfig(), "speculation_type"):  # Not in transformers 5.17.
+    REFUSED["speculation_type='dflash'"] = {"speculation_type": "dflash"}
+    REFUSED["assistant_ensemble_weight=0.5"] = {"assistant_ensemble_weight": 0.5}
 
 
 @pytest.mark.parametrize("entrance", ["assistant", "custom_generate"])

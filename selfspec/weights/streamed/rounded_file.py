@@ -1,8 +1,9 @@
 """A model's weights in 8 bits on disk: written once, into a file that a streamed model reads.
 
-It is in the user's cache folder, under a name that changes with the original files. A rounded
-weight is whole numbers and their scales. All other weights are there too, as they are computed
-with, so that the original files are not needed any more. The last four bytes are a checksum.
+It is in the user's cache folder, under a name that changes with what rounding depends on. When it
+is made anew, older files of the same weights go. A rounded weight is whole numbers and their
+scales. All other weights are there too, as they are computed with, so that the original files are
+not needed any more. The last four bytes are a checksum.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from zlib import crc32
 
 import torch
 
-from selfspec.compat.versions import version_of
 from selfspec.errors import WeightsError, one_line
 from selfspec.machine.user_files import remove_scratch, replacing, user_folder
 from selfspec.weights.eight_bits import progress, users_in_eight_bits
@@ -67,10 +67,7 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
             "weights='int8' with max_memory needs a home folder, for a file with rounded weights "
             "(there is none); set HOME, or leave weights out"
         )
-    layout = [[n, *(tuple(map(str, each[1:])) for each in tensors)] for n, tensors in plan.items()]
-    made_of = [_VERSION, version_of("transformers"), layout, [each.state for each in shards]]
-    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
-    path = parent / "eight-bits" / f"{key}.weights"
+    path = parent / "eight-bits" / _name(plan, stored, shards)
     if _is_whole(path, plan):
         return path
     try:
@@ -85,12 +82,36 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
             if not _is_whole(path, plan):
                 remove_scratch(path.parent)
                 _write(path, plan, stored)
+                _remove_older(path)
     except OSError as error:
         raise WeightsError(
             f"rounded weights must be written to {path} (got {one_line(error)}); make room there, "
             "or point XDG_CACHE_HOME to a folder that can be written"
         ) from error
     return path
+
+
+def _name(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> str:
+    """The name of a file: which weights it has, then what is read for them, by which version."""
+    layout = [[name, *(tuple(map(str, each[1:])) for each in plan[name])] for name in plan]
+    paths = [each.state[0] for each in shards]
+    parts = [
+        [name, *((each.shard.state[0], *map(str, each[1:])) for each in stored[name])]
+        for name in plan
+    ]
+    return f"{_digest(layout, paths)}-{_digest(_VERSION, parts, [s.state for s in shards])}.weights"
+
+
+def _digest(*made_of: Any) -> str:
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
+
+
+def _remove_older(path: Path) -> None:
+    """Removes files of the same weights from before, which no load asks for any more."""
+    for older in path.parent.glob(f"{path.name.partition('-')[0]}-*.weights"):
+        if older != path:
+            with suppress(OSError):  # On Windows, while another process reads it.
+                older.unlink()
 
 
 def _num_bytes(plan: Stored) -> int:
@@ -100,12 +121,16 @@ def _num_bytes(plan: Stored) -> int:
 
 def _is_whole(path: Path, plan: Stored) -> bool:
     """To ask takes as long as reading the file once, as a step of a streamed model does."""
+    if not path.exists():
+        return False
     buffer, size, found = aligned_buffer(CHUNK), _num_bytes(plan), 0
     data: Any = buffer.numpy()
-    with suppress(WeightsError), closing(Shard(path)) as shard:
+    bar = progress("Checking rounded weights", size)
+    with suppress(WeightsError), closing(Shard(path)) as shard, bar:
         for start in range(0, size, CHUNK):
             shard.read(start, buffer)
             found = crc32(data[: size - start], found)
+            bar.update(min(CHUNK, size - start))
         return shard.state[1] == size and found == _WHOLE
     return False
 

@@ -57,6 +57,7 @@ class Stream:
         self._views = [buffers.views(index) for index in range(len(layers))]
         self._blanks = [[place.blank for place in layer] for layer in layers]
         self.lock = threading.RLock()
+        self._taken: int | None = None  # The layer that has its weights now.
         self.reader = Reader(buffers, len(layers))
         weakref.finalize(self, self.reader.close)
 
@@ -65,12 +66,21 @@ class Stream:
 
     def take(self, index: int) -> None:
         """Gives a layer its weights, as soon as they are read."""
-        self._point(index, self._views[index][self.reader.take(index)])
+        self.end()
+        buffer = self.reader.take(index)
+        self._taken = index
+        self._point(index, self._views[index][buffer])
 
     def give_back(self, index: int) -> None:
         """Takes the weights from a layer, whose buffer may then be filled again."""
         self._point(index, self._blanks[index])
+        self._taken = None
         self.reader.give_back()
+
+    def end(self) -> None:
+        """Takes the weights from the layer in which a forward has broken off, if it has."""
+        if self._taken is not None:
+            self.give_back(self._taken)
 
     def _point(self, index: int, tensors: Sequence[torch.Tensor]) -> None:
         for place, tensor in zip(self._layers[index], tensors, strict=True):
@@ -99,7 +109,7 @@ def attach_stream(
     for index, layer in enumerate(layers):
         layer.register_forward_pre_hook(_Hook(stream, stream.take, index))
         layer.register_forward_hook(_Hook(stream, stream.give_back, index))
-    vars(decoder)["forward"] = _one_at_a_time(decoder, stream.lock)
+    vars(decoder)["forward"] = _one_at_a_time(decoder, stream)
     for name, reason in _REFUSED.items():
         vars(model)[name] = _Refusal(reason)
 
@@ -130,14 +140,20 @@ class _Refusal(NamedTuple):
         raise UnsupportedError(self.reason)
 
 
-def _one_at_a_time(module: nn.Module, lock: threading.RLock) -> Any:
-    """The module's forward, for one thread at a time; keeps no reference to the module."""
+def _one_at_a_time(module: nn.Module, stream: Stream) -> Any:
+    """The module's forward, for one thread at a time; keeps no reference to the module.
+
+    Wherever it breaks off, no layer is left with weights that will be read over.
+    """
     forward, owner = type(module).forward, weakref.ref(module)
 
     @functools.wraps(forward)
     def locked_forward(*args: Any, **kwargs: Any) -> Any:
-        with lock:
-            return forward(owner(), *args, **kwargs)
+        with stream.lock:
+            try:
+                return forward(owner(), *args, **kwargs)
+            finally:
+                stream.end()
 
     locked_forward.__module__ = __name__  # So trials don't take it for a user's code.
     locked_forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
