@@ -137,14 +137,13 @@ class Engine:
             teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        held = self.backend.admit(
+        self.backend.admit(
             prefilled,
-            [row.kv for row in self.rows],
+            rows,
+            self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
-        for row, kv in zip(rows, held, strict=True):
-            row.kv = kv
         self.add(rows, first)
 
     def _new_rows(self, prompt: Prompt, prefilled: Prefilled, learned: Learned) -> list[Row]:
@@ -262,7 +261,7 @@ class Engine:
     def _forward(self, drafted: list[Drafted], laps: Laps) -> _Seen:
         """Runs a forward, lets the rows read its logits, and fetches what is to be learned."""
         rows, trees = [row for row, _ in drafted], [tree for _, tree in drafted]
-        layout = self.backend.lay_out([row.kv for row in rows], trees)
+        layout = self.backend.lay_out(rows, trees)
         laps.end("layout")
         wanted = any(row.drafter.wants_states for row in rows)
         logits, states = self.backend.forward(layout, with_states=wanted)
@@ -303,7 +302,7 @@ class Engine:
     def _keep(self, live: list[int]) -> None:
         self.rows = [self.rows[i] for i in live]
         if self.backend.kv is not None:
-            self.backend.kv.keep_rows([row.kv for row in self.rows])
+            self.backend.kv.keep_rows(self.rows)
 
     def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
         """The tables to learn from; None where nobody learns."""

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "cuda": _FORWARD | {"ability", "forward"},
     "neural": _NEURAL,
     "runner": _RUN,
-    "row": _DRAFT | _VERIFY | {"errors", "stats"},
+    "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},
     "plain": {"compat", "errors", "machine", "prompt"},

@@ -175,11 +175,11 @@ def check_chain(
         return "the outcome of a token depends on tokens that come later"
     arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
-    held = backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcomes = [_outcome(backend, held, _tree(root, [], [a, b, c]), layers)[:2]]
+    backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
+    outcomes = [_outcome(backend, (), _tree(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):
-        outcomes.append(_outcome(backend, held, DraftTree.of_root(token), layers))
+        outcomes.append(_outcome(backend, (), DraftTree.of_root(token), layers))
         backend.commit([[0]])
 
     right = _Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6])

@@ -104,12 +104,12 @@ class TreeKV:
 
         On any exception, the cache and the other rows are unchanged.
         """
-        first, length = len(others), rows[0].length
+        first, length = len(others), rows[0].num_columns
         if not first:
             self._begin(cache, len(rows) * length)
         layers, everyone = list(cache.layers), [*others, *rows]
         places = slice(first, first + len(rows))
-        self.num_taken, front = first, max(row.length for row in everyone)
+        self.num_taken, front = first, max(row.num_columns for row in everyone)
         try:
             for part in self._parts:
                 if not self._make_room(part, everyone, front):
@@ -129,7 +129,7 @@ class TreeKV:
 
         The layers show their places, and the next ones if a forward has surplus rows.
         """
-        self._rows, self.front = rows, max(row.length for row in rows)
+        self._rows, self.front = rows, max(row.num_columns for row in rows)
         end = self.front + width
         for part in self._parts:
             if end - part.first > part.tensor.shape[3]:
@@ -156,14 +156,14 @@ class TreeKV:
         # The nodes of a path lie after their targets, so none is overwritten before it is read.
         moves = []
         for row, path in zip(self._rows, paths, strict=True):
-            targets = enumerate(path, start=row.length)
+            targets = enumerate(path, start=row.num_columns)
             moves += [(row.place, self.front + n, to) for to, n in targets if self.front + n != to]
         if moves:
             move_columns(self._parts, moves)
         for row, path in zip(self._rows, paths, strict=True):
-            row.length += len(path)
+            row.num_columns += len(path)
             row.position = row.position + len(path)
-        self.front = max(row.length for row in self._rows)
+        self.front = max(row.num_columns for row in self._rows)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.
@@ -171,7 +171,7 @@ class TreeKV:
         A hidden slot has weight 0, and 0 times a NaN that a draft has left is NaN.
         """
         for part, row in product(self._parts, map(self._rows.__getitem__, rows)):
-            part.tensor[:, row.place, :, row.length - part.first :] = 0
+            part.tensor[:, row.place, :, row.num_columns - part.first :] = 0
 
     def keep_rows(self, rows: Sequence[KVRow]) -> None:
         """Drops all rows but these, which move to the front in this order; none may move back."""
@@ -184,7 +184,7 @@ class TreeKV:
                     part.tensor[:, place, :, :end] = part.tensor[:, row.place, :, :end]
                 row.place = place
         self.num_taken, self._loan = len(rows), (self._loan[0], rows)
-        self.front = max((row.length for row in rows), default=0)
+        self.front = max((row.num_columns for row in rows), default=0)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back, up to the shortest row's length.
@@ -194,7 +194,7 @@ class TreeKV:
         """
         layers, rows = self._loan
         if rows and (fills or not self.policy.outlives):
-            length, places = min(row.length for row in rows), slice(0, len(rows))
+            length, places = min(row.num_columns for row in rows), slice(0, len(rows))
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
         self.clear()

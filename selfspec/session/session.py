@@ -115,7 +115,7 @@ class Session:
         engine = self._engine  # Another thread may ask, while this one gives it up.
         if engine is None or engine.backend.kv is None:
             return 0
-        num_tokens = sum(int(row.kv.length) for row in engine.rows)
+        num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.bytes_each * num_tokens
 
     @cached_property
@@ -251,7 +251,7 @@ class Session:
     def _next_to_read(self, engine: Engine) -> Prompt | None:
         if self._alone is not None or len(self._running) == self._max_rows:
             return None
-        running = [row.kv.max_columns for row in engine.rows]
+        running = [row.max_columns for row in engine.rows]
         return self._waiting.start_next(running, self._limits)
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
