@@ -22,7 +22,7 @@ from selfspec.forward.backends import Backend
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.inputs import can_hold_trees, plain_inputs
 from selfspec.forward.model import AttentionTypes, device_of, takes
-from selfspec.forward.prompt import Prefilled, next_positions
+from selfspec.forward.prompt import Prefilled, given_positions, next_positions, placing_reason
 from selfspec.records import DraftTree
 
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
@@ -102,11 +102,12 @@ def check_tree(
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
     arguments = _arguments(model, cache, range(end + 1))
-    position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
-    if isinstance(position, str):
-        return position
+    prompt_ids = torch.tensor([prompt], device=device_of(model))
+    if reason := placing_reason(given_positions(model, prompt_ids, arguments), arguments):
+        return reason
     backend = new_backend(model, types)
     most = max(map(len, crowds), default=0)
+    position = next_positions(model, prompt_ids, arguments)
     rows = backend.add(cache, position, max_columns=end + 24 + most)
     path = [0, 2, 3]
 

@@ -105,7 +105,6 @@ class TreeBackend:
         """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
         positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
-        assert not isinstance(positions, str), positions  # Then a `Prompt` asks for chains.
         most = int(prompt.cache.get_seq_length()) + max_new_columns + max_tree
         self.add(prompt.cache, positions, visible, rows=rows, others=others, max_columns=most)
 
