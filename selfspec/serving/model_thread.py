@@ -162,8 +162,7 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            for prompt in self.session.step():
-                answer = Answer.to(prompt, self.tokenizer)
+            for answer in [Answer.to(prompt, self.tokenizer) for prompt in self.session.step()]:
                 if answer.error is not None and not isinstance(answer.error, SelfSpecError):
                     _log.error("an answer broke off", exc_info=answer.error)
                 self._tell(answer.index, answer)
