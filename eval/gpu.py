@@ -5,8 +5,9 @@
 Prints tables as Markdown: what a token takes with each method, what a forward takes by its width,
 many prompts at once, and how many kernels a forward starts. The model runs as it is ("itself") and
 grown to each shape. Each cell is written to --out as soon as it is known. A run that was broken off
-or that had no more time goes on with its own file, and measures what is missing. Without a card the
-cells that need one say so.
+or that had no more time goes on with its own file, and measures what is missing. A file of another
+model, dtype, length, device, version or choice of questions is refused. Without a card the cells
+that need one say so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -72,18 +74,40 @@ class Cell(NamedTuple):
 
 
 class Saved:
-    """The cells that are known, by table, model, row and column, in a file with a line for each."""
+    """The cells that are known, by table, model, row and column, in a file with a line for each.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    The first line has what all cells were measured with, and others have stock's texts by model.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._path, self.values, self.stock = path, dict[tuple[str, ...], str](), dict[str, Any]()
         lines = path.read_text().splitlines() if path.exists() else []
-        self.values = {tuple(each["cell"]): each["value"] for each in map(json.loads, lines)}
+        first, *others = map(json.loads, lines or ["{}"])
+        if not lines:
+            self._write({"settings": settings})
+        elif (known := first.get("settings", {})) != settings:
+            names = [name for name in settings if known.get(name) != settings[name]]
+            raise EvalError(
+                f"--out must be a new file, or one of the same measurement (got {str(path)!r}, "
+                f"with another {', '.join(names)}); name another file"
+            )
+        for line in others:
+            if "cell" in line:
+                self.values[tuple(line["cell"])] = line["value"]
+            else:
+                self.stock |= line["stock"]
 
-    def add(self, cell: tuple[str, ...], value: str) -> None:
-        """Writes a cell before anything else is measured."""
+    def add(self, cell: tuple[str, ...], value: str, stock: list[list[int]]) -> None:
+        """Writes a cell before anything else is measured, and the texts of stock when new."""
         self.values[cell] = value
+        if stock and self.stock.get(cell[1]) != stock:
+            self.stock[cell[1]] = stock
+            self._write({"stock": {cell[1]: stock}})
+        self._write({"cell": cell, "value": value})
+
+    def _write(self, line: dict[str, Any]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps({"cell": cell, "value": value, **versions()}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     if options.questions is None:
         raise EvalError("--questions must name the file of Spec-Bench (got none)")
     end = monotonic() + 60 * options.minutes
-    saved, missing = Saved(options.out), dict[tuple[str, ...], str]()
+    saved, missing = Saved(options.out, _settings(options)), dict[tuple[str, ...], str]()
     tokenizer = load_tokenizer(options.model)
     prompts = [ids for _, ids in load_questions(options, tokenizer)]
     for shape in (_ITSELF, *options.shapes):
@@ -128,15 +152,24 @@ def _measured(
         else:
             try:
                 if asked is None:
-                    asked = Asked(load(), *given, options.max_new_tokens, [])
+                    stock = list(saved.stock.get(shape, []))
+                    asked = Asked(load(), *given, options.max_new_tokens, stock)
                     print(f"{shape}: {json.dumps(where(asked.model))}", flush=True)
-                saved.add(key, cell.measure(asked))
+                saved.add(key, cell.measure(asked), list(asked.stock))
             except Exception as error:  # Such as no memory: the other cells go on.
                 reasons[key] = one_line(error)
             print(*key, saved.values.get(key) or reasons[key], sep=" | ", flush=True)
     del asked
     gc.collect()
     return reasons
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """All that a cell depends on but for its shape."""
+    names = ("model", "dtype", "device", "max_new_tokens", "task", "limit", "every", "offset")
+    asked = {name: getattr(options, name) for name in names}
+    questions = sha256(options.questions.read_bytes()).hexdigest()
+    return {**asked, "questions": questions, "card": _card(), **versions()}
 
 
 def _loaded(options: argparse.Namespace, shape: str) -> Any:
@@ -146,7 +179,7 @@ def _loaded(options: argparse.Namespace, shape: str) -> Any:
 
 
 def _card() -> str | None:
-    """The card's name and its driver's number; None without one."""
+    """The card's name and the version of CUDA; None without one."""
     if not torch.cuda.is_available():
         return None
     return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"

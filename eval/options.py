@@ -109,8 +109,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = _RUN
-    methods = (f"  {name:<16} {line}" for name, line in DESCRIPTIONS.items())
-    parser.epilog = _BENCHES + "\n".join(methods)
+    parser.epilog = _BENCHES + described()
     _add_bench(parser)
     add_methods(parser)
     add_run_options(parser)
@@ -146,16 +145,24 @@ def _add_bench(command: Any) -> None:
 _METHODS = ("stock", "prompt-lookup", "selfspec")
 
 
+def described() -> str:
+    """What each method is, in a line."""
+    return "\n".join(f"  {name:<18} {line}" for name, line in DESCRIPTIONS.items())
+
+
 class _Names(argparse.Action):
-    """Names, set apart by commas or spaces."""
+    """Names, set apart by commas or spaces; ``list`` says what each is, and ends the command."""
 
     def __call__(self, parser: Any, options: Any, values: Any, option: Any = None) -> None:
-        names = (name.strip() for text in values for name in text.split(","))
-        setattr(options, self.dest, tuple(name for name in names if name))
+        names = tuple(name.strip() for text in values for name in text.split(",") if name.strip())
+        if names == ("list",):
+            print(described())
+            parser.exit()
+        setattr(options, self.dest, names)
 
 
 def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
-    help_ = f"names with commas or spaces; default: {' '.join(default)}"
+    help_ = f"names with commas or spaces; list: what there is; default: {' '.join(default)}"
     names = {"nargs": "+", "action": _Names, "metavar": "NAME", "help": help_}
     command.add_argument("--methods", default=tuple(default), **names)
 

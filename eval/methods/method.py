@@ -18,6 +18,7 @@ from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
 from selfspec.compat.generation import KV
+from selfspec.compat.heads import num_heads
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
 
@@ -166,6 +167,14 @@ class AssistedMethod(Method):
         """transformers keeps what it learns about the assistant in the assistant's own config."""
         if self._assistant:
             self._assistant.generation_config = copy.deepcopy(self._start)
+
+
+class MtpMethod(Method):
+    """Stock's own drafts from the heads that came with the model."""
+
+    def refusal(self, model: Any) -> str | None:
+        """Most models have no heads, and transformers runs them from 5.24 on."""
+        return None if num_heads(model) else "its config names no heads that transformers can run"
 
 
 class SelfSpecMethod(Method):

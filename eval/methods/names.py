@@ -14,24 +14,28 @@ STOCK = "stock"  # All others are compared with it.
 FORWARD_ONLY = "forward-only"
 OURS = "selfspec"
 
+# Ways of selfspec's own, which show what its parts bring. A report compares it with all others.
+PARTS_OF_OURS = (FORWARD_ONLY, "selfspec-branches", "selfspec-intervals")
+
 DESCRIPTIONS = {
     STOCK: "generate() of transformers as it is",
     "stock-float32": "the same on a float32 copy of the model",
     "stock-padded": "the same, each prompt beside a longer one: what its own rounding changes",
     "stock-static": "the same with a static KV cache, compiled",
-    "prompt-lookup": "transformers' own drafts from the prompt",
-    "assisted": "transformers' own drafts from --assistant-model",
-    "lut-static": "after Token Recycling: one LUT, and a tree of 80 nodes that keeps its shape",
-    "diaa": "SelfSpec.as_in('diaa'): recorded probabilities, decays 0.8 and 0.7, threshold 0.005",
+    "prompt-lookup": "transformers' own drafts from the prompt (Prompt Lookup Decoding, 2023)",
+    "assisted": "transformers' own drafts from --assistant-model (Leviathan et al., 2023)",
+    "mtp": "transformers' own drafts from the model's heads, use_mtp=True",
+    "token-recycling": "Token Recycling (2024): one LUT, a tree of 80 nodes that keeps its shape",
+    "sam": "SAM decoding (2024): the longest match where it is long enough, else a LUT's tree",
+    "diaa": "DIAA (AAAI 2026): SelfSpec.as_in('diaa'), recorded probabilities and decays",
     "diaa-merging": "DIAA read otherwise: only a node's first choice may replace an entry",
     "lut-tree": "DIAA with coarse probabilities and no threshold",
-    "self-draft": "SelfSpec.as_in('self-draft'): branches of random tokens, n-grams and a corpus",
+    "self-draft": "Self-Draft (AAAI 2025): SelfSpec.as_in('self-draft'), branches and n-grams",
     "suffix-branches": "Self-Draft with our context: suffix matching beside n-grams",
-    "edgellm": "SelfSpec.as_in('edgellm'): branch pacer and threshold, with --assistant-model",
-    "ghidorah": "SelfSpec.as_in('ghidorah'): our drafts in the tree of --tree",
+    "edgellm": "EdgeLLM (TMC 2025): SelfSpec.as_in('edgellm'), with --assistant-model",
+    "ghidorah": "Ghidorah (2025): SelfSpec.as_in('ghidorah'), our drafts in the tree of --tree",
     "selfspec-branches": "selfspec with Self-Draft's branches beside its trees",
     "selfspec-intervals": "selfspec with trees that keep their shape for some steps",
-    "switch": "after SAM decoding: the longest match where it is long enough, else a LUT tree",
     FORWARD_ONLY: "selfspec with its drafts switched off: its way to run a forward alone",
     OURS: "all sources, weighed by what came true",
 }

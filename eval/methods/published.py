@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
-from eval.methods.switch import SwitchSource
+from eval.methods.sam import SamSource
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.tree import TreeGrower
@@ -89,7 +89,7 @@ def _keeping_shapes(given: Resources) -> dict[str, Any]:
 
 _LUT: dict[str, Any] = {"sources": ("lut",), "calibration": FixedPrior(), "top_k": 8}
 _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
-    "lut-static": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
+    "token-recycling": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
     "diaa": _as_in("diaa"),
     "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},
@@ -101,9 +101,9 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,
     "selfspec-intervals": _keeping_shapes,
-    "switch": lambda given: {
+    "sam": lambda given: {
         "sources": (),
-        "extra_sources": [SwitchSource(given.config.top_k)],
+        "extra_sources": [SamSource(given.config.top_k)],
         "max_depth": 64,
     },
 }

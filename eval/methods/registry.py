@@ -13,6 +13,7 @@ from eval.methods.method import (
     Maker,
     Method,
     MethodError,
+    MtpMethod,
     PaddedMethod,
     Resources,
     SelfSpecMethod,
@@ -48,6 +49,7 @@ METHODS: dict[str, Maker] = {
         "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
     ),
     "assisted": lambda given: AssistedMethod("assisted", given.assistant),
+    "mtp": lambda _: MtpMethod("mtp", {"use_mtp": True}),
     FORWARD_ONLY: _forward_only,
     OURS: lambda given: SelfSpecMethod(OURS, given.new_spec(given.config)),
     **PUBLISHED,

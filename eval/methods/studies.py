@@ -19,7 +19,7 @@ from selfspec.errors import unknown_name
 
 _WIDTHS = (2, 4, 8, 16, 32, 64)
 _THRESHOLDS = ((0.1, 0.5), (0.01, 0.5), (0.001, 0.5), (0.01, 0.1), (0.01, 0.9))
-_STATIC_NODES = 81  # Those of `lut-static`, so that both trees of "parts" are as large.
+_STATIC_NODES = 81  # Those of `token-recycling`, so that both trees of "parts" are as large.
 
 
 class Variant(NamedTuple):
@@ -84,8 +84,8 @@ STUDIES: dict[str, Study] = {
             "stock": _STOCK,
             "draft model": Variant("assisted", {}),
             "prompt lookup": Variant("prompt-lookup", {}),
-            "SAM-Decoding": Variant("switch", {}),
-            "Token Recycling": Variant("lut-static", {}),
+            "SAM-Decoding": Variant("sam", {}),
+            "Token Recycling": Variant("token-recycling", {}),
             "DIAA": Variant("diaa", {}),
             "Self-Draft": Variant("self-draft", {}),
             "Self-Draft, our branches": Variant("suffix-branches", {}),
@@ -102,7 +102,7 @@ STUDIES: dict[str, Study] = {
             "DIAA": Variant("diaa", {"max_nodes": _STATIC_NODES}),
             "DIAA, read otherwise": Variant("diaa-merging", {"max_nodes": _STATIC_NODES}),
             "DIAA, no threshold": Variant("lut-tree", {"max_nodes": _STATIC_NODES}),
-            "LUT, static tree": Variant("lut-static", {}),
+            "LUT, static tree": Variant("token-recycling", {}),
             "neither": Variant("prompt-lookup", {}),
         },
     ),
@@ -164,7 +164,7 @@ STUDIES: dict[str, Study] = {
                 for name in SOURCE_NAMES
             },
             "branches": Variant("selfspec-branches", {}),
-            "longest match, else LUT": Variant("switch", {}),
+            "longest match, else LUT": Variant("sam", {}),
         },
     ),
     "memories": Study(

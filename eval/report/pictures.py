@@ -73,9 +73,8 @@ def lines(
 
     def draw(on: Axes) -> None:
         for name, points in found.items():
-            on.plot(
-                *zip(*sorted(points.items()), strict=True), "o-", ms=4, label=name, c=colors[name]
-            )
+            x, y = zip(*sorted(points.items()), strict=True)
+            on.plot(x, y, "o-", ms=4, label=name, c=colors[name], clip_on=False)
         on.set_ylim(bottom=0)
         if all(float(x).is_integer() for points in found.values() for x in points):
             on.xaxis.get_major_locator().set_params(integer=True)
@@ -158,7 +157,9 @@ def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
         for name, places in points.items():
             for x, y, is_main in places:
                 size, label = (70, name) if is_main else (12, None)
-                on.scatter(x, y, s=size, color=colors[name], label=label)
+                on.scatter(x, y, s=size, color=colors[name], label=label, clip_on=False)
+                if is_main:
+                    on.annotate(name, (x, y), xytext=(7, 4), textcoords="offset points", size=8)
         on.set(xlim=(0, None), ylim=(0, None))
 
     note = (

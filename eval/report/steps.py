@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from eval.report.statistics import OVERALL
 from eval.report.table import Table
 from selfspec import SpecConfig
-from selfspec.cost import WIDTHS, CostCurve
+from selfspec.cost import CostCurve
 
 
 class Bound(NamedTuple):
@@ -39,11 +39,15 @@ def curve_of(summary: Mapping[str, Any]) -> CostCurve | None:
 
 
 def bounds(summary: Mapping[str, Any]) -> dict[int, Bound]:
-    """By the nodes allowed: the run's, and the most that was measured; empty without a curve."""
+    """By the nodes allowed: the run's, and the most that was measured; empty without a curve.
+
+    What no forward has shown sets no bound.
+    """
     if (curve := curve_of(summary)) is None:
         return {}
+    widest = max(curve.widths)
     max_nodes = SpecConfig.of(**summary["settings"]["knobs"]).max_nodes
-    return {width: bound(curve, width) for width in (max_nodes, WIDTHS[-1])}
+    return {width: bound(curve, width) for width in (min(max_nodes, widest), widest)}
 
 
 def curve_table(summary: Mapping[str, Any]) -> Table | None:

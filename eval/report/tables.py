@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eval.methods.names import OURS, STOCK
+from eval.methods.names import OURS, PARTS_OF_OURS, STOCK
 from eval.methods.reported import REPORTED
 from eval.report.statistics import OVERALL
 from eval.report.table import NONE, Table
@@ -69,9 +69,10 @@ def verdict(summary: Summary) -> str:
     if speed_ups:
         named = OURS if OURS in speed_ups else max(speed_ups, key=lambda n: speed_ups[n]["total"])
         parts.append(_sentence(named, speed_ups.pop(named), overall[named]))
-    if speed_ups:
-        best = max(speed_ups, key=lambda name: speed_ups[name]["total"])
-        parts.append(f"The best of the others, {best}: {speed_ups[best]['total']:.2f}x.")
+    others = {name: each for name, each in speed_ups.items() if name not in PARTS_OF_OURS}
+    if others:
+        best = max(others, key=lambda name: others[name]["total"])
+        parts.append(f"The best of the others, {best}: {others[best]['total']:.2f}x.")
     return " ".join(filter(None, parts)) or "No method was compared with stock."
 
 
@@ -109,6 +110,7 @@ def steps_table(summary: Summary) -> Table:
     rows = [
         {**_record(name, parts[task]), "task": task}
         for task in next(iter(methods.values()))
+        if any(parts[task]["num_answers"] > 1 for parts in methods.values())
         for name, parts in methods.items()
     ]
     absent = (f"{name} is left out: {why}." for name, why in summary["left_out"].items())
@@ -118,8 +120,9 @@ def steps_table(summary: Summary) -> Table:
         "single rounds, from the least to the most. Prompt and answer: the same of the time up to "
         "the end of the prompt's forward, and of all after it. By drafts: over forward-only's "
         "seconds in place of stock's, so no faster forward is in it. Forwards: how they were run "
-        "when an answer ended, by answers. Largest gap: by how many steps of the dtype stock "
-        "preferred its own token, where a text parts."
+        "when an answer ended, by answers. A task with a single answer has no row. "
+        "Largest gap: by how many steps of the dtype stock preferred its own token, where a text "
+        "parts."
     )
     return Table.of("By task, in detail", _STEPS, rows, " ".join([note, *absent])).telling()
 

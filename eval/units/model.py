@@ -118,19 +118,20 @@ def widths_table(rows: Sequence[dict[str, Any]]) -> Table:
     plain = rows[0]["ms"][_WAYS[0]]
     cells = []
     for row in rows:
-        if (tokens := REPORTED.get(row["width"])) is not None:
-            times = [row["ms"].get(way) for way in _WAYS]
-            cells.append(
-                [str(row["width"]), f"{tokens:.2f}"]
-                + [f"{ms:.0f}" if ms else NONE for ms in times]
-                + [f"{tokens * plain / ms:.2f}" if ms else NONE for ms in times]
-                + [f"{row['difference']:.0e}"]
-            )
+        tokens = REPORTED.get(row["width"])
+        times = [row["ms"].get(way) for way in _WAYS]
+        cells.append(
+            [str(row["width"]), f"{tokens:.2f}" if tokens else NONE]
+            + [f"{ms:.0f}" if ms else NONE for ms in times]
+            + [f"{tokens * plain / ms:.2f}" if ms and tokens else NONE for ms in times]
+            + [f"{row['difference']:.0e}"]
+        )
     head = ["nodes", "tokens, table I", *(f"{way}, ms" for way in _WAYS)]
     head += [*(f"{way}, speed-up" for way in _WAYS), "difference"]
     note = (
         "A whole model. The speed-up is over one node on the first unit, with the tokens a step of "
-        "Ghidorah's table I. The difference is that of the logits from the model's own."
+        "Ghidorah's table I, where it has that width. The difference is that of the logits from "
+        "the model's own."
     )
     return Table("Widths on one unit and on two", head, cells, note)
 

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval import bench_batch, bench_streamed, budgets, first_call, gpu, hybrid, predict
@@ -19,6 +20,8 @@ from eval.methods.registry import METHODS
 from eval.methods.streamed_job import Job, Result
 from eval.models.head import CAN_TRAIN
 from eval.report.statistics import STAGES
+from eval.units import attention
+from eval.units.model import widths_table
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
@@ -202,7 +205,16 @@ def test_gpu_without_a_card(asked, told, tmp_path, monkeypatch):
     assert found[1] == found[2]
     ours = next(value for cell, value in found[1].items() if "selfspec, run eagerly" in cell)
     assert "(2 of 2 texts)" in ours
-    assert len((tmp_path / "card.jsonl").read_text().splitlines()) == 3
+    lines = (tmp_path / "card.jsonl").read_text().splitlines()
+    assert len(lines) == 5  # What was asked, stock's texts, and three cells.
+    path = tmp_path / "card.jsonl"  # A run goes on after stock's cell with stock's texts.
+    path.write_text("".join(f"{line}\n" for line in lines if "run eagerly" not in line))
+    told("gpu", *asked)
+    assert "(2 of 2 texts)" in path.read_text().splitlines()[-1]
+    for other in (["--max-new-tokens", "9"], ["--dtype", "bfloat16"], ["--limit", "1"]):
+        status, _, error = told("gpu", *asked, *other)
+        assert status == 2
+        assert f"with another {other[0][2:].replace('-', '_')}" in error
 
 
 def test_kv_memory(figures, chat_folder):
@@ -266,6 +278,19 @@ def test_hetero(figures, chat_folder):
     assert max(row["difference"] for row in rows) < 1e-4  # The model's own logits.
     for row in figures("hetero", "--attention", "--shape", "135m", *options)["rows"]:
         assert row["difference"] < (1e-5 if row["dtype"] == "float32" else 0.03)
+
+
+@needs_cores
+def test_hetero_shows_every_width_and_tells_a_wrong_outcome(told, monkeypatch):
+    """Ghidorah's table I has no width of 24. A part that is left out is far from rounding."""
+    row = {"columns": 20, "difference": 1e-6}
+    times = {"one unit": 4.0, "by rows": 3.0, "by columns": 2.0}
+    rows = [{**row, "width": 1, "ms": {"one unit": 2.0}}, {**row, "width": 24, "ms": times}]
+    assert "| 24 | – | 4 | 3 | 2 | – | – | – | 1e-06 |" in widths_table(rows).markdown()
+    options = ["--attention", "--shape", "135m", "--columns", "20", "--width", "4"]
+    assert told("hetero", *options, "--rounds", "1")[0] == 0
+    monkeypatch.setattr(attention, "_by_entries", lambda layer, **_: torch.zeros(1, 1, 1, 1))
+    assert told("hetero", *options, "--rounds", "1")[0] == 1
 
 
 def test_hybrid(figures, monkeypatch):

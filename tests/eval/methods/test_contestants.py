@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eval.command import main
 from eval.methods.method import Resources
+from eval.methods.names import DESCRIPTIONS
 from eval.methods.published import FIXED_NODES, PUBLISHED
-from eval.methods.registry import new_method
+from eval.methods.registry import METHODS, new_method
 from eval.methods.sameness import MAX_ULPS, Verdict, compare
 from eval.methods.timing import timed
 from selfspec import SpecConfig
+from selfspec.compat.heads import RUNS_HEADS
 from selfspec.config import SOURCE_NAMES
 from selfspec.papers.ghidorah import FittedTree
 from tests.fakes import new_model, prompt, tiny_model
+from tests.heads import model_with_heads
 
 ASKED = {"max_new_tokens": 24, "temperature": 0.0, "seed": 0}
 STOCKS_OWN = ("stock", "stock-padded", "prompt-lookup", "forward-only", "selfspec", "assisted")
@@ -35,10 +39,26 @@ def test_a_method_answers_as_stock_does_and_its_prompts_forward_is_timed(name):
         assert (method.stats.tokens_per_step, method.stats.nodes_per_step) == (1, 1)
 
 
+def test_heads_take_part_where_a_model_has_some():
+    method = new_method("mtp")
+    assert "names no heads" in method.refusal(new_model())
+    if RUNS_HEADS:
+        assert method.refusal(model_with_heads()) is None
+
+
+def test_each_method_is_described(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--methods", "list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert end.value.code in (None, 0)
+    assert [line.split()[0] for line in lines] == list(DESCRIPTIONS)
+    assert set(DESCRIPTIONS) == set(METHODS)
+
+
 SOURCES = {
     "diaa": {"lut"},
     "diaa-merging": {"lut"},
-    "lut-static": {"lut"},
+    "token-recycling": {"lut"},
     "lut-tree": {"lut"},
     "self-draft": {"grams", "corpus"},
     "suffix-branches": {"context", "grams"},
@@ -46,7 +66,7 @@ SOURCES = {
     "selfspec-intervals": set(SOURCE_NAMES),
     "ghidorah": set(SOURCE_NAMES),
     "edgellm": {"draft model"},
-    "switch": {"match", "tree"},
+    "sam": {"match", "tree"},
 }
 
 
@@ -64,12 +84,12 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
     assert torch.equal(method.answer(tiny_model(), ids(), **asked), expected)
     assert method.stats.disabled_reason is None
     assert method.spec.config.budget == "fixed"
-    widths = {"lut-static": FIXED_NODES, "edgellm": 25}
+    widths = {"token-recycling": FIXED_NODES, "edgellm": 25}
     has_branches = "branches" in name or name == "self-draft"
     assert method.spec.config.max_nodes == widths.get(name, 24 + 36 * has_branches)
     assert set(method.stats.drafted_by_source) <= SOURCES[name]
     rates = method.spec.learned(tiny_model().config.vocab_size).calibration.rows()
-    assert bool(rates) == (name in ("switch", "ghidorah") or name.startswith("selfspec"))
+    assert bool(rates) == (name in ("sam", "ghidorah") or name.startswith("selfspec"))
     first = method.stats.num_steps
     method.forget()
     method.answer(tiny_model(), ids(), **asked)

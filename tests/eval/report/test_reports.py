@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eval.report.rows import ROWS, Line, append
+from eval.report.rows import ROWS, Line, append, read_answers
+from eval.report.steps import bounds
+from eval.report.summary import summary
+from eval.report.tables import verdict
 from eval.runs.asked import Asked
 
 METHODS = ("stock", "selfspec", "other")
@@ -84,9 +87,11 @@ def test_a_report_says_what_was_measured_where_others_win_and_what_failed(told, 
         "- other, 1 answers: broken <here>",
         "- overall, speed-up: other 1.33x, selfspec 1.11x",
         "| plain steps | 1.00 | 1.00 | 3.00 |",
-        "| <math> | other | 0 (1 failed) | 0 | – | – |",
+        "| overall | other | 1 (1 failed) | 9 |",
+        "Bound, decoding alone, every draft right: 21.33x at width 64 within 64 nodes.",
     ):
         assert part in text
+    assert "| <math> | other |" not in text  # A single answer is no row.
     page = (tmp_path / "report.html").read_text()
     drawn = [path.read_text() for path in (tmp_path / "pictures").glob("*.svg")]
     assert page.count("</svg>") == len(drawn) == 6
@@ -94,6 +99,26 @@ def test_a_report_says_what_was_measured_where_others_win_and_what_failed(told, 
     said = "".join(drawn)  # Letters are drawn as shapes; what they say stands in comments.
     for name in ("speed-up over stock (times)", "milliseconds per new token", "time (plain steps)"):
         assert f"<!-- {name} -->" in said
+
+
+def test_the_best_of_the_others_is_none_of_ours_and_a_bound_was_measured(tmp_path):
+    """Without drafts selfspec is no other method, and no width that nobody ran sets a bound."""
+    lines = all_lines()
+    for line in lines:
+        if line["kind"] == "curve":
+            line |= {"widths": [1, 2], "seconds": [0.01, 0.01]}
+        elif line["kind"] == "run":
+            line["settings"] = {
+                **line["settings"],
+                "methods": ["stock", "selfspec", "forward-only", "other"],
+            }
+    faster = [
+        answer(n, "forward-only", t, numbers=ours(0.9)) for n, t in ((1, "qa"), (2, "<math>"))
+    ]
+    append(tmp_path / ROWS, [*lines, *faster])
+    figures = summary(read_answers(tmp_path))
+    assert "The best of the others, other: " in verdict(figures)
+    assert list(bounds(figures)) == [2]
 
 
 def test_two_runs_are_compared_question_by_question(told, tmp_path):

@@ -1,4 +1,4 @@
-"""The rule that published model-free pairings use, as a source, to be compared with.
+"""The rule of SAM decoding ("SAM Decoding: Speculative Decoding via Suffix Automaton", 2024).
 
 Where the end of the text was said before for long enough, that span alone is drafted, as a
 chain; everywhere else a tree from the first-order LUT whose shape is fixed by rank. Nothing is
@@ -21,19 +21,19 @@ from selfspec.records import Candidate, Evidence, StepRecord, TopK
 _LEAST_MATCH = 5
 
 
-class SwitchSource(Source):
+class SamSource(Source):
     """Longest match, else LUT."""
 
-    name = "switch"
+    name = "sam"
 
     def __init__(self, top_k: int) -> None:
         self._lut = Tables(top_k, merges="newest")
         self._context = ContextSource(1)
 
-    def open(self, row: RowStart) -> SwitchCursor:
-        return SwitchCursor(self._context.open(row), self._lut.open(row))
+    def open(self, row: RowStart) -> SamCursor:
+        return SamCursor(self._context.open(row), self._lut.open(row))
 
-    def copy(self) -> SwitchSource:
+    def copy(self) -> SamSource:
         """One that knows what this one does."""
         twin = copy.copy(self)
         twin._lut = self._lut.copy()
@@ -43,7 +43,7 @@ class SwitchSource(Source):
         self._lut.observe_pairs(pairs, top)
 
 
-class SwitchCursor(Cursor):
+class SamCursor(Cursor):
     """Asks one of two cursors; which one, the root decides for the whole tree."""
 
     def __init__(self, context: ContextCursor, lut: TablesCursor) -> None:
