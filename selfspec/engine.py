@@ -19,6 +19,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
+from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.learning import tables, teach
@@ -83,7 +84,7 @@ class Engine:
         self._runner = runner
         own = MeasuredBudget(ledger=runner.ledger) if config.budget == "measured" else Budget()
         self.budget = own if budget is None else budget
-        self._run_as = ("", 0)
+        self._run_as = ("", 0, (0, 0))
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
@@ -194,9 +195,9 @@ class Engine:
     def _draft(self, laps: Laps) -> _Drafts:
         """A tree for each row, once sources and cursors that take time had theirs."""
         backend, num_rows, trees = self.backend, len(self.rows), list[DraftTree]()
-        if (run_as := (backend.kind, num_rows)) != self._run_as:
+        if (run_as := (backend.kind, num_rows, context_bucket(backend.front))) != self._run_as:
             self._run_as = run_as
-            self.budget.run_as(*run_as, self._runner.curve(backend, num_rows))
+            self.budget.run_as(backend.kind, num_rows, self._runner.curve(backend, num_rows))
         for source in self._model_sources:
             source.before_step(num_rows, self.budget)
         for row in self.rows:

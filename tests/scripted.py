@@ -78,6 +78,10 @@ class ScriptedBackend:
         self.max_widths: Iterable[int] = ()  # of the coming forwards, where they are limited
         self._trees: list[DraftTree] = []
 
+    @property
+    def front(self) -> int:
+        return max(map(len, self.texts))
+
     def prompt_logits(self) -> torch.Tensor:
         """(B, V): what the prompt's own forward yields."""
         return torch.stack([self.model.logits(text) for text in self.texts])
@@ -120,14 +124,14 @@ class ScriptedBackend:
 class ScriptedRunner:
     """Runs a scripted model, of which nothing is packed."""
 
-    def __init__(self, config: SpecConfig) -> None:
-        self.config, self.ledger = config, Ledger()
+    def __init__(self, config: SpecConfig, curve: Callable[[ScriptedBackend], CostCurve]) -> None:
+        self.config, self.ledger, self._curve = config, Ledger(), curve
 
     def sources(self, top_k: int) -> list[Source]:
         return []
 
     def curve(self, backend: Any, num_rows: int) -> CostCurve:
-        return CostCurve.unknown(1.0)
+        return self._curve(backend)
 
     def before_forward(self, num_tokens: int) -> None:
         pass
@@ -225,6 +229,7 @@ class Run:
     budget: Budget = Budget()  # noqa: RUF009 has no state
     shape: Shape = Shape()  # noqa: RUF009 has no state
     clock: Callable[[], float] = perf_counter
+    curve: Callable[[ScriptedBackend], CostCurve] = lambda _backend: CostCurve.unknown(1.0)
 
     def __post_init__(self) -> None:
         self.backend = ScriptedBackend(self.model, self.prompts)
@@ -269,7 +274,9 @@ class Run:
             row.chooser = chooser
         first = first_tokens(self.rows, self.backend.prompt_logits(), self.device)
         engine = Engine(
-            ScriptedRunner(self.config.changed(learning=LEARNING[self.learns], top_k=3)),
+            ScriptedRunner(
+                self.config.changed(learning=LEARNING[self.learns], top_k=3), self.curve
+            ),
             self.backend,
             learned=lambda _vocab_size: self.learned,
             budget=Budget() if self.budget is None else self.budget,

@@ -155,3 +155,33 @@ def test_a_slow_moment_of_the_machine_is_no_slow_width() -> None:
     widths = widths_beside(lambda _number, _width: 1.0)
     others = widths_beside(lambda number, _width: 3.0 if number > 4 else 1.0)
     assert sum(width > 1 for width in others) > 0.8 * sum(width > 1 for width in widths)
+
+
+def test_each_length_of_a_text_teaches_its_own_curve() -> None:
+    """A long text must not say what short ones cost. A text that grows is no new start."""
+    curves: dict[int, CostCurve] = {}
+
+    class Slower(ClockedBackend):
+        """Forwards take twice as long from 256 tokens on."""
+
+        def forward(self, layout, **asked):
+            start, factor = self.now, 2.0 if self.front >= 256 else 1.0
+            logits = super().forward(layout, **asked)
+            self.now = start + (self.now - start) * factor
+            return logits
+
+    def curve_of(backend: ScriptedBackend) -> CostCurve:
+        first = 256 if backend.front >= 256 else 0
+        if first not in curves:
+            curves[first] = curves[0].grown() if first else CostCurve.unknown(0.2)
+        return curves[first]
+
+    source = TextSource("scripted", half_right)
+    run = Run(MODEL, PROMPTS[:1], [source], 600, config=SpecConfig(), curve=curve_of)
+    run.budget = MeasuredBudget()
+    run.backend = backend = Slower(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3))
+    run.clock = lambda: backend.now
+    run.decode()
+    assert curves[0].seconds(1) == pytest.approx(4.5, rel=0.1)
+    assert curves[256].seconds(1) > 1.5 * curves[0].seconds(1)
+    assert backend.widths.count(1) < 20
