@@ -101,13 +101,16 @@ class Engine:
         were.
         """
         runner, reader, stats = self._runner, prompt.reader, prompt.stats
-        num_others, start = len(self.rows), self._clock()
+        num_others, num_new, start = len(self.rows), len(prompt.input_ids), self._clock()
+        num_rows = num_others + num_new
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_forward(reader.num_rows * max(num_read, 1))
+        runner.before_forward(num_new * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         with runner.reading():
-            prefilled = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
+            # The model's own sources learn from a prompt's last hidden states.
+            wanted = [source.num_states(num_rows) for source in self._model_sources]
+            prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is None:
                 return False
@@ -119,11 +122,6 @@ class Engine:
                 raise
         prompt.kv = prefilled.cache
         return True
-
-    def _num_states(self, num_more: int) -> int:
-        """How many of a prompt's last hidden states the model's own sources learn from."""
-        num_rows = len(self.rows) + num_more
-        return max((source.num_states(num_rows) for source in self._model_sources), default=0)
 
     def _join(self, prompt: Prompt, prefilled: Prefilled) -> None:
         """Lets the rows of a prompt in that was read."""
@@ -181,16 +179,18 @@ class Engine:
         self._call_listeners(committed)
 
     def step(self) -> None:
-        """One forward over a tree for each row, and all that belongs to it."""
-        with self._runner.decoding():
-            laps = Laps(self._clock)
-            self._runner.before_forward(_STEP * len(self.rows))
-            laps.end("prepare")
-            drafts = self._draft(laps)
-            committed = self._verify(drafts.trees, laps)
-            _teach(committed)
-            self._account(drafts, committed, laps)
-            self._call_listeners(committed)
+        """One forward over a tree for each row, and all that belongs to it.
+
+        Whoever calls it has entered `ModelRunner.decoding`.
+        """
+        laps = Laps(self._clock)
+        self._runner.before_forward(_STEP * len(self.rows))
+        laps.end("prepare")
+        drafts = self._draft(laps)
+        committed = self._verify(drafts.trees, laps)
+        _teach(committed)
+        self._account(drafts, committed, laps)
+        self._call_listeners(committed)
 
     def _draft(self, laps: Laps) -> _Drafts:
         """A tree for each row, once sources and cursors that take time had theirs."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -138,9 +137,6 @@ class ScriptedRunner:
 
     def count_step(self, backend: Any, seconds: float) -> None:
         pass
-
-    def decoding(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def paths_to_nodes(tree: DraftTree) -> list[Prefix]:

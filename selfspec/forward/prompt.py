@@ -132,10 +132,6 @@ class PromptReader:
         known = self._num_read or columns_of(kv_of(self._kwargs)) or 0
         return max(int(self._input_ids.shape[1]) - known, 0)
 
-    @property
-    def num_rows(self) -> int:
-        return len(self._input_ids)
-
     def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:
         """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
 

@@ -27,6 +27,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
+from selfspec.draft.sources.prediction import Prediction
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
@@ -224,7 +225,11 @@ class SelfSpec:
                 "the prompt must have at least one token (got none); write some text, or begin "
                 "with the tokenizer's bos_token"
             )
-        num_returned = generation_config.num_return_sequences or 1
+        predictions: list[Prediction | None] = [None] * len(input_ids)
+        if prediction is not None:
+            num_returned = generation_config.num_return_sequences or 1
+            sizes = (len(input_ids), num_returned, num_readable(model))
+            predictions = predictions_of(prediction, *sizes)
         limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
         prompt = Prompt(
             model=model,
@@ -235,9 +240,7 @@ class SelfSpec:
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
             streamer=streamer,
-            predictions=predictions_of(
-                prediction, len(input_ids), num_returned, num_readable(model)
-            ),
+            predictions=predictions,
             draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
             max_nodes=limits.max_nodes,
             inputs_tensor=inputs_tensor,

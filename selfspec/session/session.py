@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from time import perf_counter
 from typing import Any, Protocol
@@ -179,11 +179,13 @@ class Session:
         try:
             if (engine := self._engine or self._open()) is not None:
                 self._let_out(engine)
-                self._read(engine)
-                self._let_out(engine)
+                if self._reading or self._waiting:
+                    self._read(engine)
+                    self._let_out(engine)
                 if self._running:
                     start = perf_counter()
-                    engine.step()
+                    with nullcontext() if self._alone else self._runner.decoding():
+                        engine.step()
                     if self._pace is not None:
                         self._pace.observe_step(perf_counter() - start)
                     self._let_out(engine)
@@ -224,15 +226,15 @@ class Session:
             lent = runner.backend(runner.ability(), self._limits)
         else:
             lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
-        self._engine = self._spec.engine(runner, self._lent.enter_context(lent), prompt)
+        backend = self._lent.enter_context(lent)
+        self._engine = self._spec.engine(runner, backend, prompt)
+        gives = prompt is not None and prompt.gives_cache_back
+        self._lent.callback(backend.release, fills=gives)
 
     def _close(self) -> None:
         """Gives up the KV: others may use the model until the next row, and change its weights."""
-        engine, alone = self._engine, self._alone
         self._engine = self._alone = None
-        with self._lent.pop_all():
-            if engine is not None:
-                engine.backend.release(fills=alone is not None and alone.gives_cache_back)
+        self._lent.close()
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
@@ -266,6 +268,8 @@ class Session:
             if self._reading is None:  # It was cancelled while its first token was handed on.
                 prompt.rows[0].fail(ReaderGone())
             self._reading, self._running[prompt.index] = None, prompt
+            if self._alone is not None:  # It steps to its end without another prompt between.
+                self._lent.enter_context(self._runner.decoding())
         return num_read
 
     def _let_out(self, engine: Engine) -> None:

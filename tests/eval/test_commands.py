@@ -178,6 +178,13 @@ def test_bench_openvino(asked, figures, tmp_path, monkeypatch):
     assert (told["openvino"], told["num_prompts"], told["rows"][2]["ratio"]) == ("1", 2, 1.0)
 
 
+def test_functions(figures, chat_folder):
+    first, step, steps = figures("functions", "--model", chat_folder)["rows"]
+    assert 100 < first["functions"] < 250
+    assert 100 < step["functions"] <= steps["functions"] < 300
+    assert max(row["deep"] for row in (first, step, steps)) < 20
+
+
 def test_launches(figures, chat_folder):
     """What all layers share is made once in a forward: here the mask for joined heads."""
     narrow, wide = figures("launches", "--model", chat_folder, "--threads", "1")["rows"]
