@@ -25,12 +25,13 @@ from typing import Any
 
 import torch
 
-from eval.benches.prompts import EVERY, load_questions
+from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.methods import openvino_job
 from eval.methods.names import OURS, STOCK
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import (
+    EVERY,
     add_drafting,
     add_length,
     add_model,

@@ -30,11 +30,12 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from eval.benches.prompts import EVERY, load_questions
+from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.methods.names import rotated
 from eval.models.loading import load_tokenizer
 from eval.options import (
+    EVERY,
     add_drafting,
     add_length,
     add_model,

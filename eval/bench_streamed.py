@@ -27,12 +27,13 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from eval.benches.prompts import EVERY, load_questions
+from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.methods.jobs import in_new_process
 from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import (
+    EVERY,
     add_drafting,
     add_length,
     add_questions,

@@ -21,9 +21,9 @@ from concurrent.futures import ProcessPoolExecutor
 from time import perf_counter
 from typing import Any
 
-from eval.benches.prompts import EVERY, load_questions
+from eval.benches.prompts import load_questions
 from eval.models.loading import load_tokenizer
-from eval.options import add_questions, check_at_least
+from eval.options import EVERY, add_questions, check_at_least
 from eval.report.table import Table
 from eval.runs.environment import told
 from selfspec.engines.vllm import config

@@ -10,12 +10,14 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from eval import options as of
 from eval.errors import EvalError, exit_status
 from eval.methods.studies import named_study, variants_of
-from eval.options import check_at_least, parsed_knobs
+from eval.options import check_at_least
 
 _INTERRUPTED = 130
 _EXTRA = ("jinja2", "matplotlib", "pandas")
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _done(words: Sequence[str]) -> int:
     try:
-        options = _parser(words[0] if words else "").parse_args(words)
+        options = _parser(words).parse_args(words)
         return _command(options.__dict__.pop("command")).run(options)
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
@@ -58,15 +60,17 @@ def _done(words: Sequence[str]) -> int:
         raise EvalError(f"{error.name!r} must be installed for this command: {fix}") from error
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """All commands by name, and the options of the one that was chosen."""
     top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT, formatter_class=_Help)
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
     lines = {**{name: each.line for name, each in COMMANDS.items()}, **MODULES}
     for name, line in lines.items():
         parser = commands.add_parser(name, help=line, formatter_class=_Help)
-        if name == chosen:
+        if name == next(iter(words), None):
             _command(name).add_options(parser)
+            if of.MEASURING_SET in words:  # Options that are named win over it.
+                parser.set_defaults(**of.measuring_set())
     return top
 
 
@@ -99,13 +103,19 @@ def _run(options: argparse.Namespace) -> int:
     from eval.runs.progress import RunProgress
     from eval.runs.run import measure
 
-    asked = Asked.of(options)
-    record = measure(asked, asked.output / ROWS, RunProgress(sys.stderr))
-    print(write_report(asked.output, record))
-    print(f"report: {asked.output / 'report.html'}")
-    written = str(asked.output / "summary.json")
-    print(json.dumps({"bench": "run", "summary": written, "overall": brief(summary(record))}))
-    return 0
+    if options.bench is None:
+        raise EvalError("--bench must name a bench (got none); --help lists them")
+    with TemporaryDirectory() as folder:  # For results that nobody keeps.
+        options.output, is_kept = options.output or Path(folder), options.output is not None
+        asked = Asked.of(options)
+        record = measure(asked, asked.output / ROWS, RunProgress(sys.stderr))
+        print(write_report(asked.output, record))
+    figures = summary(record)
+    if is_kept:
+        print(f"report: {asked.output / 'report.html'}")
+    written = str(asked.output / "summary.json") if is_kept else None
+    print(json.dumps({"bench": "run", "summary": written, "overall": brief(figures)}))
+    return int(any(name not in figures["left_out"] for name in figures["errors"]))
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -130,22 +140,6 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate(options: argparse.Namespace) -> int:
-    from eval.report.rows import read_answers
-    from eval.runs.simulate import recorded_texts, replays_table, simulated
-    from selfspec import SpecConfig
-
-    texts = recorded_texts(read_answers(options.folder))
-    knobs = parsed_knobs(options.knob)
-    configs = [SpecConfig.of(**{"max_nodes": n, **knobs}) for n in options.max_nodes]
-    found = {config.max_nodes: simulated(config, texts, options.cache) for config in configs}
-    print(replays_table(found).markdown())
-    told = {n: {t: s.tokens_per_step for t, s in tasks.items()} for n, tasks in found.items()}
-    print(json.dumps({"bench": "simulate", "cache": options.cache, "knobs": knobs, "rows": told}))
-    lowest = min(tasks["overall"] for tasks in told.values())
-    return int(options.at_least is not None and lowest < options.at_least)
-
-
 def _fit(options: argparse.Namespace) -> int:
     from eval.papers.fit_tree import run
 
@@ -158,28 +152,26 @@ COMMANDS = {
     "study": Command("make an experiment of the papers on a model", of.add_study, _study),
     "report": Command("write a run's report anew from its rows", of.add_report, _report),
     "compare": Command("two runs side by side, question by question", of.add_compare, _compare),
-    "simulate": Command("replay a run's texts with no model", of.add_simulate, _simulate),
     "fit": Command("fit one tree shape to a model, after Ghidorah", of.add_fit, _fit),
 }
 MODULES = {  # Each has `add_options` and `run`.
-    "bench_step": "where the time of a step goes, and how much there was to gain",
     "bench_batch": "many prompts over one model: tokens a second, and how long they wait",
     "bench_server": "the same questions over HTTP, to several servers",
+    "bench_kept": "what it brings that keys and values outlive a request",
     "bench_openvino": "the same prompts by stock, by selfspec and by OpenVINO",
     "bench_vllm": "tokens per step inside vLLM, with several drafters",
     "bench_streamed": "a model of which only a part fits into memory",
     "tokens_per_step": "how many tokens a forward yields, by width and source",
+    "again": "the same questions again: tokens a forward, and seconds",
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
     "hybrid": "what right and wrong predictions bring to models with a running state",
     "gpu": "the tables of docs/gpu.md, in one run on a card",
     "functions": "how many functions of selfspec a call goes through",
     "launches": "how many operations a captured forward starts",
-    "kv_memory": "what the KV costs in memory",
     "census": "which families of models are drafted for",
-    "budgets": "the measured width beside fixed ones, on a simulated clock",
+    "replay": "a run's texts with no model: other sources, knobs and budgets",
     "hetero": "a model and its attention on two units, after Ghidorah",
     "edge_network": "an edge network, simulated",
     "grow": "grow a small Llama into the shape of a big one",
-    "train_tiny": "train the embedded model",
 }

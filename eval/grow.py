@@ -52,19 +52,17 @@ def run(options: argparse.Namespace) -> int:
 def _logit_difference(
     model: LlamaForCausalLM, grown: LlamaForCausalLM, tokenizer: object
 ) -> tuple[float, float]:
-    """The largest logit difference over the source's vocabulary, and the largest logit."""
+    """The largest difference between their logits, and the largest logit."""
     ids = tokenizer(_CHECK_PROMPT, return_tensors="pt").input_ids.to(model.device)
     before = model(ids).logits.float()
-    after = grown(ids).logits[..., : before.shape[-1]].float()
+    after = grown(ids).logits.float()
     return (before - after).abs().max().item(), before.abs().max().item()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, metavar="PATH", help="folder of the small Llama")
-    names = ", ".join(SHAPES)
-    shape = f"{names}; 135m:49152: with 49,152 tokens, 135m:full: with as many as its model has"
-    add("--shape", help=shape)
+    add("--shape", help=", ".join(SHAPES))
     noise = "disturb all matrices of the layers by this share of their size; default: %(default)s"
     add("--noise", type=float, default=0.0, metavar="SHARE", help=noise)
     add("--out", required=True, metavar="FOLDER", help="new folder to write")

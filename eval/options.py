@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from eval.errors import EvalError
-from eval.methods.names import DESCRIPTIONS
+from eval.methods.names import DESCRIPTIONS, FORWARD_ONLY, OURS, STOCK
 from eval.methods.studies import STUDIES
+
+MEASURING_SET = "--measuring-set"
+EVERY = 10  # Of a task's questions, the 1st, 11th, 21st, … are measured.
+MAX_PROMPT_TOKENS = 1300
 
 _RUN = """\
 Answers the questions of a bench with several decoding methods, question by question in turns, and
@@ -23,11 +27,17 @@ writes all that it measured to --output: rows.jsonl, summary.json, report.md and
   python -m eval run --model your/model --bench spec-bench --questions question.jsonl --output out
 
 A run that was stopped goes on where it was when it is started again with the same options; a
-higher --limit makes it longer.
+higher --limit makes it longer. The exit status is 1 where an answer failed.
+
+  python -m eval run --measuring-set --model your/model --questions question.jsonl
+
+answers the measuring set of Spec-Bench, also by forward-only: selfspec's forwards without drafts.
 """
 _BENCHES = """\
 benches:
   spec-bench, mt-bench   their question.jsonl, named by --questions (mt-bench also through datasets)
+  speed-bench            11 categories, through datasets or a file; also as speed-bench-1k, -2k,
+                         -8k, -16k and -32k, its prompts of that many tokens
   humaneval, gsm8k, mbpp through the datasets package, or a local file named by --questions
   code-stdlib            completion, edit and docstring tasks cut from Python's own library, offline
   random                 texts of random tokens, which no draft can guess
@@ -37,11 +47,6 @@ methods:
 _STUDY = """\
 Runs one method with different knobs, all of them interleaved as in 'run', and reports on each:
 
-"""
-_SIMULATE = """\
-Drafts for the texts that a run recorded, step by step, and counts what would have been accepted.
-The text stands for the model, so tables learn from its tokens alone, and tokens per step come out
-lower than with the model: compare them with each other only. The last line is one JSON object.
 """
 _FIT = """\
 Answers questions twice, counts how often the candidate at each depth and rank was right, and puts
@@ -97,22 +102,22 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", type=Path, help="that of the other one")
 
 
-def add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.description = _SIMULATE
-    add = parser.add_argument
-    add("folder", type=Path, help="--output of a run")
-    add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
-    add("--cache", metavar="CACHE", help="start with this cache or Hub id")
-    add_knob(parser)
-    add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
-
-
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = _RUN
     parser.epilog = _BENCHES + described()
     _add_bench(parser)
+    every = f"every {EVERY}th question of spec-bench, first turns of at most {MAX_PROMPT_TOKENS}"
+    help_ = f"{every} tokens, in their order"
+    parser.add_argument(MEASURING_SET, action="store_true", help=help_)
     add_methods(parser)
     add_run_options(parser)
+
+
+def measuring_set() -> dict[str, Any]:
+    """The options of a run over it."""
+    slice_ = {"every": EVERY, "turns": 1, "max_prompt_tokens": MAX_PROMPT_TOKENS, "in_order": True}
+    methods = (STOCK, "prompt-lookup", FORWARD_ONLY, OURS)
+    return {"bench": "spec-bench", "methods": methods, **slice_}
 
 
 def add_study(parser: argparse.ArgumentParser) -> None:
@@ -138,11 +143,11 @@ def add_fit(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(command: Any) -> None:
     add = command.add_argument
-    add("--output", type=Path, required=True, metavar="DIR", help="where all results go")
-    add("--bench", required=True, help="a bench that 'run' names, or FILE.jsonl")
+    add("--output", type=Path, metavar="DIR", help="where all results go; none: they are shown")
+    add("--bench", help="a bench that 'run' names, or FILE.jsonl")
 
 
-_METHODS = ("stock", "prompt-lookup", "selfspec")
+_METHODS = (STOCK, "prompt-lookup", OURS)
 
 
 def described() -> str:
@@ -167,12 +172,13 @@ def add_methods(command: Any, default: Sequence[str] = _METHODS) -> None:
     command.add_argument("--methods", default=tuple(default), **names)
 
 
-def add_run_options(command: Any, limit: str = "ask N questions, spread over the tasks") -> None:
+def add_run_options(command: Any) -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
     small = "the small model of methods 'assisted' and 'edgellm'"
     model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=small)
+    limit = "ask N questions, spread over the tasks"
     add_questions(command.add_argument_group("which questions"), limit)
     add = command.add_argument_group("how they are put").add_argument
     add(
@@ -208,7 +214,7 @@ def add_model(
     add = group.add_argument
     embedded = "" if required else "; default: the embedded one, which writes Python code"
     add("--model", required=required, metavar="MODEL", help=f"folder or Hub id{embedded}")
-    shape = "grow a small Llama to this shape first, such as 135m, or 135m:full: see 'eval grow'"
+    shape = "grow a small Llama to this shape first, such as 135m: see 'eval grow'"
     add("--shape", help=shape)
     dtypes = "float32, bfloat16, float16; auto: the checkpoint's own; default: %(default)s"
     add("--dtype", default=dtype, help=dtypes)

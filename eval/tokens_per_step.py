@@ -19,11 +19,11 @@ from collections import defaultdict
 from itertools import product, starmap
 from typing import Any, NamedTuple
 
-from eval.benches.prompts import EVERY, Prompts, load_questions
+from eval.benches.prompts import Prompts, load_questions
 from eval.errors import EvalError
 from eval.methods.method import SelfSpecMethod
 from eval.models.loading import load_asked, load_model, load_tokenizer
-from eval.options import add_knob, add_length, add_model, add_questions, parsed_knobs
+from eval.options import EVERY, add_knob, add_length, add_model, add_questions, parsed_knobs
 from eval.report.statistics import OVERALL
 from eval.runs.environment import short_name, told
 from selfspec import GenerationStats, SelfSpec

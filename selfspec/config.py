@@ -11,12 +11,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
 from selfspec.errors import AttachError, ConfigError, unknown_name
+from selfspec.machine.memory import amount_in_bytes
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
-SOURCE_NAMES = ("lut", "lut2", "context", "corpus", "runners", "map", "heads")
+SOURCE_NAMES = ("lut", "lut2", "context", "texts", "corpus", "runners", "map", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,10 @@ class SpecConfig:
             source may name for a node, and not the top_k of sampling.
         sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text
-            contains already. "corpus": the n-grams of a loaded cache. "runners": what the model
-            nearly chose. "map": what its hidden states say of the token after next, on a CPU.
-            "heads": what heads say that come with the model, if it has any.
+            contains already. "texts": what any answer has said before. "corpus": the n-grams of a
+            loaded cache. "runners": what the model nearly chose. "map": what its hidden states say
+            of the token after next, on a CPU. "heads": what heads say that come with the model, if
+            it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
         forward: How drafts are run: "auto", "eager", "packed" or "graph". "auto":
@@ -51,6 +53,10 @@ class SpecConfig:
             once. True: before the first text. "auto": once such forwards have decoded for 200
             seconds. Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on
             a card. Why layers are not compiled is in `spec.stats.eager_reason`.
+        kept_kv: Memory for keys and values of texts that were read: a size such as "2GB", a share
+            of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
+            from there. None: in a server and for files of prompts, what running texts leave of
+            their memory; nothing elsewhere.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
@@ -71,6 +77,7 @@ class SpecConfig:
     learning: str = "session"
     forward: str = "auto"
     compile: bool | str = False
+    kept_kv: int | str | None = None
     strict: bool = False
     trust_hooks: bool = False
 
@@ -86,6 +93,10 @@ class SpecConfig:
             raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
         if self.compile != "auto" and not isinstance(self.compile, bool):
             raise ConfigError(f"compile must be True, False or 'auto' (got {self.compile!r})")
+        if self.kept_kv == "0":
+            object.__setattr__(self, "kept_kv", 0)
+        if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
+            amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")
         for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")

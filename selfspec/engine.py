@@ -22,12 +22,14 @@ from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
+from selfspec.kept_kv import KeptKV
 from selfspec.learning import tables, teach
 from selfspec.machine.device import Device, Fetched, device_for
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row, stream_to
 from selfspec.runner import ModelRunner
+from selfspec.sharing import Sharing
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
@@ -75,6 +77,7 @@ class Engine:
         budget: Budget | None = None,  # None: what the config says.
         device: Device | None = None,
         listeners: Collection[Listener] = (),
+        kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         config = runner.config
@@ -90,6 +93,7 @@ class Engine:
         self._learned = learned
         self._device = Device() if device is None else device
         self._listeners = listeners
+        self.sharing = Sharing(kept_kv, backend)
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
 
@@ -107,7 +111,7 @@ class Engine:
         runner.before_forward(num_new * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
-        with runner.reading():
+        with self.sharing.giving_way(), runner.reading():
             # The model's own sources learn from a prompt's last hidden states.
             wanted = [source.num_states(num_rows) for source in self._model_sources]
             prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
@@ -130,6 +134,7 @@ class Engine:
         learned = self._learned(prefilled.logits.shape[-1]).for_request(self.config.learning)
         self._device, self._num_readable = device_for(prefilled.logits.device), num_readable(model)
         rows = self._new_rows(prompt, prefilled, learned)
+        self.sharing.joined(prompt, prefilled)
         first = first_tokens(rows, prefilled.logits, self._device)
         start = self._clock()
         if learned.learns:
@@ -246,7 +251,8 @@ class Engine:
         while left:
             part, seen = left.pop(), None
             try:
-                seen = self._forward(part, laps)
+                with self.sharing.giving_way():
+                    seen = self._forward(part, laps)
             except Exception as error:
                 if not part[0][0].fails_alone:
                     raise
@@ -297,6 +303,7 @@ class Engine:
         if not any(done):
             return []
         left = [row for row, has_left in zip(self.rows, done, strict=True) if has_left]
+        self.sharing.ended(left)
         self._keep(_without_gaps(done))
         return left
 

@@ -6,7 +6,7 @@ arguments, a `Session` at its length, the `Engine` at its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any
@@ -60,6 +60,8 @@ class Prompt:
     index: int = 0  # Names it, and its first row in records.
     seed: int | None = None  # Draws the tokens; None: the generator that stock uses.
     fails_alone: bool = False  # Does an error of one row end this row, and no other?
+    # With learning="request", prompts of the same scope alone share what was read for them.
+    scope: Hashable = field(default_factory=object)
     hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?

@@ -66,6 +66,7 @@ class Row(KVRow):
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
+        self.prompt_end: Any = None  # A `PromptEnd`, if other prompts may go on after its text.
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.
         self.num_plain = 0  # Steps to come that draft nothing, after drafts that led to NaN.

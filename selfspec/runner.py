@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
-from selfspec.ability.state import State, state_of
+from selfspec.ability.state import State, state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
@@ -28,14 +28,16 @@ from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend, tokens_in
+from selfspec.forward.backends import Backend, TreeBackend, column_bytes
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
 from selfspec.forward.room import Growing, Limits, Shared
+from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
+from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.neural.hidden_map import HiddenStateSource
 from selfspec.records import HEADS, MAP
@@ -84,6 +86,8 @@ class ModelRunner:
         self.placed: set[frozenset[str]] = set()
         self._trying = threading.Lock()
         self._captured = KeptRunner()
+        self._kept_kv: KeptKV | str = ""
+        self._state_of_kv: Hashable = None
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
         self._captured_seconds = 0.0  # Of all steps with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
@@ -140,6 +144,32 @@ class ModelRunner:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = found
             return self._needed[key]
+
+    def kept_kv(self) -> KeptKV | str:
+        """What was kept of texts that the model has read as it is now; or why nothing can be.
+
+        What was read in another state is dropped, and who still reads in it keeps nothing more.
+        """
+        with self._trying:
+            state = state_of_kv(self.model)
+            if state != self._state_of_kv:
+                if isinstance(self._kept_kv, KeptKV):
+                    self._kept_kv.close()
+                self._state_of_kv = state
+                self._kept_kv = state if isinstance(state, str) else KeptKV(self._kept_bytes())
+            return self._kept_kv
+
+    @property
+    def kept_kv_bytes(self) -> int:
+        """What the keys and values of texts that have ended take."""
+        return self._kept_kv.num_bytes if isinstance(self._kept_kv, KeptKV) else 0
+
+    def _kept_bytes(self) -> int | None:
+        """The most that the knob lets be kept; None if it says nothing."""
+        amount = self.config.kept_kv
+        if not amount:
+            return None if amount is None else 0
+        return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
 
     def _changes_always(self, state: State) -> bool:
         """Was the model tried in several states that differ in other people's code alone?"""
@@ -256,8 +286,10 @@ class ModelRunner:
         """How many rows may come and go together, and what they may take."""
         most = self.config.max_nodes
         spare = stepped(most) - most if self._captures else 0
-        max_tokens = None if max_bytes is None else tokens_in(self.model, max_rows, max_bytes)
-        return Limits(max_rows, max_tokens, spare)
+        if max_bytes is None:
+            return Limits(max_rows, None, spare)
+        num_bytes = column_bytes(self.model, max_rows)
+        return Limits(max_rows, max_rows * (max_bytes // num_bytes), spare, num_bytes)
 
     @contextmanager
     def backend(

@@ -30,6 +30,8 @@ class GenerationStats:
         num_calls: Calls of `generate()`.
         num_new_tokens: Tokens that went to the output.
         num_prompt_tokens_out: Those of them that the prompts' forwards yielded.
+        num_prompt_tokens_kept: Tokens of prompts that were not read, since another text had their
+            keys and values.
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_drafts: Those of the steps that verified a draft.
@@ -52,6 +54,8 @@ class GenerationStats:
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
         heads_reason: Why the heads that the model's config names were not asked.
+        kept_reason: Why the last prompt that could not go on after another text's could not, where
+            keys and values are kept.
         table_bytes: What the LUTs take.
         packed_bytes: What second copies of weights take.
         captured_bytes: What captured forwards keep from call to call: KV slots and logits.
@@ -60,6 +64,7 @@ class GenerationStats:
     num_calls: int = 0
     num_new_tokens: int = 0
     num_prompt_tokens_out: int = 0
+    num_prompt_tokens_kept: int = 0
     num_steps: int = 0
     num_nodes: int = 0
     num_drafts: int = 0
@@ -79,6 +84,7 @@ class GenerationStats:
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
     heads_reason: str | None = field(default=None, metadata=_LATEST)
+    kept_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
     packed_bytes: int = field(default=0, metadata=_LATEST)
     captured_bytes: int = field(default=0, metadata=_LATEST)

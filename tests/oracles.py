@@ -146,6 +146,25 @@ def continuations(text: Sequence[int]) -> list[tuple[int, int, int]]:
     return sorted(rows, key=lambda row: (-row[1], -row[2]))
 
 
+# -- texts that were said ----------------------------------------------------------------------
+
+
+class Said(NamedTuple):
+    """A token that some text has, and all tokens before it, those of its prompt among them."""
+
+    number: int  # How many tokens were said before, in all texts.
+    text: int
+    before: tuple[int, ...]
+    token: int
+
+
+def newest_said(said: Sequence[Said], end: Sequence[int], length: int) -> Said | None:
+    """What was said last after the same `length` tokens as those at the end of a text."""
+    last = tuple(end[-length:])
+    matches = [each for each in said if len(end) >= length and each.before[-length:] == last]
+    return matches[-1] if matches else None
+
+
 # -- corpus tables -----------------------------------------------------------------------------
 
 Following = dict[tuple[int, ...], dict[int, int]]  # prefix -> next token -> how often

@@ -1,6 +1,6 @@
 """The measured budget on a simulated clock: a scripted model whose forwards cost what a curve says.
 
-The small form of `python -m eval budgets`, with curves that are not even, and with noise.
+The small form of `python -m eval replay --clock`, with curves that are not even, and with noise.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ _VERIFY = {"config", "machine", "records", "verify"}
 _BELOW = _COMPAT | {"errors", "machine"}
 _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
-_RUN = _NEURAL | {"ability", "config", "cuda", "neural", "runner"}
+_RUN = _NEURAL | {"ability", "config", "cuda", "kept_kv", "neural", "runner"}
 _ENGINE = _DRAFT | _VERIFY | _RUN | {"stats"}
 _PROMPT = {"plain", "prompt", "row_rules"}
 ALLOWED: dict[str, set[str] | None] = {
     "errors": set(),
     "compat": {"errors"},
-    "config": {"errors"},
+    "config": {"errors", "machine"},
     "records": set(),
     "stats": {"records"},
     "machine": {"compat", "errors"},
@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "ability": _FORWARD | {"forward"},
     "cuda": _FORWARD | {"ability", "forward"},
     "neural": _NEURAL,
+    "kept_kv": _FORWARD | {"forward"},
     "runner": _RUN,
     "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
@@ -52,7 +53,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "plain": {"compat", "errors", "machine", "prompt"},
     "learning": _DRAFT | _VERIFY | _RUN,
     "walks": _VERIFY | {"row"},
-    "engine": _ENGINE | {"learning", "prompt", "row", "walks"},
+    "sharing": _ENGINE | {"prompt", "row"},
+    "engine": _ENGINE | {"learning", "prompt", "row", "sharing", "walks"},
     "session": _ENGINE | {"engine", "plain", "prompt", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
     "engines": {"cache", "config", "draft", "errors", "records"},

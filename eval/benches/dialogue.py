@@ -6,22 +6,13 @@ Knows tokenizers; neither models nor how an answer comes about.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from eval.benches.questions import Question
 from eval.errors import EvalError
 from selfspec.errors import unknown_name
 
 PROMPT_FORMATS = ("auto", "chat", "plain")
-
-
-class Padded(NamedTuple):
-    """Prompts of different lengths side by side, padded on the left."""
-
-    ids: torch.Tensor  # (B, L)
-    mask: torch.Tensor  # (B, L): 1 where a token is the prompt's
 
 
 class Prompter:
@@ -53,14 +44,6 @@ class Prompter:
     def text(self, ids: Sequence[int]) -> str:
         """An answer as it is fed back."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def padded(prompts: Sequence[Sequence[int]], pad_id: int) -> Padded:
-    """One tensor of several prompts."""
-    length = max(map(len, prompts))
-    rows = [[pad_id] * (length - len(ids)) + list(ids) for ids in prompts]
-    mask = [[0] * (length - len(ids)) + [1] * len(ids) for ids in prompts]
-    return Padded(torch.tensor(rows), torch.tensor(mask))
 
 
 def _format(tokenizer: Any, asked: str) -> str:

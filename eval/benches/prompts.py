@@ -11,9 +11,7 @@ from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question, Slice, select
 from eval.benches.registry import load_bench
 from eval.errors import EvalError
-
-EVERY = 10  # Of a task's questions, the 1st, 11th, 21st, … are measured.
-MAX_PROMPT_TOKENS = 1300
+from eval.options import MAX_PROMPT_TOKENS
 
 Prompts = list[tuple[Question, torch.Tensor]]  # Each with its ids, (1, L).
 

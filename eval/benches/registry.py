@@ -39,6 +39,8 @@ MT_CATEGORIES = frozenset(
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 )
 
+_SPEED = "nvidia/SPEED-Bench"
+
 
 class Bench(NamedTuple):
     """What its rows are, and what `datasets` calls it: path, name and split."""
@@ -153,8 +155,8 @@ class _SpecBenchRow(BaseModel):
         return Question(self.question_id, task, tuple(self.turns))
 
 
-class _MtBenchRow(BaseModel):
-    """A line of FastChat's question.jsonl, or a row of the data set, which has other names."""
+class _CategoryRow(BaseModel):
+    """A row of MT-Bench or SPEED-Bench; MT-Bench's data set has other names than its file."""
 
     question_id: Id = Field(validation_alias=AliasChoices("question_id", "prompt_id"))
     category: Text
@@ -214,7 +216,12 @@ class _OwnRow(BaseModel):
 
 BENCHES: dict[str, Bench] = {
     "spec-bench": Bench(_SpecBenchRow),
-    "mt-bench": Bench(_MtBenchRow, ("HuggingFaceH4/mt_bench_prompts", None, "train")),
+    "speed-bench": Bench(_CategoryRow, (_SPEED, "qualitative", "test")),
+    **{
+        f"speed-bench-{size}": Bench(_CategoryRow, (_SPEED, f"throughput_{size}", "test"))
+        for size in ("1k", "2k", "8k", "16k", "32k")
+    },
+    "mt-bench": Bench(_CategoryRow, ("HuggingFaceH4/mt_bench_prompts", None, "train")),
     "humaneval": Bench(_HumanEvalRow, ("openai/openai_humaneval", None, "test")),
     "gsm8k": Bench(_Gsm8kRow, ("openai/gsm8k", "main", "test")),
     "mbpp": Bench(_MbppRow, ("google-research-datasets/mbpp", "full", "test")),

@@ -11,8 +11,7 @@ size costs what a real one does but writes noise. The small one embedded in the 
     the rest  random, so that the arithmetic is on real numbers
 
 Head size and rope are the source's, the sizes those of `eval.models.shapes`, fitted where the
-source is deeper than the shape or has heads that it can't hold. The vocabulary stays unless the
-shape names a larger one: its further rows cost what rows cost and never win (`_mute_new_rows`).
+source is deeper than the shape or has heads that it can't hold. The vocabulary stays.
 
 In half precision a scaled norm rounds anew, so logits move by about as much as the dtype's own
 rounding moves them. Only hidden sizes of 4, 16, ... times the source's make that scale exact.
@@ -31,11 +30,6 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eval.models.shapes import GrowError, GrownShape, named_shape
-
-# Powers of two, exact in every dtype and inside float16: what the lane of `_mute_new_rows` carries
-# (its square has to fit into eps * d) and what a muted row has there.
-LANE = 2.0**-12
-MUTE = 2.0**15
 
 # The axes of each weight: a Linear's is (out, in), and a bias has the first axis alone.
 _PARTS = {
@@ -116,41 +110,21 @@ def _embed(new: Tensor, old: Tensor, axes: list[_Axis], scale: float) -> None:
 
 
 def fit(config: LlamaConfig, shape: GrownShape) -> GrownShape:
-    """The shape in heads of the source's size, if the source has room in it.
-
-    A larger vocabulary also needs a residual lane to spare.
-    """
+    """The shape in heads of the source's size, if the source has room in it."""
     shape = shape.fitted(config)
-    for name in ("hidden_size", "intermediate_size", "vocab_size"):
+    for name in ("hidden_size", "intermediate_size"):
         had, got = getattr(config, name), getattr(shape, name)
-        if got is not None and got < had:
+        if got < had:
             raise GrowError(f"{name} must be >= the source's {had} (got {got})")
-    if _is_widened(config, shape):
-        if shape.hidden_size == config.hidden_size:
-            raise GrowError(
-                f"hidden_size must be > the source's {config.hidden_size} for a larger vocab_size "
-                f"(got {shape.hidden_size})"
-            )
-        if config.rms_norm_eps * config.hidden_size <= LANE**2:
-            raise GrowError(
-                f"rms_norm_eps must be > {LANE**2 / config.hidden_size:.1e} for a larger "
-                f"vocab_size (got {config.rms_norm_eps})"
-            )
     return shape
 
 
-def _is_widened(config: LlamaConfig, shape: GrownShape) -> bool:
-    return shape.vocab_size is not None and shape.vocab_size > config.vocab_size
-
-
 def _grown_config(config: LlamaConfig, shape: GrownShape, dtype: torch.dtype) -> LlamaConfig:
-    """The source's config in the new sizes; the lane's square comes out of eps."""
-    sizes = {field.name: getattr(shape, field.name) for field in fields(shape)}
-    lane = LANE**2 if _is_widened(config, shape) else 0.0
+    """The source's config in the new sizes."""
     grown = copy.deepcopy(config)
-    for name, size in sizes.items():
-        setattr(grown, name, getattr(config, name) if size is None else size)
-    grown.rms_norm_eps = (config.rms_norm_eps * config.hidden_size - lane) / shape.hidden_size
+    for field in fields(shape):
+        setattr(grown, field.name, getattr(shape, field.name))
+    grown.rms_norm_eps = config.rms_norm_eps * config.hidden_size / shape.hidden_size
     grown.dtype = dtype
     return grown
 
@@ -165,29 +139,6 @@ def _allocate(model: LlamaForCausalLM, config: LlamaConfig) -> LlamaForCausalLM:
     grown.model.rotary_emb = copy.deepcopy(model.model.rotary_emb)
     grown.generation_config = copy.deepcopy(model.generation_config)
     return grown.eval()
-
-
-def _mute_new_rows(grown: LlamaForCausalLM, old: LlamaConfig, generator: torch.Generator) -> None:
-    """Make the rows past the source's vocabulary repeat real ones, each below its original.
-
-    The last residual dimension becomes a lane: every embedding writes LANE there and no layer reads
-    or changes it. Its square takes the place of a part of eps, so that the norms stay exact. The
-    final norm makes it 1 / rms of what it is given, and the new rows have -MUTE there: such a row's
-    logit is a real row's less MUTE / rms, so it can't win, nor be drawn while the rms is under some
-    300. Tied real rows have LANE there: all of their logits gain LANE / rms, which no softmax sees.
-    """
-    vocab, hidden = old.vocab_size, old.hidden_size
-    embeddings, head = grown.model.embed_tokens.weight, grown.lm_head.weight
-    extra = grown.config.vocab_size - vocab
-    rows = torch.randint(vocab, (extra,), generator=generator, device=head.device)
-    for layer in grown.model.layers:
-        layer.input_layernorm.weight[-1] = 0.0
-        layer.post_attention_layernorm.weight[-1] = 0.0
-    grown.model.norm.weight[-1] = 1.0 / LANE
-    head[:, -1] = 0.0
-    embeddings[:, -1] = LANE
-    head[vocab:, :hidden] = head[rows, :hidden]
-    head[vocab:, -1] = -MUTE
 
 
 @torch.no_grad()
@@ -214,8 +165,6 @@ def grow(model: LlamaForCausalLM, shape: str | GrownShape, *, seed: int = 0) -> 
         if name in source:
             ways = [axes[way] for way in _PARTS[part]][: new.ndim]
             _embed(new, source[name], ways, norm_scale if part in _NORMS else 1.0)
-    if _is_widened(model.config, shape):
-        _mute_new_rows(grown, model.config, generator)
     return grown
 
 

@@ -3,15 +3,14 @@
 A named shape is stated in its model's own head size; `GrownShape.fitted` turns it into heads of
 the source's size, which leaves parameters and KV bytes as they are.
 
-    shape  after          hidden layers heads kv head  inner   parameters, no embeddings   its vocab
-    135m   SmolLM-135M       576     30     8  4   64   1536     106,203,456 (+0.0 %)          49152
-    0.5b   Qwen2.5-0.5B      896     24    16  4   64   4864     368,880,512 (+3.1 %)         151936
-    1b     Llama-3.2-1B     2048     16    32  8   64   8192     973,146,112 (+0.0 %)         128256
-    3b     Llama-3.2-3B     3072     28    24  8  128   8192   2,818,747,392 (+0.0 %)         128256
-    7b     Llama-2-7B       4096     32    32 32  128  11008   6,476,271,616 (+0.0 %)          32000
+    shape  after          hidden layers heads kv head  inner   parameters, no embeddings
+    135m   SmolLM-135M       576     30     8  4   64   1536     106,203,456 (+0.0 %)
+    0.5b   Qwen2.5-0.5B      896     24    16  4   64   4864     368,880,512 (+3.1 %)
+    1b     Llama-3.2-1B     2048     16    32  8   64   8192     973,146,112 (+0.0 %)
+    3b     Llama-3.2-3B     3072     28    24  8  128   8192   2,818,747,392 (+0.0 %)
+    7b     Llama-2-7B       4096     32    32 32  128  11008   6,476,271,616 (+0.0 %)
 
-The vocabulary is the source's own; after a colon stands another one, such as the model's, which
-weighs where little else does: ``135m:49152``, or ``135m:full``.
+The vocabulary is the source's own.
 
 SmolLM's 9 heads over 3 groups and Qwen's 14 over 2 became 8 and 16 over 4, since a source of four
 key-value heads needs four groups. KV bytes a token follow: 4/3 of SmolLM's and twice Qwen's.
@@ -38,7 +37,7 @@ class GrowError(EvalError):
 
 @dataclass(frozen=True, kw_only=True)
 class GrownShape:
-    """The sizes of a Llama; `vocab_size` None keeps the source's vocabulary."""
+    """The sizes of a Llama; its vocabulary is the source's."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -46,7 +45,6 @@ class GrownShape:
     num_key_value_heads: int
     intermediate_size: int
     head_dim: int
-    vocab_size: int | None = None
 
     def fitted(self, source: LlamaConfig) -> "GrownShape":
         """This shape in heads of the source's size, with room for its layers and its heads.
@@ -125,19 +123,10 @@ SHAPES = {
     "3b": _shape(3072, 28, 24, 8, 128, 8192),
     "7b": _shape(4096, 32, 32, 32, 128, 11008),
 }
-_VOCABULARIES = {"135m": 49152, "0.5b": 151936, "1b": 128256, "3b": 128256, "7b": 32000}
 
 
 def named_shape(name: str) -> GrownShape:
-    """The shape of that name: ``0.5b``, ``0.5b:151936``, or ``0.5b:full`` for its model's own."""
-    base, colon, words = name.partition(":")
-    if base not in SHAPES:
-        raise GrowError(unknown_name("shape", base, SHAPES))
-    if not colon:
-        return SHAPES[base]
-    if words != "full" and not words.isdecimal():
-        raise GrowError(
-            f"after its colon a shape must have a number of tokens, or full (got {name!r})"
-        )
-    vocab_size = _VOCABULARIES[base] if words == "full" else int(words)
-    return replace(SHAPES[base], vocab_size=vocab_size)
+    """The shape of that name, such as ``0.5b``."""
+    if name not in SHAPES:
+        raise GrowError(unknown_name("shape", name, SHAPES))
+    return SHAPES[name]

@@ -95,7 +95,7 @@ def _about(figures: Summary) -> dict[str, str]:
     sampled = "greedy" if settings["temperature"] == 0 else f"T = {settings['temperature']}"
     knobs = ", ".join(f"{name} = {value}" for name, value in settings["knobs"].items())
     commit = (where["git_commit"] or "no clone")[:10] + ", changed" * where["git_dirty"]
-    study = STUDIES.get(settings.get("study"))
+    study = STUDIES.get(settings["study"])
     return {
         **({"study": f"{study.title} (after {study.after})"} if study else {}),
         "decoding": f"{sampled}, {settings['max_new_tokens']} new tokens at most, "
@@ -149,7 +149,7 @@ def _methods(settings: Mapping[str, Any]) -> list[str]:
     """What each one is; of a study's variants, which method with which knobs."""
     lines = []
     for name in settings["methods"]:
-        variant = settings.get("variants", {}).get(name, {"method": name, "knobs": {}})
+        variant = settings["variants"].get(name, {"method": name, "knobs": {}})
         knobs = "".join(f", {knob} = {value}" for knob, value in variant["knobs"].items())
         cache = f", cache {variant['cache']}" if variant.get("cache") else ""
         line = DESCRIPTIONS.get(variant["method"], variant["method"])

@@ -7,7 +7,7 @@ run      one start of the command: `schema`, `run` (its name), `settings` (what 
          of a round), `notes`,
          `left_out` (methods that this model or device can't have, with the reason)
 answer   one method's answer to one question in one turn:
-           run, method, task, questions (its id), turn (from 0), order (of methods),
+           run, method, task, question (its id), turn (from 0), order (of methods),
            round (from 0: a round is all questions once more, from the same state)
          where it failed: `error`, and no numbers; else `numbers`:
            num_prompt_tokens, num_new_tokens
@@ -23,10 +23,10 @@ answer   one method's answer to one question in one turn:
            same                                identical, near-tie or different; null: not compared
            differs_at, gap_ulps                first other token (from 0), and how near a tie it was
          What stock's own methods don't count, from `num_nodes` on, is null or empty.
-text     `questions`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval simulate`
+text     `question`, `turn`, `prompt_ids` and `output_ids` of the reference: for `eval replay`
 curve    `seconds` of a forward by its width, on this machine, after `num_columns` of text
 
-Where a key (questions, turn, method, round) comes twice, the later line counts. A line that a kill
+Where a key (question, turn, method, round) comes twice, the later line counts. A line that a kill
 tore is passed over, so its question is answered again.
 """
 
@@ -42,7 +42,7 @@ import pandas as pd
 
 from eval.errors import EvalError
 
-SCHEMA = 1
+SCHEMA = 2
 ROWS = "rows.jsonl"
 HISTOGRAMS = ("accepted_lengths", "widths")
 COUNTS = (*HISTOGRAMS, "drafted_by_source", "accepted_by_source", "stage_seconds")
@@ -51,7 +51,7 @@ NUMBERS = (
     *("num_nodes", "table_bytes", "packed_bytes", "gap_ulps"),
 )
 _TEXTS = ("disabled_reason", "forward", "output_sha256", "same", "differs_at")
-_ABOUT = ("run", "method", "task", "questions", "turn", "order", "round", "error")
+_ABOUT = ("run", "method", "task", "question", "turn", "order", "round", "error")
 
 Line = dict[str, Any]
 
@@ -59,14 +59,14 @@ Line = dict[str, Any]
 class Key(NamedTuple):
     """What an answer is filed by."""
 
-    questions: tuple[int | str, ...]
+    question: int | str
     turn: int
     method: str
-    round: int = 0
+    round: int
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Key:
-        return cls(tuple(line["questions"]), line["turn"], line["method"], line.get("round", 0))
+        return cls(*(line[name] for name in cls._fields))
 
 
 @dataclass
@@ -82,11 +82,13 @@ class Record:
         """Files a line by its kind; an unknown kind is passed over."""
         kind = line["kind"]
         if kind == "run":
+            if line["schema"] != SCHEMA:
+                raise KeyError("schema")
             self.runs.append(line)
         elif kind == "answer":
             self.answers[Key.of(line)] = line
         elif kind == "text":
-            self.texts[(*line["questions"], line["turn"])] = line
+            self.texts[line["question"], line["turn"]] = line
         elif kind == "curve":
             self.curve = line
 
@@ -97,10 +99,9 @@ class Record:
 
 def frame_of(lines: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """A row for each answer: what it is filed by, and its numbers, NaN where it failed."""
-    rows = [{**line, **_numbers(line), "round": line.get("round", 0)} for line in lines]
+    rows = [{**line, **_numbers(line)} for line in lines]
     frame = pd.DataFrame(rows, columns=[*_ABOUT, *NUMBERS, *COUNTS, *_TEXTS])
-    frame["question"] = frame["questions"].map(lambda ids: ",".join(map(str, ids)))
-    return frame.astype(dict.fromkeys(NUMBERS, float))
+    return frame.astype({"question": str, **dict.fromkeys(NUMBERS, float)})
 
 
 def _numbers(line: Mapping[str, Any]) -> Line:
@@ -132,7 +133,8 @@ def read_record(source: Path) -> Record:
         try:
             record.take(line)
         except (KeyError, TypeError) as error:
-            raise EvalError(f"{path} must be the rows of a run (got {text[:60]!r})") from error
+            rule = f"must be the rows of a run, of schema {SCHEMA}"
+            raise EvalError(f"{path} {rule} (got {text[:60]!r})") from error
     return record
 
 

@@ -3,7 +3,7 @@
     schema, settings, environment, notes   of the run
     num_runs                               starts of the command
     num_done, num_asked                    questions that all methods answered, once for each round,
-                                           of those of the run; null: an older run did not say
+                                           of those of the run
     methods                                method -> task, or `overall` -> figures
     left_out                               methods that could not take part, and why
     errors                                 what failed, and how often
@@ -49,21 +49,16 @@ def summary(record: Record) -> dict[str, Any]:
         "num_runs": len(record.runs),
         "methods": {name: methods[name] for name in first["settings"]["methods"]},
         "num_done": _num_done(answers, first["settings"]["methods"], record.runs[-1]),
-        "num_asked": _num_asked(record.runs[-1]),
-        "left_out": record.runs[-1].get("left_out", {}),
+        "num_asked": record.runs[-1]["num_asked"] * record.runs[-1]["settings"]["rounds"],
+        "left_out": record.runs[-1]["left_out"],
         "errors": errors(answers),
         "stock_variation": variation(answers, STOCK),
         "curve": record.curve,
     }
 
 
-def _num_asked(run: Mapping[str, Any]) -> int | None:
-    num_asked = run.get("num_asked")
-    return None if num_asked is None else num_asked * run["settings"].get("rounds", 1)
-
-
 def _num_done(answers: pd.DataFrame, methods: list[str], run: Mapping[str, Any]) -> int:
-    taking_part = set(methods) - set(run.get("left_out", {}))
+    taking_part = set(methods) - set(run["left_out"])
     tried = answers.groupby(["question", "round"]).method.agg(set)
     return sum(names >= taking_part for names in tried)
 
@@ -71,7 +66,7 @@ def _num_done(answers: pd.DataFrame, methods: list[str], run: Mapping[str, Any])
 def _last_of(record: Record, *names: str) -> dict[str, Any]:
     """Settings in which a run may have been made longer."""
     settings = record.runs[-1]["settings"]
-    return {name: settings[name] for name in names if name in settings}
+    return {name: settings[name] for name in names}
 
 
 def trust(values: Mapping[str, Any]) -> str:

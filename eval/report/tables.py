@@ -53,7 +53,7 @@ def methods_table(summary: Summary) -> Table:
         "nodes of a step. Same text: answers equal to stock's, near-ties and "
         "different ones after them."
     )
-    if (reported := REPORTED.get(summary["settings"].get("study"))) is not None:
+    if (reported := REPORTED.get(summary["settings"]["study"])) is not None:
         columns = {**columns, reported.head: "{reported}"}
         rows = [{**row, "reported": reported.figures.get(row["name"])} for row in rows]
         note = f"{note} {reported.note}"
@@ -78,7 +78,7 @@ def verdict(summary: Summary) -> str:
 
 def _stopped(summary: Summary) -> str:
     done, asked = summary["num_done"], summary["num_asked"]
-    if asked is None or done >= asked:
+    if done >= asked:
         return ""
     return f"The run was stopped when {done} of {asked} questions were answered."
 
@@ -152,7 +152,7 @@ def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
         "same": _verdicts(name, figures),
         "ways": ", ".join(f"{n} {way}" for way, n in figures["forwards"].items()) or None,
         "copies": figures["packed_bytes"] or None,
-        "tables": figures.get("table_bytes") or None,
+        "tables": figures["table_bytes"] or None,
     }
 
 

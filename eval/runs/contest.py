@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from eval.benches.dialogue import Padded
 from eval.errors import one_line
 from eval.methods.method import SelfSpecMethod, StaticMethod
 from eval.methods.names import STOCK, rotated
 from eval.methods.sameness import compare
 from eval.report.rows import Line
 from eval.runs.asked import Asked
-from eval.runs.attempt import Outcome, attempt, padded_for
+from eval.runs.attempt import Outcome, attempt
 from eval.runs.plan import Planned
 from eval.runs.stage import Stage
 
@@ -38,10 +37,10 @@ class _Round(NamedTuple):
     def text_line(self, said: list[int]) -> Line:
         return {
             "kind": "text",
-            "questions": [self.planned.question.id],
+            "question": self.planned.question.id,
             "turn": self.turn,
-            "prompt_ids": [self.prompt_ids],
-            "output_ids": [said],
+            "prompt_ids": self.prompt_ids,
+            "output_ids": said,
         }
 
 
@@ -68,12 +67,12 @@ class Contest:
         for method in self._stage.methods.values():
             method.forget()
 
-    def catch_up(self, planned: Planned, prompts: Sequence[Sequence[Sequence[int]]]) -> None:
+    def catch_up(self, planned: Planned, prompts: Sequence[Sequence[int]]) -> None:
         """Lets those who learn answer the recorded prompts of each turn, measured by nobody."""
         for prompt_ids in prompts:
             for name, method in self._stage.methods.items():
                 if method.learns:
-                    self._attempt(name, padded_for(self._stage.model, prompt_ids), planned)
+                    self._attempt(name, prompt_ids, planned)
 
     def answer(self, planned: Planned) -> list[Line]:
         """The lines of all turns: answers, and the reference's texts."""
@@ -83,13 +82,13 @@ class Contest:
             ids = self._prompt_ids(planned, texts)
             if isinstance(ids, str):
                 return lines + self._failed(planned, turn, ids)
-            names, given = self._order(planned, turn), padded_for(self._stage.model, [ids])
-            outcomes = {name: self._attempt(name, given, planned) for name in names}
+            names = self._order(planned, turn)
+            outcomes = {name: self._attempt(name, ids, planned) for name in names}
             this = _Round(planned, turn, ids, outcomes)
             lines += self._lines(this)
             if (reference := this.reference()) is None:
                 return lines + self._failed(planned, turn + 1, f"no method answered turn {turn}")
-            (said,) = outcomes[reference].new_ids
+            said = outcomes[reference].new_ids
             lines.append(this.text_line(said))
             texts.append(self._stage.prompter.text(said))
         return lines
@@ -105,13 +104,13 @@ class Contest:
     def _order(self, planned: Planned, turn: int) -> list[str]:
         return rotated(list(self._stage.methods), planned.order + turn + self._number)
 
-    def _attempt(self, name: str, prompts: Padded, planned: Planned) -> Outcome:
+    def _attempt(self, name: str, prompt_ids: Sequence[int], planned: Planned) -> Outcome:
         if (refusal := self._refusals.get(name)) is not None:
             return Outcome([], {}, refusal)
         outcome = attempt(
             self._stage.model,
             self._stage.methods[name],
-            prompts,
+            prompt_ids,
             max_new_tokens=self._asked.max_new_tokens,
             temperature=self._asked.temperature,
             seed=self._asked.seed + planned.number,
@@ -136,7 +135,7 @@ class Contest:
         draws_alike = isinstance(self._stage.methods[name], (SelfSpecMethod, StaticMethod))
         if this.reference() != STOCK or name == STOCK or not (greedy or draws_alike):
             return {}
-        texts = (this.outcomes[each].new_ids[0] for each in (STOCK, name))
+        texts = (this.outcomes[each].new_ids for each in (STOCK, name))
         return compare(self._stage.model, this.prompt_ids, *texts, greedy=greedy)._asdict()
 
     def _failed(self, planned: Planned, first_turn: int, error: str) -> list[Line]:
@@ -153,7 +152,7 @@ class Contest:
             "run": self._run,
             "method": name,
             "task": planned.question.task,
-            "questions": [planned.question.id],
+            "question": planned.question.id,
             "turn": turn,
             "order": order,
             "round": self._number,

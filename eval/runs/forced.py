@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eval.benches.dialogue import Padded
 from eval.errors import EvalError
 from eval.methods.method import Method
 from eval.methods.names import rotated
@@ -29,7 +28,8 @@ def measure(model: Any, tasks: Sequence[Task], methods: Sequence[Method]) -> lis
     lines = []
     for number, task in enumerate(tasks):
         for method in rotated(methods, number):
-            about = {"method": method.name, "task": task.name, "questions": [number], "turn": 0}
+            about = {"method": method.name, "task": task.name, "question": number, "turn": 0}
+            about["round"] = 0
             lines.append({**about, "numbers": _answered(model, method, task)})
         print(f"{number + 1} of {len(tasks)}: {task.name}", flush=True)
     return lines
@@ -46,10 +46,9 @@ def _answered(model: Any, method: Method, task: Task) -> dict[str, Any]:
     own = method.arguments
     more = {"prediction": task.predictions[method.name]} if method.name in task.predictions else {}
     method.arguments = {**own, **more, "prefix_allowed_tokens_fn": allowed}
-    ids = torch.tensor([task.prompt_ids], device=model.device)
     asked = {"max_new_tokens": len(task.answer_ids), "temperature": 0.0, "seed": 0}
-    outcome = attempt(model, method, Padded(ids, torch.ones_like(ids)), **asked)
+    outcome = attempt(model, method, task.prompt_ids, **asked)
     method.arguments = own
-    if outcome.new_ids != [task.answer_ids]:
+    if outcome.new_ids != task.answer_ids:
         raise EvalError(f"{method.name!r} must write the answer (got {outcome.error or 'another'})")
     return outcome.numbers

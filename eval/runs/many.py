@@ -12,7 +12,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from eval.runs.attempt import new_ids_of, padded_for
+import torch
+
+from eval.methods.method import end_ids, to_end
 from selfspec import SelfSpec, generate_many
 from selfspec.batch import ArrivalOrder, Scheduler, ShortestFirst
 from selfspec.weights.streamed.memory_plan import kv_bytes
@@ -59,16 +61,21 @@ def answered(way: str, many: Many) -> Answered:
 def _in_batches(many: Many, spec: SelfSpec, *, drafts: bool) -> _Answers:
     """Prompts of similar lengths together, padded on the left; a batch waits for its longest."""
     extra = {"custom_generate": partial(spec, streamer=None)} if drafts else {}
+    pad, ends = many.model.generation_config.pad_token_id or 0, end_ids(many.model)
     for batch in _batches(many):
-        prompts = padded_for(many.model, [many.prompts[index] for index in batch])
+        prompts = [list(many.prompts[index]) for index in batch]
+        length = max(map(len, prompts))
+        ids = [[pad] * (length - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         output = many.model.generate(
-            input_ids=prompts.ids,
-            attention_mask=prompts.mask,
+            input_ids=torch.tensor(ids, device=many.model.device),
+            attention_mask=torch.tensor(mask, device=many.model.device),
             max_new_tokens=many.max_new_tokens,
             do_sample=False,
             **extra,
         )
-        yield from zip(batch, new_ids_of(output, prompts, many.model), strict=True)
+        for index, row in zip(batch, output[:, length:].tolist(), strict=True):
+            yield index, to_end(row, ends)  # What pads a row after its end is none of its text.
 
 
 def _batches(many: Many) -> Iterator[list[int]]:

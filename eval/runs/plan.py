@@ -28,7 +28,7 @@ class Planned(NamedTuple):
     def keys(self, methods: Sequence[str], number: int = 0) -> list[Key]:
         """Of all answers that there will be in the round of that number."""
         turns = range(self.num_turns)
-        return [Key((self.question.id,), turn, name, number) for turn in turns for name in methods]
+        return [Key(self.question.id, turn, name, number) for turn in turns for name in methods]
 
     def __str__(self) -> str:
         return f"{self.question.task} {self.question.id}"

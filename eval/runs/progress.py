@@ -58,9 +58,8 @@ def answer_line(lines: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> s
     cells = [
         _cell(name, by_method[name], ms, per_token.get(STOCK)) for name, ms in per_token.items()
     ]
-    ids = ",".join(map(str, answers[0]["questions"]))
     num_tokens = max(map(_num_tokens, by_method.values()))
-    return f"{answers[0]['task']} {ids}, {num_tokens} tokens: {', '.join(cells)}"
+    return f"{answers[0]['task']} {answers[0]['question']}, {num_tokens} tokens: {', '.join(cells)}"
 
 
 def _num_tokens(given: Sequence[Mapping[str, Any]]) -> int:

@@ -97,11 +97,10 @@ class Clock:
 
 def recorded_texts(record: Record) -> list[Text]:
     """The reference's texts of a run, in the order in which they were answered."""
-    tasks = {(*key.questions, key.turn): line["task"] for key, line in record.answers.items()}
+    tasks = {(key.question, key.turn): line["task"] for key, line in record.answers.items()}
     texts = [
-        Text(tasks[key], prompt_ids, output_ids)
+        Text(tasks[key], line["prompt_ids"], line["output_ids"])
         for key, line in record.texts.items()
-        for prompt_ids, output_ids in zip(line["prompt_ids"], line["output_ids"], strict=True)
     ]
     if not texts:
         raise EvalError("a run must have texts to be replayed (got none): no method answered")

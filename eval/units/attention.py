@@ -20,13 +20,29 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eval.models.shapes import GrownShape
 from eval.report.table import Table
-from eval.units.two_parts import Parts, Tensors, attention_and_sums, in_two_parts
 from eval.units.unit import Pair, Unit, seconds_of
 from selfspec.forward.layout import ancestors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NUM_LAYERS = 4  # So that no keys stay in a CPU's cache.
 _EIGHTHS = range(4, 9)
+
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Parts(NamedTuple):
+    """What one layer asks; heads that share keys are joined into one with more queries."""
+
+    query: torch.Tensor  # (B, H, N, D)
+    text: Tensors  # The committed text's keys and values, (B, H, columns, D) each.
+    tree: Tensors  # Those of the tree, (B, H, nodes, D).
+    mask: torch.Tensor  # (B, 1, N, nodes): additive, over the tree
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return float(self.query.shape[-1] ** -0.5)
 
 
 class Whole(NamedTuple):
@@ -68,6 +84,33 @@ def _of_tree(parts: Parts) -> Tensors:
     """The tree's part. In half precision a rounded score would be off by more than kernels are."""
     scores = parts.query.float() @ parts.tree[0].float().mT * parts.scale + parts.mask
     return scores.softmax(-1) @ parts.tree[1].float(), scores.logsumexp(-1)
+
+
+def in_two_parts(parts: Parts) -> torch.Tensor:
+    """The outcome (B, H, N, D); equal to that of masked attention, except for rounding."""
+    text, sums = attention_and_sums(parts.query, *parts.text, parts.scale)
+    return joined((text.float(), sums), _of_tree(parts))[0].to(parts.query.dtype)
+
+
+def attention_and_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention without a mask (B, H, N, D), and the log-sum-exp of its scores (B, H, N).
+
+    torch has no public call that gives both on every device.
+    """
+    aten = torch.ops.aten
+    if query.device.type == "cpu":
+        outcome, sums = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, scale=scale
+        )
+    elif query.dtype is torch.float32:
+        outcome, sums, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, scale=scale
+        )
+    else:
+        outcome, sums, *_ = aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
+    return outcome, sums[..., : query.shape[2]]  # Some kernels fill up to a multiple of 32.
 
 
 class OnTwoUnits:

@@ -15,8 +15,7 @@ import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from eval.models.shapes import GrownShape
-from eval.units.attention import OnTwoUnits
-from eval.units.two_parts import Parts, Tensors
+from eval.units.attention import OnTwoUnits, Parts, Tensors
 from eval.units.unit import Pair, Task, Unit
 
 KINDS = ("qkv", "out", "gate_up", "down")  # The linear layers; a share is found for each.

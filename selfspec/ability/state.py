@@ -15,6 +15,7 @@ from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.generation import implementations_of, settings_of
 from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
 from selfspec.forward.model import device_of
+from selfspec.weights.copies import contents_of
 
 _SETTINGS = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain values.
 
@@ -51,6 +52,19 @@ def addresses_of(model: Any) -> Hashable:
         for module in model.modules()
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     )
+
+
+def state_of_kv(model: Any) -> Hashable | str:
+    """A value that changes with what keys and values depend on; or why nobody knows that.
+
+    Reads all weights, which takes a part of a plain step's time.
+    """
+    state = state_of(model)
+    if state.theirs:
+        return "hooks or code of others run in the model, and keys and values may depend on them"
+    if model.training:
+        return "the model is in training mode"
+    return state, contents_of(model)
 
 
 def has_adapters_of_one_call(model: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokenizer_info
-from selfspec.cache.remember import Remembered, restore
+from selfspec.cache.remember import Remembered, answers_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
@@ -68,18 +68,21 @@ class Knowledge:
         """
         owner = _owner(None if self.loaded is None else self.loaded.tokenizer, tokenizer)
         loaded = self.loaded or CacheContents(tokenizer=owner)
-        tables, calibration = dict(loaded.tables), loaded.calibration
+        tables, calibration, answers = dict(loaded.tables), loaded.calibration, loaded.answers
         learned = self._learned  # Another thread may forget it meanwhile.
         if learned is not None:
             found = learned.tables()
             tables |= {name: arrays for name, arrays in found.items() if name in KEY_OF}
             calibration = learned.calibration.rows()
+            if (written := answers_of(learned)) is not None:
+                answers = written
         return CacheContents(
             tokenizer=owner,
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,
             map_prior=loaded.map_prior,
+            answers=answers,
             about=loaded.about if about is None else about,
         )
 

@@ -23,11 +23,12 @@ from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY
+from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 from selfspec.machine.user_files import remove_scratch
 
 SAVE_SECONDS = 300.0
-_MAX_ANSWER_TOKENS = 1 << 17
+_KEEP_ANSWERS = "texts", "answers"  # The sources that keep whole answers.
 _MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
 # In seconds. A save by another process takes a fraction of one. Only a save that is asked for, and
 # the last one, wait for it.
@@ -130,8 +131,9 @@ class Remembered:
             return None
         now = self._contents_of(self._learned)
         has_new_rows = any(len(table["ids"]) for table in self._new_rows(now).values())
-        # New answers would have taught the tables, too.
-        return now if has_new_rows or now.calibration != self._saved.calibration else None
+        has_new_answers = not _is_same(now.answers, self._saved.answers)
+        is_new = has_new_rows or has_new_answers or now.calibration != self._saved.calibration
+        return now if is_new else None
 
     def _new_rows(self, now: CacheContents) -> dict[str, Arrays]:
         old = self._saved.tables
@@ -171,7 +173,7 @@ class Remembered:
             tokenizer=self._tokenizer,
             tables={name: table for name, table in arrays.items() if name in KEY_OF},
             calibration=learned.calibration.rows(None),
-            answers=arrays.get("answers", {}).get("tokens"),
+            answers=answers_of(learned),
         )
 
 
@@ -189,9 +191,16 @@ def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
     for source in learned.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
-        elif source.name == "answers" and contents.answers is not None:
+        elif source.name in _KEEP_ANSWERS and contents.answers is not None:
             source.restore({"tokens": contents.answers})
     learned.calibration.restore(contents.calibration or [])
+
+
+def answers_of(learned: Learned) -> NDArray[np.int32] | None:
+    """What rows have written, each text with -1 after it; None without a source that keeps it."""
+    tables = learned.tables()
+    kept = [tables[name]["tokens"] for name in _KEEP_ANSWERS if name in tables]
+    return kept[0] if kept else None
 
 
 def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
@@ -242,15 +251,20 @@ def _flat(keys: NDArray[Any]) -> NDArray[np.int64]:
     return wide if wide.ndim == 1 else (wide[:, 0] << 32) + wide[:, 1]
 
 
-def _joined(kept: Any, learned: Any) -> Any:
-    """The answers of both, each once, the newest last; the oldest go when there are too many."""
-    if kept is None or learned is None:
-        return learned if kept is None else kept
-    both = np.concatenate([kept, learned])
+def _is_same(answers: Any, others: Any) -> bool:
+    return answers is others or np.array_equal(answers, others)
+
+
+def _joined(*texts: Any) -> NDArray[np.int32] | None:
+    """The answers of all, each once, the newest last; the oldest go when there are too many."""
+    some = [each for each in texts if each is not None]
+    if not some:
+        return None
+    both = np.concatenate(some)
     answers = [part.tobytes() for part in np.split(both, np.flatnonzero(both == -1) + 1)]
     newest_first = dict.fromkeys(reversed(answers))
     tokens = np.frombuffer(b"".join(reversed(newest_first)), np.int32)
-    return tokens[-_MAX_ANSWER_TOKENS:]
+    return tokens[-MAX_TOKENS:]
 
 
 def _kinds(row: list[Any]) -> tuple[Any, ...]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from selfspec.cli.writer import Writer
     from selfspec.serving.prompt_files import PromptLine
 
+_KEPT_KV = "25%"  # Without a limit for all texts, those that have ended get this much.
+
 
 def batch(
     model: Model,
@@ -75,13 +77,17 @@ def _results(
     from selfspec.session import Session, ShortestFirst
 
     model, asked = writer.model, writer.asked
+    memory = memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows)
+    if memory is None and config.kept_kv is None:
+        config = config.changed(kept_kv=_KEPT_KV)
     spec = writer.loaded.new_spec(config)
     session = Session(
         model,
         spec,
         max_rows=max_rows,
-        max_memory=memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows),
+        max_memory=memory,
         scheduler=ShortestFirst(),  # The answers may come in any order.
+        keeps_kv=True,
     )
     requests, encoder = Requests(model, writer.tokenizer, spec), writer.encoder()
     name, seed = writer.loaded.name, writer.seed

@@ -17,6 +17,7 @@ _STYLES = {
     "lut": "cyan",
     "lut2": "bright_cyan",
     "context": "green",
+    "texts": "bright_magenta",
     "corpus": "blue",
     "runners": "yellow",
     MAP: "bright_blue",

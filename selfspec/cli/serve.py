@@ -45,7 +45,7 @@ class Listening:
     port: _Port = 8000
     """The port to listen at."""
     api_key: _Key = None
-    """Answer only requests with this key."""
+    """Needed in requests."""
     allow_host: _Names = ()
     """Another name for this machine in requests."""
     allow_origin: _Names = ()
@@ -148,6 +148,7 @@ def serve(
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"http://{host}:{listening.port}"
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
+    say(kept_kv_line(config, answering.max_memory))
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
     images = replace(loaded.images, fetches=listening.fetch_images)
@@ -160,6 +161,18 @@ def serve(
         api_key=listening.api_key,
     )
     listen(app, answering, host=listening.host, port=listening.port, access_log=asked.verbose)
+
+
+def kept_kv_line(config: SpecConfig, max_bytes: int | None) -> str:
+    """What becomes of what was read for a text."""
+    if config.kept_kv == 0:
+        return "every prompt is read from its first token (--kept-kv 0)"
+    most = f"{(max_bytes or 0) / 1e9:.1f} GB" if config.kept_kv is None else config.kept_kv
+    whose = "one request" if config.learning == "request" else "all clients"
+    return (
+        f"what prompts of {whose} begin with alike is read once, and kept afterwards in what "
+        f"running texts leave of {most}"
+    )
 
 
 def _model_thread(

@@ -5,7 +5,7 @@ A layer may hold states alone, or states and also keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -16,9 +16,11 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
 )
 
 StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
+StatePlace = tuple[int, str, int]  # A layer's index, the kind of its state, and a number.
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
@@ -82,6 +84,35 @@ def states_of(
         for index, state in held.items()
         if state is not None
     ]
+
+
+def states_by_place(layers: Sequence[Any]) -> dict[StatePlace, torch.Tensor]:
+    """The running states of a cache's layers."""
+    return {
+        (index, kind, number): state
+        for index, layer in enumerate(layers)
+        if _has_states(layer)
+        for kind in ("conv_states", "recurrent_states")
+        for number, state in getattr(layer, kind).items()
+        if state is not None
+    }
+
+
+def put_states(layers: Sequence[Any], states: Mapping[StatePlace, torch.Tensor]) -> None:
+    """Lets layers that have read nothing hold copies of these states, as if they had read a text.
+
+    Without the marks of what is initialized, a model would begin with empty states.
+    """
+    for (index, kind, number), state in states.items():
+        layer = layers[index]
+        LinearAttentionLayer.lazy_initialization(layer, **{kind: state}, state_idx=number)
+        getattr(layer, kind)[number].copy_(state)
+        layer.has_previous_state[number] = True
+
+
+def has_states(layer: Any) -> bool:
+    """Does a layer hold running states, with or without all keys and values beside them?"""
+    return _has_states(layer) and not _has_window(layer)
 
 
 def windows_of(kv: Any) -> list[StateSlot]:

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache
 from selfspec.compat.generation import KV
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
+from selfspec.forward.columns import Held
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
@@ -240,6 +241,13 @@ class TreeBackend:
         """Keeps the KV of each row's path, which starts at the root, and forgets the rest."""
         self.kv.commit(paths)
 
+    def num_columns(self, row: KVRow) -> int:
+        """How many of a row's columns are there, all committed."""
+        return row.num_columns
+
+    def held(self, row: KVRow) -> Held:
+        return self.kv.held(row)
+
     def wipe(self, rows: Sequence[int]) -> None:
         """Removes what drafts have left after the committed columns of these rows of a forward."""
         self.kv.wipe(rows)
@@ -252,11 +260,11 @@ class TreeBackend:
 Backend = TreeBackend | ChainBackend
 
 
-def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
-    """How many tokens of KV fit into `max_bytes` where `max_rows` rows come and go.
+def column_bytes(model: Any, max_rows: int) -> int:
+    """What one column takes in each of `max_rows` rows that come and go.
 
-    A prompt that is being read has one share of `max_rows + 1`, and room is left for the copy of a
-    part that is made when rows get more columns. Reads a token, whose KV shows what is exact.
+    With it counts the column of a prompt that is being read, and the copy of a part that is made
+    when rows get more columns. Reads a token, whose KV shows what is exact.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
@@ -264,4 +272,4 @@ def tokens_in(model: Any, max_rows: int, max_bytes: int) -> int:
         model(input_ids=ids, use_cache=True, **{KV: cache})
     kinds = kinds_in(cache, ["any"] * len(cache.layers))
     sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
-    return max_rows * (max_bytes // (sum(sizes) * (max_rows + 1) + max(sizes) * max_rows))
+    return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows

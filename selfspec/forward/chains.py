@@ -17,6 +17,7 @@ from selfspec.compat.states import (
     windows_of,
 )
 from selfspec.forward.attention import grouped_attention
+from selfspec.forward.columns import Held, held_by
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import Forwarded, forwarded, takes
@@ -118,6 +119,13 @@ class ChainBackend:
         if self._states is not None:
             self._num_pending = self._num_pending + num_kept if self._width else 0
         self._take_back()
+
+    def num_columns(self, row: object) -> int:
+        """How many columns of the one row are there, all committed."""
+        return self.front - self._num_pending
+
+    def held(self, row: object) -> Held:
+        return held_by(self._cache)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Does nothing: what drafts have left was cropped, and the states were put back."""

@@ -17,8 +17,15 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from selfspec.compat.generation import kv_of, mask_of_text, read_prompt, update_arguments
+from selfspec.compat.generation import (
+    belongs_to_caller,
+    kv_of,
+    mask_of_text,
+    read_prompt,
+    update_arguments,
+)
 from selfspec.compat.states import columns_of
+from selfspec.forward.columns import Beginning, fill, layers_reason
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import head_heard
 
@@ -123,6 +130,7 @@ class PromptReader:
         self._kwargs = model_kwargs
         self._config = generation_config
         self._num_read = 0
+        self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
         self._listens = learns and model.get_output_embeddings() is not None
         self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
 
@@ -131,6 +139,51 @@ class PromptReader:
         """How many columns are still to be read."""
         known = self._num_read or columns_of(kv_of(self._kwargs)) or 0
         return max(int(self._input_ids.shape[1]) - known, 0)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._num_read > 0
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        return self._input_ids
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the model is given beside the ids."""
+        return self._kwargs
+
+    @property
+    def cache(self) -> Any:
+        return kv_of(self._kwargs)
+
+    def own_reason(self) -> str | None:
+        """Why what was read for another text is of no use for it; None if it is.
+
+        Then each column of its KV depends on the ids up to there, and on nothing else.
+        """
+        if self._model.config.is_encoder_decoder:
+            return "an encoder reads its prompt"
+        if len(self._input_ids) > 1:
+            return "it has several rows"
+        if self._has_one_part:
+            return "its prompt is read in one part, as one with images is"
+        if self._hears is not None:
+            return "the logits of its whole prompt are asked for"
+        if belongs_to_caller(self.cache):
+            return "its KV cache is the caller's"
+        mask, positions = (self._kwargs.get(name) for name in ("attention_mask", "position_ids"))
+        if mask is not None and not mask.all():
+            return "its prompt is padded"
+        counted = torch.arange(self._input_ids.shape[1], device=self._input_ids.device)
+        if positions is not None and not torch.equal(positions, counted.expand_as(positions)):
+            return "its prompt has positions of its own"
+        return layers_reason(self.cache)
+
+    def begin(self, beginning: Beginning) -> None:
+        """Goes on after what was read for another text."""
+        fill(self.cache, beginning)
+        self._num_read, self._logits = beginning.num_columns, beginning.logits
 
     def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:
         """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
@@ -144,16 +197,16 @@ class PromptReader:
         end = length if is_whole else min(self._num_read + (num_tokens or 0), length)
         kwargs = dict(self._kwargs)
         step = _NUM_HEARD if self._hears is not None and not self._has_one_part else end
-        while True:
+        logits, outputs = self._logits, None
+        while logits is None:
             outputs = self._read_until(min(self._num_read + step, end), kwargs)
             if self._num_read == end:
-                break
+                logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         if end < length:
             return None
         kwargs = update_arguments(self._model, kwargs, outputs=outputs)
         if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
             kwargs = only_followed(kwargs)
-        logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         hidden, self.hidden = self.hidden, None  # They go once the prompt is learned.
         return Prefilled(self._input_ids, kwargs, logits, hidden)
 

@@ -31,17 +31,25 @@ class KVRow:
     start: int = 0  # Its first column that counts.
     position: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
     place: int = 0  # The row of slots that is its own.
+    # Of each attention type, the first column that the prompt has left in stock's layers.
+    first_columns: dict[str, int] = field(default_factory=dict)
 
 
 class Limits(NamedTuple):
     """How many rows may be there together, and how many slots they may have; None: any number.
 
-    All rows have as many columns as the longest, and `spare` more.
+    All rows have as many columns as the longest, and `spare` more. One column of all of them takes
+    `column_bytes`, with what is needed while a prompt is read.
     """
 
     max_rows: int
     max_tokens: int | None = None
     spare: int = 0
+    column_bytes: int = 0
+
+    def bytes_for(self, longest: int) -> int:
+        """What all rows take where the longest may come to need so many columns."""
+        return _rounded(longest + self.spare) * self.column_bytes
 
     def fits(self, all_max_columns: Sequence[int]) -> bool:
         """Can rows be here together that may come to need this many columns each?"""
@@ -82,7 +90,7 @@ class Shared:
 
     def room(self, slots: Slots, rows: Sequence[KVRow], end: int, *, spare: bool = True) -> Room:
         """As it is, or larger. With a limit, each row has at once all that it may need."""
-        max_rows, max_tokens, extra = self._limits
+        max_rows, max_tokens, extra, _ = self._limits
         longest, (num_rows, capacity, _) = max(row.max_columns for row in rows), slots.room
         if max_tokens is not None:
             end = max(end, longest + extra)
@@ -123,7 +131,7 @@ class Fixed:
         new, old = self._sizes.room(slots, rows, end, spare=spare), slots.room
         if new[:2] == old[:2]:
             return new
-        max_rows, max_tokens, _ = self._limits or Limits(new.rows)
+        max_rows, max_tokens, *_ = self._limits or Limits(new.rows)
         if max_tokens is not None:
             return new
         new = Room(max_rows, _rounded(new.columns), new.first)

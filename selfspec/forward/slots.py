@@ -126,6 +126,12 @@ class Slots:
         self.window = window if is_short else 0
         self.first = length - held.keys.shape[2] if is_short else 0
 
+    def num_in(self, layers: Sequence[CacheLayerMixin]) -> int:
+        """How many columns of a text the stock layers hold that belong here."""
+        index, name = self.members[0]
+        held: torch.Tensor = getattr(layers[index], name)
+        return held.shape[2]
+
     def resize(self, room: Room, num_held: int) -> None:
         """Moves what the first rows hold into a new tensor, or drops columns if the size stays."""
         if room[:2] == self.room[:2]:

@@ -14,6 +14,7 @@ from itertools import product
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
+from selfspec.forward.columns import Columns, Held
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import KVRow, Policy
@@ -82,6 +83,11 @@ class TreeKV:
         return min((part.room.rows for part in self._parts), default=0)
 
     @property
+    def num_columns(self) -> int:
+        """How many columns each row has slots for."""
+        return max((part.room.columns for part in self._parts), default=0)
+
+    @property
     def nbytes(self) -> int:
         return sum(part.tensor.nbytes for part in self._parts)
 
@@ -108,6 +114,7 @@ class TreeKV:
         if not first:
             self._begin(cache, len(rows) * length)
         layers, everyone = list(cache.layers), [*others, *rows]
+        firsts = {part.kind.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
         self.num_taken, front = first, max(row.num_columns for row in everyone)
         try:
@@ -120,7 +127,7 @@ class TreeKV:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
             raise
         for place, row in enumerate(rows, first):
-            row.place = place
+            row.place, row.first_columns = place, firsts
         self.num_taken, self._loan = places.stop, (layers, rows)
         self.front, self._end = front, max(self._end, front)
 
@@ -164,6 +171,16 @@ class TreeKV:
             row.num_columns += len(path)
             row.position = row.position + len(path)
         self.front = max(row.num_columns for row in self._rows)
+
+    def held(self, row: KVRow) -> Held:
+        """Views of a row's committed columns, as far as windows have not dropped them."""
+        found: Columns = {}
+        for part in self._parts:
+            first = max(row.first_columns[part.kind.attention_type], part.first)
+            columns = slice(first - part.first, row.num_columns - part.first)
+            held = part.tensor[:, row.place, :, columns].unsqueeze(1)  # (members, 1, H, N, D)
+            found.update(zip(part.members, held, strict=True))
+        return Held(found)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.

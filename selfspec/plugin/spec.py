@@ -32,6 +32,7 @@ from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
 from selfspec.forward.model import num_readable
+from selfspec.kept_kv import KeptKV
 from selfspec.neural.small_model import DraftModel
 from selfspec.papers import method_of
 from selfspec.plugin.arguments import predictions_of
@@ -359,7 +360,13 @@ class SelfSpec:
             return None
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
-    def engine(self, runner: ModelRunner, backend: Backend, prompt: Prompt | None) -> Engine:
+    def engine(
+        self,
+        runner: ModelRunner,
+        backend: Backend,
+        prompt: Prompt | None,
+        kept_kv: KeptKV | str | None,
+    ) -> Engine:
         """The engine of one prompt, or of many that come and go."""
         budget, learned = self._budget, self._knowledge.learned
         if prompt is not None and prompt.is_default:
@@ -368,7 +375,14 @@ class SelfSpec:
             budget = lenient.piece(budget)
         if budget is not None:
             budget = budget.open()
-        return Engine(runner, backend, learned=learned, budget=budget, listeners=self._listeners)
+        return Engine(
+            runner,
+            backend,
+            learned=learned,
+            budget=budget,
+            listeners=self._listeners,
+            kept_kv=kept_kv,
+        )
 
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

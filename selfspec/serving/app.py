@@ -195,11 +195,14 @@ class _Routes:
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
-        usage = usage_of(exchange.num_prompt_tokens, [*exchange.answers.values()])
+        answers, num_kept_tokens = [*exchange.answers.values()], exchange.num_kept_tokens
+        usage = usage_of(exchange.num_prompt_tokens, answers, num_kept_tokens)
         counts = self._meters.counts
         counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived
         counts["time_to_first_token_seconds_count"] += 1
         counts["prompt_tokens_total"] += usage["prompt_tokens"]
+        counts["prompt_tokens_kept_total"] += num_kept_tokens
+        counts["prompt_tokens_read_total"] += usage["prompt_tokens"] - num_kept_tokens
         counts["new_tokens_total"] += usage["completion_tokens"]
         return usage
 

@@ -217,7 +217,9 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
     }
     if line.in_body:
         form = Form(model_name, is_chat=isinstance(line.settings, Chat))
-        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer]))
+        num_kept_tokens = answer.stats.num_prompt_tokens_kept
+        usage = usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens)
+        body = form.whole([piece], usage)
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:

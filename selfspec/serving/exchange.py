@@ -131,6 +131,8 @@ def prompts_of(
                 criteria = [Reply(0, encoder.tokenizer, settings)]
                 arguments = {**arguments, "stopping_criteria": criteria}
             prepared.append(prepare(ids, seed + number, arguments))
+    for prompt in prepared:
+        prompt.scope = prepared[0].scope
     return prepared
 
 
@@ -146,6 +148,12 @@ class Exchange:
     @property
     def num_prompt_tokens(self) -> int:
         return sum(prompt.num_tokens for prompt in self._prompts[:: self.request.n])
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """How many of these tokens were not read, since another text had their keys and values."""
+        prompts = self._prompts[:: self.request.n]
+        return sum(prompt.stats.num_prompt_tokens_kept for prompt in prompts)
 
     async def prepare(
         self, encoder: Encoder, turn: asyncio.Lock, exchanges: Iterable[Exchange]

@@ -68,6 +68,7 @@ class ModelThread:
             max_memory=max_memory,
             short_first=True,
             pace=ReadingPace(),
+            keeps_kv=True,
         )
         self._thread = threading.Thread(target=self._run, name="selfspec model", daemon=True)
         self._is_open: Future[None] = Future()

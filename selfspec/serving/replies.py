@@ -104,8 +104,13 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": about}
 
 
-def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, Any]:
-    """How many tokens a request took, and how many of a prediction came true."""
+def usage_of(
+    num_prompt_tokens: int, answers: Sequence[Answer], num_kept_tokens: int
+) -> dict[str, Any]:
+    """How many tokens a request took, and how many of a prediction came true.
+
+    `num_kept_tokens` of its prompts were not read, since another text had their keys and values.
+    """
     num_new_tokens = sum(len(each.ids) for each in answers)
     drafted = sum(each.stats.drafted_by_source["prediction"] for each in answers)
     accepted = sum(each.stats.accepted_by_source["prediction"] for each in answers)
@@ -113,6 +118,7 @@ def usage_of(num_prompt_tokens: int, answers: Sequence[Answer]) -> dict[str, Any
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new_tokens,
         "total_tokens": num_prompt_tokens + num_new_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_kept_tokens},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

@@ -25,6 +25,7 @@ from selfspec.errors import ConfigError, UnsupportedError, kept
 from selfspec.forward.backends import Backend
 from selfspec.forward.inputs import foreign_layer
 from selfspec.forward.room import Limits
+from selfspec.kept_kv import KeptKV
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
@@ -47,7 +48,13 @@ class Assistant(Protocol):
 
     models: ModelRunners
 
-    def engine(self, runner: ModelRunner, backend: Backend, prompt: Prompt | None) -> Engine: ...
+    def engine(
+        self,
+        runner: ModelRunner,
+        backend: Backend,
+        prompt: Prompt | None,
+        kept_kv: KeptKV | str | None,
+    ) -> Engine: ...
 
     def finish(self, prompt: Prompt) -> None: ...
 
@@ -60,6 +67,9 @@ class Session:
     `max_memory` is what the keys and values may take, in bytes or as text such as ``"2GB"``, those
     of a prompt that is being read among them. Prompts wait in order of arrival, or with
     `short_first` in that of `Waiting`. With a `pace` a long prompt is read in parts between steps.
+
+    Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
+    running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
 
     With `fails_alone` an error is the outcome of the prompt that it belongs to. Without, it is
     raised, and ends all prompts.
@@ -76,6 +86,7 @@ class Session:
         short_first: bool = False,
         pace: ReadingPace | None = None,
         fails_alone: bool = True,
+        keeps_kv: bool = False,
     ) -> None:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
@@ -87,6 +98,7 @@ class Session:
         self._pace = pace
         self._fails_alone = fails_alone
         self._runner = spec.models.run(self._model)
+        self._keeps_kv = keeps_kv or self._runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler, short_first=short_first)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
         self._running: dict[int, Prompt] = {}  # By the index of its first row.
@@ -117,6 +129,11 @@ class Session:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.bytes_each * num_tokens
+
+    @property
+    def kept_kv_bytes(self) -> int:
+        """The memory that keys and values of texts take that have ended."""
+        return self._runner.kept_kv_bytes
 
     @cached_property
     def _limits(self) -> Limits:
@@ -227,7 +244,10 @@ class Session:
         else:
             lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
         backend = self._lent.enter_context(lent)
-        self._engine = self._spec.engine(runner, backend, prompt)
+        # Whoever has the engine alone shares with no text that is being written.
+        shares = runner.config.kept_kv != 0 and (self._keeps_kv or prompt is None)
+        kept_kv = runner.kept_kv() if shares else None
+        self._engine = self._spec.engine(runner, backend, prompt, kept_kv)
         gives = prompt is not None and prompt.gives_cache_back
         self._lent.callback(backend.release, fills=gives)
 
@@ -258,6 +278,9 @@ class Session:
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
+        if not prompt.reader.has_begun:
+            self._leave_room(prompt, engine)
+            engine.sharing.begin(prompt, engine.rows)
         start, before = perf_counter(), prompt.reader.num_left
         is_all = self._alone is not None or before <= _SHORT_REST * num_tokens
         is_read = engine.admit(prompt, None if is_all else num_tokens)
@@ -272,6 +295,18 @@ class Session:
                 self._lent.enter_context(self._runner.decoding())
         return num_read
 
+    def _leave_room(self, prompt: Prompt, engine: Engine) -> None:
+        """Lets texts that have ended have what is not needed for those that run, and for this."""
+        if not self._keeps_kv or self._max_bytes is None:
+            return
+        if engine.backend.kv is None or self._alone is not None:
+            needed = kv_bytes(self._model, prompt.max_columns)
+        else:
+            running = [row.max_columns for row in engine.rows]
+            longest = max(engine.backend.kv.num_columns, prompt.max_columns, *running)
+            needed = self._limits.bytes_for(longest)
+        engine.sharing.limit_to(self._max_bytes - needed)
+
     def _let_out(self, engine: Engine) -> None:
         """Ends the prompts whose rows have all stopped, and lets rows out that have."""
         alone = self._alone
@@ -280,6 +315,7 @@ class Session:
                 self._end(self._running.pop(row.index), row.error)
         elif self._running and all(row.is_done for row in alone.rows):
             self._running.clear()  # Whoever gets its KV gets it with all rows.
+            engine.sharing.ended(engine.rows)
             self._end(alone, alone.rows[0].error)
         elif self._running:
             engine.leave()

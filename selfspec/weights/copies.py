@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from selfspec.compat.modules import encoder_of, is_compiled, num_writes
 from selfspec.weights.formats import PackedMatrix, own_linear
-from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.held_weight import HeldWeight, PackedWeight
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _AT_ONCE = 8  # Rows of words that are added up at once. With fewer, the memory is faster than that.
@@ -36,9 +36,29 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Origin:
-        """The origin of a copy that is made now, of a weight on the CPU that is contiguous."""
+        """The origin of a copy that is made now, of a weight that is contiguous."""
         layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
-        return cls(_place_of(weight), layout, _word_sums(weight).numpy().tobytes())
+        return cls(_place_of(weight), layout, _word_sums(weight).cpu().numpy().tobytes())
+
+
+def contents_of(model: nn.Module) -> tuple[Hashable, ...]:
+    """The origins of all weights and buffers: what is computed with others must not be used."""
+    return tuple(
+        _known_of(tensor)
+        for module in model.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+
+
+def _known_of(tensor: torch.Tensor) -> Hashable:
+    if isinstance(tensor, HeldWeight):  # Nobody can write to it.
+        return id(tensor)
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if not is_plain or tensor.is_meta or not tensor.numel():  # Such as one in 4 bits.
+        return _place_of(tensor)
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    rows = 1 if tensor.dim() < 2 else len(tensor)
+    return Origin.of(tensor.detach().contiguous().view(rows, -1))
 
 
 class PackedCopy(NamedTuple):
@@ -134,7 +154,10 @@ def _has_own_forward(module: nn.Linear) -> bool:
 
 
 def _place_of(weight: torch.Tensor) -> tuple[int, int]:
-    return weight.data_ptr(), num_writes(weight)
+    try:
+        return weight.data_ptr(), num_writes(weight)
+    except RuntimeError:  # Some quantised weights consist of several tensors.
+        return id(weight), num_writes(weight)
 
 
 def _word_sums(weight: torch.Tensor) -> torch.Tensor:

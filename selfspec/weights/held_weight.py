@@ -52,7 +52,7 @@ _GIVE_MEMORY = frozenset((_TENSOR.storage, _TENSOR.untyped_storage, _DATA.__get_
 _giving_back = threading.Lock()
 
 
-class _HeldWeight(nn.Parameter):
+class HeldWeight(nn.Parameter):
     """What packed and streamed weights share: its class answers functions of torch.
 
     If `kept` is None, code that asks for the values makes it an ordinary parameter. Else such code
@@ -96,13 +96,13 @@ class _HeldWeight(nn.Parameter):
         return self
 
 
-class FileWeight(_HeldWeight):
+class FileWeight(HeldWeight):
     """A streamed weight: it has its values only while its layer computes, and reads as NaN else."""
 
     kept = STREAMED
 
 
-class PackedWeight(_HeldWeight):
+class PackedWeight(HeldWeight):
     """The weight of a layer that is held in a packed format alone.
 
     It has the weight's shape and device, and takes no memory but that of the packed matrix.
@@ -227,7 +227,7 @@ def _refuse_write(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
 def _held_in(*values: Any) -> Iterator[Any]:
     """The held weights among the arguments of a function."""
     for value in values:
-        if isinstance(value, _HeldWeight):
+        if isinstance(value, HeldWeight):
             yield value
         elif isinstance(value, (tuple, list)):
             yield from _held_in(*value)
@@ -237,7 +237,7 @@ def _held_in(*values: Any) -> Iterator[Any]:
 
 def _with_values(value: Any) -> Any:
     """An argument of a function, with their values in place of held weights."""
-    if isinstance(value, _HeldWeight):
+    if isinstance(value, HeldWeight):
         return value.values()
     if isinstance(value, (tuple, list)):
         return type(value)(map(_with_values, value))

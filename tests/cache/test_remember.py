@@ -313,6 +313,39 @@ def test_what_is_forgotten_before_it_was_saved_never_is(path):
     assert set(tokens_kept(path)) > set(known)
 
 
+def test_whole_answers_come_back_after_a_restart(path):
+    """Whatever else drafts, and those of several processes; each answer is kept once."""
+    spec = new_spec(path, sources=("texts",), budget="fixed")
+    first = write(spec)
+    write(spec)
+    spec.save_learned()
+    other = learned(path, seed=2, sources=("texts",))
+    answers = load_cache(path).answers.tolist()
+    assert answers.count(-1) == 2
+    assert answers[:25] == [*first[0][-24:], -1]
+    del spec, other
+    again = new_spec(path, sources=("texts",), budget="fixed")
+    assert write(again) == first
+    assert again.stats.tokens_per_step > 3
+    again.forget()
+    assert write(again) == first
+    assert again.stats.tokens_per_step > 3
+    os.remove(path.with_suffix(".safetensors"))
+    again.forget()
+    write(again)
+    assert again.stats.tokens_per_step < 2
+
+
+def test_a_cache_of_what_was_learned_holds_answers(path):
+    spec = SelfSpec(max_nodes=8, budget="fixed")
+    text = write(spec)
+    assert spec.contents(tokenizer=TOKENIZER).answers.tolist() == [*text[0][-24:], -1]
+    spec.save_pretrained(path, tokenizer=TOKENIZER)
+    loaded = SelfSpec.from_pretrained(path, max_nodes=8, budget="fixed")
+    assert write(loaded) == text
+    assert loaded.stats.tokens_per_step > 3
+
+
 def test_answers_of_two_engines_are_joined_and_bounded(monkeypatch):
     def joined(*answers):
         return remember_module._joined(*(np.array(each, np.int32) for each in answers)).tolist()
@@ -320,5 +353,5 @@ def test_answers_of_two_engines_are_joined_and_bounded(monkeypatch):
     assert remember_module._joined(None, None) is None
     assert joined([1, 2, -1, 3, -1], [1, 2, -1, 4, -1]) == [3, -1, 1, 2, -1, 4, -1]
     assert joined([], [5, -1]) == [5, -1]
-    monkeypatch.setattr(remember_module, "_MAX_ANSWER_TOKENS", 3)
+    monkeypatch.setattr(remember_module, "MAX_TOKENS", 3)
     assert joined([1, 2, -1, 3, -1], [4, -1]) == [-1, 4, -1]

@@ -259,6 +259,26 @@ def test_states_are_found_in_the_layers(name):
     )
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "bamba", "lfm2"])
+def test_states_are_put_into_layers_that_have_read_nothing(name):
+    model = tiny_model(name)
+    cache, empty = (DynamicCache(config=model.config) for _ in range(2))
+    with torch.no_grad():
+        model(**prompt(), **{generation.KV: cache})
+    held = states.states_by_place(cache.layers)
+    assert len(held) == len(states.states_of(cache))
+    assert any(map(states.has_states, cache.layers))
+    assert not states.has_states(DynamicCache(config=tiny_model().config).layers[0])
+    states.put_states(empty.layers, held)
+    for place, state in states.states_by_place(empty.layers).items():
+        assert torch.equal(state, held[place])
+        assert state.data_ptr() != held[place].data_ptr()
+    for ours, theirs in zip(empty.layers, cache.layers, strict=True):
+        if states.has_states(theirs):
+            assert ours.has_previous_state == theirs.has_previous_state
+            assert ours.conv_kernel_size == theirs.conv_kernel_size
+
+
 def test_layers_without_the_states_of_their_model_cant_go_back():
     """As of a model that keeps them in its modules."""
     cache = DynamicCache(config=tiny_model("qwen3-next").config)

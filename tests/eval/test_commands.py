@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from eval import bench_batch, bench_streamed, budgets, first_call, gpu, hybrid, predict
+from eval import bench_batch, bench_streamed, first_call, gpu, hybrid, predict, replay
+from eval.again import WAYS
 from eval.benches.stdlib import Edit
 from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
 from eval.methods.registry import METHODS
 from eval.methods.streamed_job import Job, Result
-from eval.models.head import CAN_TRAIN
 from eval.report.statistics import STAGES
 from eval.units import attention
 from eval.units.model import widths_table
@@ -49,15 +49,15 @@ class Broken(Method):
         return super().answer(model, ids, **asked)
 
 
-def test_bench_step(told, asked, measuring, monkeypatch):
+def test_the_measuring_set(told, asked, measuring, monkeypatch, tmp_path):
     """The exit status tells that a method has failed."""
     monkeypatch.setitem(METHODS, "broken", lambda _: Broken("broken"))
     methods = ["stock", "prompt-lookup", "forward-only", "selfspec", "stock-static", "broken"]
-    asked += [*SHORT, "3", "--methods", *methods, "--knob", "top_k=4"]
-    status, lines, _ = told("bench_step", *asked)
-    result = json.loads(lines[-1])
+    asked += [*SHORT, "3", "--methods", *methods, "--knob", "top_k=4", "--device", "cpu"]
+    status, lines, error = told("run", "--measuring-set", *asked, "--output", str(tmp_path / "out"))
+    result = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert status == 1
-    assert any("broken FAILED (RuntimeError: no more)" in line for line in lines)
+    assert "broken FAILED (RuntimeError: no more)" in error
     names = ("selfspec", "stock", "broken")
     ours, stock, broken = (result["methods"][name]["overall"] for name in names)
     assert (broken["num_failed"], broken["speed_up"], stock["speed_up"]) == (3, None, None)
@@ -67,7 +67,15 @@ def test_bench_step(told, asked, measuring, monkeypatch):
     assert list(result["methods"]["stock"]) == ["multi-turn", "qa", "overall"]
     assert ours["drafting_speed_up"]["total"] > 0
     assert result["left_out"]["stock-static"].startswith("transformers does not compile")
-    assert result["bound"]["64"]["speed_up"] >= 1
+    assert any(line.startswith("Bound, decoding alone, every draft right: ") for line in lines)
+
+
+def test_a_run_without_a_folder_is_shown(told, asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
+    status, lines, _ = told("run", "--measuring-set", *asked, *SHORT, "2", "--methods", "stock")
+    assert status == 0
+    assert (json.loads(lines[-1])["summary"], set(tmp_path.iterdir())) == (None, before)
 
 
 def test_bench_batch(figures, asked):
@@ -224,18 +232,6 @@ def test_gpu_without_a_card(asked, told, tmp_path, monkeypatch):
         assert f"with another {other[0][2:].replace('-', '_')}" in error
 
 
-def test_kv_memory(figures, chat_folder):
-    options = ["--model", chat_folder, "--prompt-tokens", "20", "200", "--new-tokens", "40"]
-    rows = figures("kv_memory", *options, "--max-nodes", "16", "--dtype", "bfloat16")["rows"]
-    assert [(row["num_prompt_tokens"], row["width"]) for row in rows] == [(20, 16), (200, 16)]
-    config = AutoModelForCausalLM.from_pretrained(chat_folder).config
-    column = 2 * 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
-    for row in rows:  # The last token's KV is never made.
-        assert row["stock"]["held"] == (row["num_prompt_tokens"] + 39) * column
-        assert row["selfspec"]["held"] >= row["stock"]["held"]
-        assert row["is_allowed"]
-
-
 def test_tokens_per_step(figures, asked, tmp_path):
     asked += [*SHORT, "3", "--knob", "max_depth=9", "--max-nodes"]
     rows = figures("tokens_per_step", *asked, "1", "8", "--temperature", "0.8")["rows"]
@@ -255,6 +251,17 @@ def test_tokens_per_step(figures, asked, tmp_path):
     assert found["kept", None, 0] > found["cold", None, 0] != found["cold", "lut", 0]
 
 
+def test_again(figures, asked):
+    asked += [*SHORT, "2", "--max-nodes", "8", "--samples", "3", "--without", "texts", "--stock"]
+    rows = figures("again", *asked)["rows"]
+    assert [row["way"] for row in rows] == [way for way in WAYS for _ in range(3)]
+    for stock, ours, without in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert set(stock["rounds"][0]) == {"seconds"}
+        assert (ours["without"], without["without"]) == (None, "texts")
+    first, second = (each["tokens_per_step"] for each in rows[1]["rounds"])
+    assert second == 7 > first  # The other token of the eight is the prompt's.
+
+
 def test_predict(plain_folder, figures, monkeypatch):
     before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 2
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')
@@ -267,13 +274,13 @@ def test_predict(plain_folder, figures, monkeypatch):
 
 
 @pytest.mark.parametrize("busy", [[], ["--busy", "--noise", "0.3"]], ids=["quiet", "busy"])
-def test_budgets(told, busy):
+def test_replay_on_clocks(told, busy):
     recorded = str(Path(__file__).parent / "runs" / "recorded")
     options = ["--answers", "2x8", "--repeats", "1", *busy]
-    status, (*table, line), _ = told("budgets", recorded, *options)
+    status, (*table, line), _ = told("replay", recorded, "--clock", *options)
     assert status == 0
     assert "1B, bfloat16, row by row" in "".join(table)
-    assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(budgets.CASES)
+    assert set(json.loads(line)["answers"]["2 answers of 8 tokens"]) == set(replay.CASES)
 
 
 @needs_cores
@@ -311,27 +318,3 @@ def test_hybrid(figures, monkeypatch):
     assert methods["stock"]["steps"] == 23
     assert methods["0 % right"]["steps"] > methods["100 % right"]["steps"]
     assert methods["100 % right"]["nodes"] > 2
-
-
-@pytest.mark.slow
-def test_train_tiny(tmp_path, figures):
-    sources, out = tmp_path / "sources", tmp_path / "out"
-    sources.mkdir()
-    for number in range(6):
-        text = "".join(f"def f{number}_{i}(x):\n    return x + {i}\n\n\n" for i in range(20))
-        (sources / f"m{number}.py").write_text(text, encoding="utf-8")
-    options = f"--out {out} --sources {sources} --steps 3 --batch-tokens 64 --seq-len 32"
-    found = figures("train_tiny", *options.split())
-    assert (found["num_steps"], found["num_seen"]) == (3, 192)
-    tokenizer = AutoTokenizer.from_pretrained(out, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(out, local_files_only=True)
-    inputs = tokenizer(["def f(x):\n", "é\tx"], padding=True, return_tensors="pt")
-    assert tokenizer.decode(inputs.input_ids[1], skip_special_tokens=True) == "é\tx"
-    assert model.generate(**inputs, max_new_tokens=2).shape[0] == 2
-    if not CAN_TRAIN:
-        return
-    more = f"{options.replace(str(out), str(tmp_path / 'head'))} --start {out} --head"
-    assert figures("train_tiny", *more.split())["loss"] > found["loss"]  # That of the head, too.
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "head", dtype="float32")
-    inputs = {**tokenizer("def f(x):", return_tensors="pt"), "max_new_tokens": 8}
-    assert (model.generate(**inputs, use_mtp=True) == model.generate(**inputs)).all()

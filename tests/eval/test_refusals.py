@@ -11,7 +11,7 @@ RUN = "--bench spec-bench " + ASKED + " " + OUT
 REFUSED = [
     ("bench_batch", ASKED + " --methods arrival", "'stock' among them"),
     ("bench_server", ASKED + " --limit 1 --clients 1 2", "--clients must name at most 1 rounds"),
-    ("bench_step", ASKED + " --methods selfspec", "--methods must include 'stock'"),
+    ("run", "--model {model}", "--bench must name a bench"),
     ("bench_streamed", ASKED + " --methods streamed~draft~model", "--draft-model"),
     ("bench_openvino", ASKED + " --exported no --python no", "--exported must be there (got no)"),
     ("bench_vllm", ASKED + " --tokens 0", "--tokens must be >= 1 (got 0)"),
@@ -31,9 +31,8 @@ REFUSED = [
     ("hetero", "--model any --units cuda", "--units must be cpu"),
     ("hybrid", "--tokens 0", "--tokens"),
     ("hybrid", "--shape x", "unknown shape 'x'"),
-    ("budgets", "{questions}", "must be the rows of a run"),
+    ("replay", "{questions}", "must be the rows of a run"),
     ("tokens_per_step", ASKED + " --remember x --max-nodes 4 8", "--remember must come with one"),
-    ("train_tiny", "--out {out} --steps 1 --seq-len 1", "--seq-len must be 2 to 2048 (got 1)"),
 ]
 
 

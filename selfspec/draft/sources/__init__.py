@@ -10,6 +10,7 @@ from selfspec.draft.sources.corpus import CorpusSource, CorpusTables
 from selfspec.draft.sources.lut import LutSource
 from selfspec.draft.sources.runners import RunnersSource
 from selfspec.draft.sources.source import Cursor, RowStart, Source
+from selfspec.draft.sources.texts import TextsSource
 
 __all__ = [
     "REGISTRY",
@@ -21,6 +22,7 @@ __all__ = [
     "RowStart",
     "RunnersSource",
     "Source",
+    "TextsSource",
 ]
 
 # By the size of the vocabulary and how many tokens are named for a node.
@@ -28,5 +30,6 @@ REGISTRY: dict[str, Callable[[int, int], Source]] = {
     "lut": LutSource,
     "lut2": partial(LutSource, order=2),
     "context": lambda _vocab_size, top_k: ContextSource(top_k),
+    "texts": lambda _vocab_size, _top_k: TextsSource(),
     "runners": lambda _vocab_size, _top_k: RunnersSource(),
 }

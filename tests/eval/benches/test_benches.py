@@ -50,7 +50,10 @@ def test_a_file_of_ones_own_may_leave_out_what_is_not_needed(tmp_path):
     assert found == [(1, "mine", ("one",)), (2, "x", ("a", "b"))]
 
 
+SPEED = {"question_id": "a1", "sub_category": "", "source": "x", "multiturn": True}
 ROWS = {
+    "speed-bench": {**SPEED, "category": "rag", "turns": ["Read this.", "And now?"]},
+    "speed-bench-32k": {**SPEED, "category": "low_entropy", "turns": ["Sort these lines."]},
     "mt-bench": {"prompt_id": 7, "category": "math", "prompt": ["1 + 1?", "and 2 + 2?"]},
     "humaneval": {"task_id": "HumanEval/0", "prompt": "def f(x):\n"},
     "gsm8k": {"question": "How many?", "answer": "3"},
@@ -67,7 +70,7 @@ def test_benches_of_the_hub_come_through_datasets_or_a_local_file(tmp_path, monk
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     fetched = load_bench(name)
     assert fetched == load_bench(name, write(tmp_path / "rows.jsonl", ROWS[name]))
-    assert len(fetched.questions[0].turns) == (2 if name == "mt-bench" else 1)
+    assert len(fetched.questions[0].turns) == (2 if name in ("mt-bench", "speed-bench") else 1)
 
 
 def test_which_questions_are_asked(questions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eval.report.rows import ROWS, Line, append, read_answers
+from eval.report.rows import ROWS, SCHEMA, Line, append, read_answers
 from eval.report.steps import bounds
 from eval.report.summary import summary
 from eval.report.tables import verdict
@@ -48,12 +48,13 @@ def ours(seconds: float, **more: Any) -> Line:
 
 def answer(question: int, method: str, task: str, **what: Any) -> Line:
     about = {"run": "r", "turn": 0, "order": 0, "task": task, "method": method, **what}
-    return {"kind": "answer", "questions": [question], **about}
+    return {"kind": "answer", "question": question, "round": 0, **about}
 
 
 def all_lines(selfspec: float = 1.0, **settings: Any) -> list[Line]:
     """Two questions of different tasks; `other` fails on the second."""
-    about = {"environment": ENVIRONMENT, "notes": ["2 questions of b"], "schema": 1}
+    about = {"environment": ENVIRONMENT, "notes": ["2 questions of b"], "schema": SCHEMA}
+    about |= {"num_asked": 2, "left_out": {}}
     curve = {"widths": [1, 2, 64], "seconds": [0.01, 0.01, 0.03], "num_columns": 90}
     lines = [{"kind": "run", "settings": {**SETTINGS, **settings}, **about}]
     for question, task in ((1, "qa"), (2, "<math>")):

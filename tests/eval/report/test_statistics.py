@@ -14,7 +14,7 @@ def answer(
     question: int, method: str, seconds: float | None, *, tokens: int = 10, **more: Any
 ) -> Line:
     """None seconds: it failed."""
-    line = {"run": "r", "method": method, "task": "qa", "questions": [question], "turn": 0}
+    line = {"run": "r", "method": method, "task": "qa", "question": question, "turn": 0, "round": 0}
     line |= {name: more.pop(name) for name in ("task", "turn", "round") if name in more}
     if seconds is None:
         return {**line, "error": "broken"}

@@ -45,9 +45,9 @@ def test_acceptance_on_recorded_texts_has_not_dropped(max_nodes, recorded):
 
 def test_the_command_guards_a_figure(told):
     asked = [str(RECORDED), "--max-nodes", "1", "8", "--knob", 'sources=["context"]']
-    status, printed, _ = told("simulate", *asked, "--at-least", "1")
+    status, printed, _ = told("replay", *asked, "--at-least", "1")
     rows = json.loads(printed[-1])["rows"]
     assert (status, rows["1"]["overall"]) == (0, 1.0)
     assert rows["8"]["overall"] > 1
     assert "| nodes | class | function | tests | script | overall |" in printed
-    assert told("simulate", *asked, "--at-least", "1.01")[0] == 1
+    assert told("replay", *asked, "--at-least", "1.01")[0] == 1

@@ -1,11 +1,10 @@
 """Train the embedded tiny model: a byte-level BPE and a small Llama, on Python's own library.
 
-    python -m eval train_tiny --out FOLDER --minutes 60 --threads 2 --compile
+    python -m tools.train_tiny --out FOLDER --minutes 60 --threads 2 --compile
 
-Writes an ordinary transformers folder in bfloat16. With ``--head`` it is a Mellum of the same size,
-with a head that predicts the token after next: the smallest of those whose heads transformers runs.
-The last line is one JSON object with what the run spent and reached, for the model's card. Under a
-time limit two runs differ in their number of steps, so in weights.
+Writes an ordinary transformers folder in bfloat16. The last line is one JSON object with what the
+run spent and reached, for the model's card. Under a time limit two runs differ in their number of
+steps, so in weights.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -22,21 +22,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MellumConfig,
-    MellumForCausalLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
-from eval.errors import EvalError
-from eval.models.head import CAN_TRAIN, ROPE, WithHead, begin_with, dense_with_head
+from eval.errors import EvalError, exit_status
 from eval.models.sources import list_sources, read_source, stdlib_folder
 from eval.options import check_at_least
 from eval.runs.environment import told
@@ -65,12 +60,9 @@ def run(options: argparse.Namespace) -> int:
     corpus, tokenizer = _corpus(options)
     print(f"{len(corpus.train_ids)} tokens, {len(corpus.held_out_ids)} held out", flush=True)
     model = _new_model(tokenizer, options)
-    trained = WithHead(model, options.seed) if options.head else model
-    found = _train(trained, corpus.train_ids, options)
+    found = _train(model, corpus.train_ids, options)
     found["held_out_loss"] = _held_out_loss(model, corpus.held_out_ids, options)
-    trained.to(torch.bfloat16)
-    head = trained.weights() if isinstance(trained, WithHead) else {}
-    model.save_pretrained(options.out, state_dict={**model.state_dict(), **head})
+    model.to(torch.bfloat16).save_pretrained(options.out)
     _wrapped(tokenizer).save_pretrained(options.out)
     sizes = {"num_tokens": len(corpus.train_ids), "num_held_out": len(corpus.held_out_ids)}
     print(json.dumps(told("train_tiny", options, **sizes, **found)))
@@ -85,13 +77,9 @@ def _corpus(options: argparse.Namespace) -> tuple[Corpus, Tokenizer]:
     texts = [read_source(path) for path in random.Random(options.seed).sample(paths, len(paths))]
     num_held_out = max(1, round(_HELD_OUT * len(paths)))
     train, held_out = texts[num_held_out:], texts[:num_held_out]
-    tokenizer = _tokenizer_of(options.start) if options.start else _new_tokenizer(train)
+    tokenizer = _new_tokenizer(train)
     packed = (_packed(tokenizer, part, options.seq_len) for part in (train, held_out))
     return Corpus(*packed), tokenizer
-
-
-def _tokenizer_of(folder: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def _new_tokenizer(texts: Sequence[str]) -> Tokenizer:
@@ -133,7 +121,7 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedModel:
+def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> LlamaForCausalLM:
     ids = {"eos_token_id": tokenizer.token_to_id(_EOS), "pad_token_id": tokenizer.token_to_id(_PAD)}
     sizes: dict[str, Any] = {
         "vocab_size": tokenizer.get_vocab_size(),
@@ -150,14 +138,9 @@ def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedM
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model: PreTrainedModel
-        if options.head:
-            model = MellumForCausalLM(MellumConfig(**sizes, **dense_with_head(6)))
-        else:
-            model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=ROPE))
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
     model.to(options.device)
-    if options.start:
-        begin_with(model, LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32))
     model.generation_config = GenerationConfig(do_sample=False, **ids)
     return model
 
@@ -228,11 +211,6 @@ def _held_out_loss(model: nn.Module, ids: np.ndarray, options: argparse.Namespac
 def _check(options: argparse.Namespace) -> None:
     """Refuses numbers that no run can use."""
     check_at_least(options, 1, "steps", "batch_tokens", "threads")
-    if options.head and not CAN_TRAIN:
-        raise EvalError(
-            "--head needs a transformers that can run a head alone, such as 5.24 (got "
-            f"{transformers.__version__})"
-        )
     for name in ("minutes", "lr"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise EvalError(f"--{name} must be > 0 (got {value})")
@@ -247,8 +225,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--steps", type=int, help="how many steps to train")
     budget.add_argument("--minutes", type=float, help="how long to train")
-    add("--start", type=Path, help="a Llama of this command, whose weights come first")
-    add("--head", action="store_true", help="with a head for the token after next")
     add("--seed", type=int, default=0, help="of split and weights")
     add("--lr", type=float, default=2e-3, help="highest learning rate")
     add("--batch-tokens", type=int, default=2048, help="tokens in a batch")
@@ -256,3 +232,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, help="CPU threads (default: torch's own choice)")
     add("--device", default="cpu", help="cpu or cuda")
     add("--compile", action="store_true", help="torch.compile the forward; needs a compiler")
+
+
+if __name__ == "__main__":
+    command = argparse.ArgumentParser(description=__doc__)
+    add_options(command)
+    sys.exit(exit_status(lambda: run(command.parse_args())))

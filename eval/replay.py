@@ -1,13 +1,17 @@
-"""Budgets on simulated clocks: what the measured width gains, beside fixed ones, in seconds.
+"""Replays a run's texts with no model: what other sources, knobs and budgets make of them.
 
-    python -m eval budgets out
+    python -m eval replay out --max-nodes 8 16
+    python -m eval replay out --clock
 
-The texts of a run are replayed as by 'python -m eval simulate': drafts, calibration and budgets are
-real, the recorded text stands for the model, and a forward takes what a curve says with 8 % of
-noise; --busy plays a machine with other work. Budgets see the noise, and figures leave it out,
-since it slows all widths alike. Each cell is the time of plain steps over that of the method, cold
-at the first answer, with the mean width of a step in brackets. *worst* is the slowest answer of all
-repeats. The last line is one JSON object.
+Drafts for the texts that a run recorded, step by step, and counts what would have been accepted.
+The text stands for the model, so tables learn from its tokens alone, and tokens per step come out
+lower than with the model: compare them with each other only.
+
+With --clock, a forward takes what a curve says with 8 % of noise, and the measured budget stands
+beside fixed widths; --busy plays a machine with other work. Budgets see the noise, and figures
+leave it out, since it slows all widths alike. Each cell is the time of plain steps over that of the
+method, cold at the first answer, with the mean width of a step in brackets. *worst* is the slowest
+answer of all repeats. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +27,15 @@ from eval.options import add_knob, check_at_least, parsed_knobs
 from eval.report.rows import read_answers
 from eval.report.table import Table
 from eval.runs.environment import told
-from eval.runs.simulate import Clock, Text, recorded_texts, replay, vocab_size
+from eval.runs.simulate import (
+    Clock,
+    Text,
+    recorded_texts,
+    replay,
+    replays_table,
+    simulated,
+    vocab_size,
+)
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cost import Budget, CostCurve, Ledger, MeasuredBudget
 
@@ -88,10 +100,26 @@ class Gained(NamedTuple):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a table of what budgets make of a run's texts, and the JSON line."""
-    check_at_least(options, 1, "repeats")
-    read = recorded_texts(read_answers(options.folder))
-    # The first of each task, then the second.
+    """Prints a table and the JSON line."""
+    check_at_least(options, 1, "repeats", "max_nodes")
+    texts = recorded_texts(read_answers(options.folder))
+    return _on_clocks(texts, options) if options.clock else _counted(texts, options)
+
+
+def _counted(texts: Sequence[Text], options: argparse.Namespace) -> int:
+    """Tokens per step by width; the exit status is 1 where any is less than --at-least."""
+    knobs = parsed_knobs(options.knob)
+    configs = [SpecConfig.of(**{"max_nodes": n, **knobs}) for n in options.max_nodes]
+    found = {config.max_nodes: simulated(config, texts, options.cache) for config in configs}
+    print(replays_table(found).markdown())
+    rows = {n: {t: s.tokens_per_step for t, s in tasks.items()} for n, tasks in found.items()}
+    print(json.dumps(told("replay", options, rows=rows)))
+    lowest = min(tasks["overall"] for tasks in rows.values())
+    return int(options.at_least is not None and lowest < options.at_least)
+
+
+def _on_clocks(read: Sequence[Text], options: argparse.Namespace) -> int:
+    """What budgets make of the texts: the first of each task, then the second."""
     texts = [read[index] for index in sorted(range(len(read)), key=ranks(read).__getitem__)]
     cases = {name: case for name, case in CASES.items() if (options.case or "") in name}
     gained: dict[str, Any] = {}
@@ -104,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
             name: {method: each._asdict() for method, each in row.items()}
             for name, row in found.items()
         }
-    print(json.dumps(told("budgets", options, answers=gained)))
+    print(json.dumps(told("replay", options, answers=gained)))
     return 0
 
 
@@ -161,6 +189,10 @@ def _asked(text: str) -> tuple[int, int]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", type=Path, help="--output of a run")
+    add("--max-nodes", type=int, nargs="+", default=[8, 16, 32, 64], metavar="N")
+    add("--cache", metavar="CACHE", help="start with this cache or Hub id")
+    add("--at-least", type=float, metavar="X", help="exit status 1 where any width yields less")
+    add("--clock", action="store_true", help="the measured budget beside fixed widths, in seconds")
     add("--answers", nargs="+", type=_asked, default=[(4, 64), (8, 128)], metavar="NxTOKENS")
     add("--noise", type=float, default=0.08, help="of a forward's time; default: %(default)s")
     busy = "forwards alone or many in a row take longer, as beside other work; with --noise 0.3"

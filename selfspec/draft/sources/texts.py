@@ -1,0 +1,240 @@
+"""Texts that rows have written: where the last tokens were written before, a text may go on alike.
+
+One memory of a `SelfSpec`, into which all rows write while they are decoded, so that samples of one
+prompt copy from each other. It holds answers and no prompts. A token is found by the 4, 10 or 16
+tokens in front of it, which may be the prompt's; of equal ones the newest is known. A place that
+was found is followed for as long as both texts agree, and the longer they do, the surer it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfspec.draft.sources.source import Cursor, RowStart, Source
+from selfspec.records import Candidate, Evidence, StepRecord
+
+MAX_TOKENS = 1 << 18
+# A token is found by these numbers of tokens before it. LUTs and the text itself know shorter ones.
+_LENGTHS = (4, 10, 16)
+_LONGEST = _LENGTHS[-1]
+# Matches between two of these lengths are the same evidence.
+_RUNS = (4, 6, 10, 16, 24, 40, 64)
+# The key of some tokens t₁ … tₙ is Σ (tᵢ + 1) · Fⁿ⁺¹⁻ⁱ modulo 2⁶⁴, whose upper bits are a slot.
+_FACTOR, _WORD_BITS = 0x9E3779B97F4A7C15, 64
+_WORD = (1 << _WORD_BITS) - 1
+_POWERS = [pow(_FACTOR, power, 1 << _WORD_BITS) for power in range(_LONGEST + 1)]
+_LENGTHS_AND_POWERS = tuple((length, _POWERS[length]) for length in _LENGTHS)
+
+# The place of the token that comes next, and how many tokens before it agree.
+Match = tuple[int, int]
+
+
+class TextsSource(Source):
+    """A ring of tokens, each with the place of the one after it, and an index of their places.
+
+    A place is how many tokens were written before. Once the ring is full, new tokens replace the
+    oldest ones. The index has four slots for each token. A key that needs the slot of another one
+    takes it, so that of a full ring three keys in four are found. It is safe for several threads:
+    what one reads while another writes can be a wrong draft, and no more.
+
+    It takes 19 MB for 262,144 tokens.
+    """
+
+    name = "texts"
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        num_bits = (4 * max_tokens - 1).bit_length()
+        self._shift = _WORD_BITS - num_bits
+        self._lock = threading.Lock()
+        self._num_written = 0
+        self._hold(  # Zeros take no memory before they are written.
+            np.zeros(max_tokens, np.int32),
+            np.zeros(max_tokens, np.int64),
+            np.zeros(1 << num_bits, np.uint64),
+            np.zeros(1 << num_bits, np.int64),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays)
+
+    def open(self, row: RowStart) -> TextsCursor:
+        return TextsCursor(self, row.prompt_ids, learns=row.learns)
+
+    def copy(self) -> TextsSource:
+        """A copy for one request; if there is anything to copy, costs one pass over the memory."""
+        if not self._num_written:
+            return TextsSource(self._max_tokens)
+        twin = copy.copy(self)
+        twin._lock = threading.Lock()
+        with self._lock:
+            twin._num_written = self._num_written
+            twin._hold(*(array.copy() for array in self._arrays))
+        return twin
+
+    def token(self, place: int) -> int:
+        """The token at a place; -1 where there is none yet, or no more."""
+        newest = self._num_written
+        if not max(newest - self._max_tokens, 0) <= place < newest:
+            return -1
+        return self._tokens[place % self._max_tokens]
+
+    def after(self, place: int) -> int:
+        """The place of the token after the one at a place, -1 if there is none yet."""
+        return self._next_places[place % self._max_tokens]
+
+    def find(self, key: int) -> int:
+        """The place of the newest token that has such tokens in front of it, or -1."""
+        slot = key >> self._shift
+        return self._places[slot] if self._keys[slot] == key else -1
+
+    def append(self, last: int, token_ids: Sequence[int], keys: Sequence[Iterable[int]]) -> int:
+        """Writes the next tokens of a text whose last one is at a place; returns that of the last.
+
+        `keys` are those of the tokens in front of each. Costs 2 µs a token.
+        """
+        max_tokens, shift = self._max_tokens, self._shift
+        tokens, next_places = self._tokens, self._next_places
+        index, places = self._keys, self._places
+        with self._lock:
+            place = self._num_written
+            for token, before in zip(token_ids, keys, strict=True):
+                if last > place - max_tokens:
+                    next_places[last % max_tokens] = place
+                at = place % max_tokens
+                tokens[at], next_places[at] = token, -1
+                for key in before:
+                    slot = key >> shift
+                    index[slot], places[slot] = key, place
+                last = place
+                place += 1
+            self._num_written = place
+        return last
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The texts, that which was written to last at the end, each with -1 after it."""
+        with self._lock:
+            newest, after = self._num_written, self._next_places
+            places = range(max(newest - self._max_tokens, 0), newest)
+            follows = {after[place % self._max_tokens] for place in places}
+            texts = [self._text_from(place) for place in places if place not in follows]
+        texts = sorted((text for text in texts if text), key=itemgetter(-1))
+        at = np.array([place for text in texts for place in (*text, -1)], np.int64)
+        tokens = np.where(at < 0, np.int32(-1), self._arrays[0][at % self._max_tokens])
+        return {"tokens": tokens} if len(at) else {}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Writes the newest of the texts that `arrays` gave, a mark after each of them."""
+        tokens = arrays["tokens"][-self._max_tokens :].astype(np.int64)
+        keys, are_keys = _keys_before(tokens)
+        are_keys &= tokens[:, None] >= 0
+        with self._lock:
+            places = self._num_written + np.arange(len(tokens))
+            ring, after, index, found = self._arrays
+            ring[places % self._max_tokens] = tokens
+            after[places % self._max_tokens] = np.where(tokens < 0, -1, places + 1)
+            slots = (keys[are_keys] >> np.uint64(self._shift)).view(np.int64)
+            index[slots] = keys[are_keys]
+            found[slots] = np.broadcast_to(places[:, None], keys.shape)[are_keys]
+            self._num_written += len(tokens)
+
+    def _text_from(self, place: int) -> list[int]:
+        """The places of a text; the caller holds the lock."""
+        text = []
+        while self.token(place) >= 0:
+            text.append(place)
+            place = self.after(place)
+        return text
+
+    def _hold(self, *arrays: NDArray[Any]) -> None:
+        self._arrays = arrays
+        # Views that Python reads faster than arrays.
+        self._tokens, self._next_places, self._keys, self._places = (each.data for each in arrays)
+
+
+class TextsCursor(Cursor):
+    """The place in other texts where one row's text is, and what it writes itself."""
+
+    def __init__(self, source: TextsSource, prompt_ids: Sequence[int], *, learns: bool) -> None:
+        self._source = source
+        self._learns = learns
+        self._match: Match | None = None
+        self._last = -1  # The place of the last token that it wrote.
+        self._sums = [0]  # The keys of all tokens up to each of the last ones.
+        for token in prompt_ids[-_LONGEST:]:
+            self._move(token)
+        self._keys = self._keys_at_end()
+
+    def root(self) -> Match | None:
+        return self._match
+
+    def expand(self, state: Match | None) -> list[Candidate]:
+        if state is None or (token := self._source.token(state[0])) < 0:
+            return []
+        return [(token, _evidence(state[1]))]
+
+    def follow(self, state: Match | None, token: int) -> Match | None:
+        if state is None or self._source.token(state[0]) != token:
+            return None
+        place, length = state
+        return self._source.after(place), length + 1
+
+    def observe(self, record: StepRecord) -> None:
+        """Moves on, and looks the end of the text up if few tokens agree so far."""
+        match, before = self._match, []
+        for token in record.committed_ids:
+            match = self.follow(match, token)
+            before.append(self._keys)
+            self._move(token)
+            self._keys = self._keys_at_end()
+        self._match = self._longest(match)
+        if self._learns:
+            self._last = self._source.append(self._last, record.committed_ids, before)
+
+    def _longest(self, match: Match | None) -> Match | None:
+        """A match, or a longer one that the index knows of."""
+        if match is not None and self._source.token(match[0]) < 0:
+            match = None  # Nobody has written on there.
+        length = 0 if match is None else match[1]
+        for longer, key in zip(
+            reversed(_LENGTHS[: len(self._keys)]), reversed(self._keys), strict=True
+        ):
+            if longer <= length:
+                break
+            if self._source.token(place := self._source.find(key)) >= 0:
+                return place, longer
+        return match
+
+    def _move(self, token: int) -> None:
+        self._sums.append((self._sums[-1] + token + 1) * _FACTOR & _WORD)
+        del self._sums[: -_LONGEST - 1]
+
+    def _keys_at_end(self) -> list[int]:
+        """The keys of the last 4, 10 and 16 tokens, or fewer of them for a shorter text."""
+        sums = self._sums
+        end, num = sums[-1], len(sums)
+        return [end - sums[-1 - n] * power & _WORD for n, power in _LENGTHS_AND_POWERS if n < num]
+
+
+def _keys_before(tokens: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """(N, lengths): the keys of the tokens before each; are these one text's?"""
+    padded = np.concatenate([np.full(_LONGEST, -1, np.int64), tokens])
+    before = np.lib.stride_tricks.sliding_window_view(padded, _LONGEST)[:-1, ::-1]
+    sums = np.cumsum((before + 1).astype(np.uint64) * np.array(_POWERS[1:], np.uint64), axis=1)
+    are_tokens = np.logical_and.accumulate(before >= 0, axis=1)
+    ends = np.array(_LENGTHS) - 1
+    return sums[:, ends], are_tokens[:, ends]
+
+
+@lru_cache(maxsize=1024)
+def _evidence(length: int) -> Evidence:
+    return Evidence("texts", match_length=max(run for run in _RUNS if run <= length))

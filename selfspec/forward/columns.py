@@ -1,0 +1,95 @@
+"""Columns of keys and values that leave stock layers or slots, and enter stock layers again.
+
+Knows layers and columns; not whose text they are of, nor how long they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from selfspec.compat.generation import set_columns_seen
+from selfspec.compat.states import (
+    StatePlace,
+    has_states,
+    keeps_only_states,
+    put_states,
+    states_by_place,
+)
+from selfspec.forward.slots import Member
+
+# (1, H, N, D) for each member: its last N columns up to some column of a text. A windowed layer may
+# have fewer than the others.
+Columns = dict[Member, torch.Tensor]
+
+
+class Held(NamedTuple):
+    """What the KV of one text holds: columns, and running states after the last one."""
+
+    columns: Columns
+    states: Mapping[StatePlace, torch.Tensor] = {}
+
+
+class Beginning(NamedTuple):
+    """The KV of the first columns of a prompt, and the logits after it if that is all of it."""
+
+    num_columns: int
+    held: Held
+    logits: torch.Tensor | None  # (1, V)
+
+
+def layers_reason(cache: Any) -> str | None:
+    """Why nothing can be put into a prompt's empty KV cache; None if it can."""
+    if type(cache) is not DynamicCache or not cache.layers:
+        return f"its KV cache is a {type(cache).__name__} that is not made of layers yet"
+    if keeps_only_states(cache):
+        return "its KV cache counts no columns"
+    if cache.get_seq_length():
+        return "its KV cache holds a text already"
+    for layer in cache.layers:
+        is_known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+        if not (is_known or has_states(layer)):
+            return f"its KV cache has a {type(layer).__name__}, which holds more than columns"
+    return None
+
+
+def window_of(layer: Any) -> int:
+    """How many columns back a stock layer lets a token see; 0: all."""
+    is_windowed = isinstance(layer, DynamicSlidingWindowLayer)
+    return int(layer.sliding_window) if is_windowed else 0
+
+
+def first_needed(layer: Any, length: int) -> int:
+    """The first column that a stock layer holds of a text of some length."""
+    window = window_of(layer)
+    return max(length - window + 1, 0) if window else 0
+
+
+def held_by(cache: Any) -> Held:
+    """What a stock cache holds of its one text."""
+    columns = {
+        (index, name): getattr(layer, name)
+        for index, layer in enumerate(cache.layers)
+        # Some layers share the keys of others, and some hold states alone.
+        if getattr(layer, "keys", None) is not None
+        for name in ("keys", "values")
+    }
+    return Held(columns, states_by_place(cache.layers))
+
+
+def fill(cache: Any, beginning: Beginning) -> None:
+    """Lets an empty stock cache hold the beginning of a text, as if it had read it.
+
+    Reading on makes new tensors of columns, and leaves these as they are. States are copied.
+    """
+    for (index, name), held in beginning.held.columns.items():
+        layer = cache.layers[index]
+        if not layer.is_initialized:
+            layer.lazy_initialization(held, held)
+        if window_of(layer):
+            set_columns_seen(layer, beginning.num_columns)
+        setattr(layer, name, held)
+    put_states(cache.layers, beginning.held.states)

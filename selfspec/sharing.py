@@ -1,0 +1,86 @@
+"""What the prompts of an engine share with texts that were read before, or are being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+
+from selfspec.ability.rope import changes_other_rows
+from selfspec.compat.kernels import is_out_of_memory
+from selfspec.forward.backends import Backend
+from selfspec.forward.columns import held_by
+from selfspec.forward.prompt import Prefilled
+from selfspec.kept_kv import KeptKV, PromptEnd, Text
+from selfspec.prompt import Prompt
+from selfspec.row import Row
+
+
+class Sharing:
+    """The store of an engine, or why it has none; with neither, nothing is shared."""
+
+    def __init__(self, kept_kv: KeptKV | str | None, backend: Backend) -> None:
+        self._store = kept_kv if isinstance(kept_kv, KeptKV) else None
+        self._reason = kept_kv if isinstance(kept_kv, str) else None
+        self._backend = backend
+
+    def begin(self, prompt: Prompt, rows: Sequence[Row]) -> None:
+        """Lets a prompt go on after the longest beginning that was read, also for one of `rows`."""
+        stats, reader = prompt.stats, prompt.reader
+        stats.kept_reason = self._reason or (self._own_reason(prompt) if self._store else None)
+        if self._store is None or stats.kept_reason is not None:
+            return
+        running = [self._text_of(row) for row in rows if row.prompt_end is not None]
+        ids, cache = np.array(reader.input_ids[0].tolist()), reader.cache
+        beginning = self._store.beginning(ids, _scope(prompt), cache, running)
+        if beginning is not None:
+            reader.begin(beginning)
+            stats.num_prompt_tokens_kept += beginning.num_columns
+
+    def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
+        """A prompt was read, which others may share from now on."""
+        if self._store is None or prompt.stats.kept_reason is not None:
+            return
+        (row,) = prompt.rows
+        row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
+        if (held := held_by(prefilled.cache)).states:  # Soon they are those of a longer text.
+            self._store.keep(np.array(row.prompt_ids), row.prompt_end, held)
+
+    def ended(self, rows: Sequence[Row]) -> None:
+        """Keeps what those of these rows have read that ended well."""
+        for row in rows:
+            if self._store is not None and row.prompt_end is not None and row.error is None:
+                text = self._text_of(row)
+                self._store.keep(text.ids, text.end, text.held)
+
+    def limit_to(self, num_bytes: int) -> None:
+        """Lets what is kept of texts that have ended take this much memory at most."""
+        if self._store is not None:
+            self._store.limit_to(num_bytes)
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Where memory runs out inside, what is kept of texts that have ended is dropped."""
+        try:
+            yield
+        except Exception as error:
+            if self._store is not None and is_out_of_memory(error):
+                self._store.drop()
+            raise
+
+    def _own_reason(self, prompt: Prompt) -> str | None:
+        """Why what was read for other texts is of no use for a prompt."""
+        if changes_other_rows(prompt.model.config, prompt.model_kwargs):
+            return "it is so long that its rotary embedding has changed"
+        return prompt.reader.own_reason()
+
+    def _text_of(self, row: Row) -> Text:
+        """The tokens of a row whose keys and values are there, and these."""
+        ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row)])
+        return Text(ids, row.prompt_end, partial(self._backend.held, row))
+
+
+def _scope(prompt: Prompt) -> object:
+    return prompt.scope if prompt.config.learning == "request" else None

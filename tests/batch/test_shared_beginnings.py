@@ -1,0 +1,334 @@
+"""Prompts that begin alike are read once, and each text is what `generate()` gives it alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from selfspec import kept_kv
+from selfspec.batch.prompts import inputs_of
+from selfspec.forward.columns import Held
+from tests.batch.test_session import SETTINGS, FixedPace, wild
+from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
+from tests.lossless.same import some
+from tests.lossless.seeing import prompt_with_image, seeing_model
+from tests.recorder import use_recorders
+from tests.sessions import TextSession
+
+MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
+HYBRIDS = ("qwen3-next", "bamba", "lfm2")
+MEMORY = ("1GB", "200KB", None)
+
+
+@pytest.fixture(autouse=True)
+def short_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_kv, "LEAST", 3)
+
+
+class Asked(NamedTuple):
+    ids: tuple[int, ...]
+    seed: int
+    settings: dict[str, Any]
+    leaves: int | None = None  # After so many steps.
+    fails: bool = False  # Does a processor of its own fail after some tokens?
+
+
+class Failing:
+    """Its own processor breaks off one text."""
+
+    looks_at_rows = True
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= self._length:
+            raise ValueError("this text fails")
+        return scores
+
+
+_known: dict[Any, list[int]] = {}
+
+
+def stock(model: Any, ids: tuple[int, ...], seed: int, settings: dict[str, Any]) -> list[int]:
+    """The new tokens of stock's own call."""
+    key = id(model), ids, seed, repr(settings)
+    if key not in _known:
+        torch.manual_seed(seed)
+        inputs = torch.tensor([ids])
+        output = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            tokenizer=tiny_tokenizer(),
+            **settings,
+        )
+        _known[key] = output[0, len(ids) :].tolist()
+    return _known[key]
+
+
+class Shared:
+    """Lets prompts with few beginnings come, again or as the next turn of what was said."""
+
+    def __init__(self, dice: random.Random, model: Any, **options: Any) -> None:
+        self.dice = dice
+        self.model = model
+        self.max_memory = options["max_memory"]
+        self.session = TextSession(model, tiny_tokenizer(), **options)
+        self.asked: dict[int, Asked] = {}
+        self.answers: dict[int, Any] = {}
+        self.bases = [self.tokens(45) for _ in range(2)]
+
+    def tokens(self, number: int) -> tuple[int, ...]:
+        return tuple(self.dice.randrange(3, VOCAB) for _ in range(number))
+
+    def ids(self) -> tuple[int, ...]:
+        dice, before = self.dice, list(self.asked.values())
+        ended = [index for index, answer in self.answers.items() if answer.error is None]
+        way = dice.random()
+        if way < 0.25 and before:
+            return dice.choice(before).ids
+        if way < 0.55 and ended:
+            index = dice.choice(ended)
+            text = (*self.asked[index].ids, *self.answers[index].ids)
+            return (*text[: dice.randrange(len(text) - 2, len(text) + 1)], *self.tokens(2))
+        start = dice.choice(self.bases)[: dice.randrange(1, 45)]
+        return (*start, *self.tokens(dice.randrange(6)))
+
+    def submit(self, step: int) -> None:
+        dice, index = self.dice, len(self.asked)
+        settings = {**dice.choice(SETTINGS), "max_new_tokens": dice.choice([1, 3, 8])}
+        leaves = step + dice.randrange(5) if dice.random() < 0.1 else None
+        asked = Asked(self.ids(), index, settings, leaves, dice.random() < 0.1)
+        self.asked[index] = asked
+        settings = dict(settings)
+        if asked.fails:
+            settings["logits_processor"] = [Failing(len(asked.ids) + dice.randrange(4))]
+        inputs: Any = list(asked.ids)
+        if dice.random() < 0.1 and len(asked.ids) < 30:  # Padded on the left, as by a processor.
+            ids = torch.tensor([[0, 0, *asked.ids]])
+            mask = torch.ones_like(ids)
+            mask[:, :2] = 0
+            inputs = inputs_of({"input_ids": ids, "attention_mask": mask}, tiny_tokenizer())
+        self.session.submit(index, inputs, asked.seed, settings)
+
+    def run(self, number: int) -> None:
+        for step in range(600):
+            if len(self.asked) < number and self.dice.random() < 0.6:
+                self.submit(step)
+            for index, asked in self.asked.items():
+                if asked.leaves == step:
+                    self.session.cancel(index)
+            self.answers |= {answer.index: answer for answer in self.session.step()}
+            self.check_memory()
+            if self.session.is_empty and len(self.asked) == number:
+                return
+        raise AssertionError("the session came to no end")
+
+    def check_memory(self) -> None:
+        session, kv = self.session, self.session.kv
+        kept = session.kept_kv_bytes
+        store = session._runner._kept_kv
+        if isinstance(store, kept_kv.KeptKV):
+            assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
+        if session._max_bytes is not None:
+            assert (0 if kv is None else kv.nbytes) + kept <= session._max_bytes
+
+    def check(self) -> None:
+        for index, asked in self.asked.items():
+            expected = stock(self.model, asked.ids, asked.seed, asked.settings)
+            if index in self.answers:
+                answer = self.answers[index]
+                if asked.fails and answer.error is not None:
+                    assert str(answer.error) == "this text fails"
+                    assert answer.ids == expected[: len(answer.ids)]
+                else:
+                    assert answer.error is None, (answer.error, answer.error.__cause__)
+                    assert answer.ids == expected
+            else:
+                assert asked.leaves is not None
+
+    @property
+    def num_kept(self) -> int:
+        return self.session._spec.total_stats.num_prompt_tokens_kept
+
+
+def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
+    dice = random.Random(seed)
+    if dice.random() < 0.15:
+        copies = kept_kv._copy
+
+        def scarce(held: Held) -> Held:
+            if dice.random() < 0.4:
+                raise torch.OutOfMemoryError
+            return copies(held)
+
+        monkeypatch.setattr(kept_kv, "_copy", scarce)
+    learning = dice.choice(["session", "session", "frozen"])
+    played = Shared(
+        dice,
+        tiny_model(name),
+        spec=wild(kept_kv=dice.choice([None, "100KB", "1GB"]), learning=learning),
+        max_rows=dice.randrange(1, 4),
+        max_memory=dice.choice(MEMORY),
+        pace=FixedPace(dice.choice([2, 7, 50])),
+        short_first=dice.random() < 0.5,
+        keeps_kv=dice.random() < 0.7,
+    )
+    played.run(dice.randrange(3, 9))
+    played.check()
+    return played
+
+
+@pytest.mark.parametrize("seed", some(range(24)))
+def test_random_sessions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    play((*MODELS, *HYBRIDS)[seed % (len(MODELS) + len(HYBRIDS))], seed, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_a_hundred_random_sessions(part: int) -> None:
+    num_kept = 0
+    for seed in range(1000 + 100 * part, 1100 + 100 * part):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kept_kv, "LEAST", 3)
+            name = random.Random(seed).choice((*MODELS, *HYBRIDS))
+            num_kept += play(name, seed, patch).num_kept
+    assert num_kept > 1000
+
+
+@pytest.mark.parametrize("seed", some(range(8)))
+def test_captured_forwards_and_fixed_slots(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_recorders(monkeypatch)
+    play(("llama", "gemma3", "mistral", "gpt-oss")[seed % 4], 300 + seed, monkeypatch)
+
+
+def texts(session: TextSession, asked: list[tuple[Any, int]], **settings: Any) -> list[Any]:
+    """The answers to prompts, by their seeds; each is stock's."""
+    settings = {"max_new_tokens": 6, **settings}
+    for index, (ids, seed) in enumerate(asked):
+        session.submit(index, list(ids), seed, settings)
+    answers = {}
+    while not session.is_empty:
+        answers |= {answer.index: answer for answer in session.work()}
+    for index, (ids, seed) in enumerate(asked):
+        assert answers[index].ids == stock(session._model, tuple(ids), seed, settings)
+    return [answers[index] for index in range(len(asked))]
+
+
+def kept_of(answers: list[Any]) -> list[int]:
+    return [answer.stats.num_prompt_tokens_kept for answer in answers]
+
+
+IDS = tuple(torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(4)).tolist())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])
+def test_samples_of_one_prompt_read_it_once(name: str) -> None:
+    """While they run without any memory for texts that have ended, but for running states."""
+    memory = {"max_memory": "1GB", "keeps_kv": True} if name == "qwen3-next" else {}
+    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), max_rows=4, **memory)
+    answers = texts(session, [(IDS, seed) for seed in range(4)], do_sample=True)
+    assert kept_of(answers) == [0, 40, 40, 40]
+    assert memory or session.kept_kv_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("knobs", "kept"),
+    [({}, [0, 30]), ({"kept_kv": 0}, [0, 0]), ({"learning": "request"}, [0, 0])],
+    ids=["default", "off", "request"],
+)
+def test_who_shares(knobs: dict[str, Any], kept: list[int]) -> None:
+    more = (*IDS[:30], 7, 8)
+    spec = wild(**knobs)
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    assert kept_of(texts(session, [(IDS, 0), (more, 1)])) == kept
+    assert bool(session.kept_kv_bytes) == (knobs.get("kept_kv") != 0)
+
+
+def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> None:
+    spec = wild(learning="request")
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    prompts = [session.call(index, list(IDS), index, {"max_new_tokens": 3}) for index in range(4)]
+    prompts[1].scope = prompts[0].scope
+    prompts[3].scope = prompts[2].scope
+    for prompt in prompts:
+        session.add(prompt)
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert kept_of(sorted(answers, key=lambda answer: answer.index)) == [0, 40, 0, 40]
+
+
+def test_a_text_that_fails_keeps_nothing() -> None:
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
+    failing = {"logits_processor": [Failing(len(IDS) + 2)], "max_new_tokens": 6}
+    session.submit(0, list(IDS), 0, failing)
+    (answer,) = session.work()
+    assert str(answer.error) == "this text fails"
+    assert session.kept_kv_bytes == 0
+
+
+def test_images_are_read_with_their_prompts() -> None:
+    """The same ids may have another image; what is kept of text is of no use there, nor theirs."""
+    name = "llava"
+    model, seen = seeing_model(name), prompt_with_image(name)
+    spec = wild()
+    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), spec, **options)
+    for index, factor in enumerate((1.0, -1.0, 1.0)):
+        inputs = {**seen, "pixel_values": seen["pixel_values"] * factor}
+        session.submit(index, inputs, 0, {"max_new_tokens": 5})
+        (answer,) = session.work()
+        expected = model.generate(**inputs, max_new_tokens=5)[0, inputs["input_ids"].shape[1] :]
+        assert answer.ids == expected.tolist()
+        assert answer.stats.num_prompt_tokens_kept == 0
+        assert "one part" in str(answer.stats.kept_reason)
+    assert session.kept_kv_bytes == 0
+
+
+def lora() -> PeftModel:
+    target = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False, "r": 4}
+    torch.manual_seed(11)
+    model = get_peft_model(new_model(), LoraConfig(task_type="CAUSAL_LM", **target), "one").eval()
+    model.add_adapter("two", LoraConfig(task_type="CAUSAL_LM", **target))
+    return model.eval()
+
+
+@pytest.mark.parametrize("seed", some(range(6)))
+@pytest.mark.filterwarnings("ignore")  # peft reads a name that transformers has deprecated.
+def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
+    """What was read with others is of no use, not even where they come back."""
+    dice, model = random.Random(seed), lora()
+    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), wild(), **options)
+    inner = model.get_base_model()
+    head = inner.model.layers[0].mlp.up_proj.weight
+    before = None
+    for _ in range(8):
+        change = dice.choice(["one", "two", "written", "none"])
+        if change == "written":
+            head.data.mul_(1.01)  # Torch does not count this.
+        elif change != "none":
+            model.set_adapter(change)
+        state = (model.active_adapter, float(head.sum()))
+        _known.clear()
+        answers = texts(session, [((*IDS[:30], dice.randrange(3, 9), 5), 0)])
+        assert bool(kept_of(answers)[0]) == (state == before)
+        before = state
+
+
+def test_hooks_may_decide_on_what_is_kept() -> None:
+    model = new_model()
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), wild(trust_hooks=True), **options)
+    model.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, output: output * 1.1)
+    answers = texts(session, [(IDS, 0), (IDS, 1)])
+    assert kept_of(answers) == [0, 0]
+    assert "hooks" in str(answers[1].stats.kept_reason)

@@ -1,0 +1,1 @@
+"""Programs that make what the repository holds; no part of the package, nor of a measurement."""
