@@ -24,7 +24,7 @@ from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import tables, teach
-from selfspec.machine.device import Device, Fetched, device_for
+from selfspec.machine.device import CPU, Device, Fetched, device_for
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row, stream_to
@@ -75,7 +75,7 @@ class Engine:
         *,
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
         budget: Budget | None = None,  # None: what the config says.
-        device: Device | None = None,
+        device: Device = CPU,  # until the first prompt shows another one
         listeners: Collection[Listener] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
@@ -91,7 +91,7 @@ class Engine:
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
-        self._device = Device() if device is None else device
+        self._device = device
         self._listeners = listeners
         self.sharing = Sharing(kept_kv, backend)
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.

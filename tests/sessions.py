@@ -24,7 +24,7 @@ class TextSession(Session):
         on_token: OnToken | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, spec, **options)
+        super().__init__(spec.runner(model), spec, **options)
         self.requests = Requests(model, tokenizer, spec, on_token)
 
     @property

@@ -74,7 +74,8 @@ def generate_many(
             f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
         )
     spec = SelfSpec() if assistant is None else assistant
-    session = Session(model, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
+    runner = spec.runner(model)
+    session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
     requests = Requests(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
     scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     common = {

@@ -146,10 +146,6 @@ def _columns_it_keeps(call: Any) -> int | None:
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
 
 
-def _needed_inputs(call: Any) -> str | None:
-    return call.runner.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
-
-
 def _verifies(mode: str) -> Callable[[Any], str | None]:
     return lambda call: call.ability.reason if call.ability.mode == mode else None
 
@@ -259,7 +255,12 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_verifies("plain"), shown="models: those that fail a short trial"),
         Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
-        Rule(_needed_inputs, shown="inputs: images and other inputs that each plain step needs"),
+        Rule(
+            lambda call: call.runner.needed_reason(
+                call.input_ids, call.generation_config, call.model_kwargs
+            ),
+            shown="inputs: images and other inputs that each plain step needs",
+        ),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),
     Outcome.TOGETHER: (

@@ -226,6 +226,7 @@ class SelfSpec:
                 "the prompt must have at least one token (got none); write some text, or begin "
                 "with the tokenizer's bos_token"
             )
+        draft = self.draft_model if draft_model is None else draft_model
         predictions: list[Prediction | None] = [None] * len(input_ids)
         if prediction is not None:
             num_returned = generation_config.num_return_sequences or 1
@@ -242,7 +243,7 @@ class SelfSpec:
             stopping_criteria=stopping_criteria,
             streamer=streamer,
             predictions=predictions,
-            draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
+            draft_model=draft and self.draft_model_for(draft, model, input_ids.shape[1]),
             max_nodes=limits.max_nodes,
             inputs_tensor=inputs_tensor,
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
@@ -258,7 +259,7 @@ class SelfSpec:
         prompt.stats.spend("prepare", perf_counter() - start)
         if then is not None:
             return then(prompt)
-        Session(model, self, fails_alone=False).write(prompt)
+        Session(prompt.runner, self, fails_alone=False).write(prompt)
         return result_of(prompt)
 
     def count(self, prompt: Prompt) -> None:
@@ -352,12 +353,13 @@ class SelfSpec:
 
     def ability(self, model: Any) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
-        return self.models.run(inside_wrappers(model)).ability()
+        return self.runner(model).ability()
 
-    def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
-        draft = self.draft_model if given is None else given
-        if draft is None:
-            return None
+    def runner(self, model: Any) -> ModelRunner:
+        """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
+        return self.models.run(inside_wrappers(model))
+
+    def draft_model_for(self, draft: Any, model: Any, num_tokens: int) -> DraftModel:
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(

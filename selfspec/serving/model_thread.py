@@ -62,7 +62,7 @@ class ModelThread:
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.requests = Requests(model, tokenizer, spec, self._on_token)
         self.session = Session(
-            model,
+            spec.runner(model),
             spec,
             max_rows=max_rows,
             max_memory=max_memory,

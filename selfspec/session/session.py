@@ -14,12 +14,11 @@ from collections import Counter
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from selfspec.compat.generation import kv_of
-from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, kept
 from selfspec.forward.backends import Backend
@@ -30,7 +29,7 @@ from selfspec.machine.memory import amount_in_bytes
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row_rules import start_clocks
-from selfspec.runner import ModelRunner, ModelRunners
+from selfspec.runner import ModelRunner
 from selfspec.session.line import Scheduler, Waiting
 from selfspec.session.pace import ReadingPace
 from selfspec.weights.streamed.memory_plan import kv_bytes
@@ -45,8 +44,6 @@ class ReaderGone(Exception):
 
 class Assistant(Protocol):
     """What a session asks of its `SelfSpec`."""
-
-    models: ModelRunners
 
     def engine(
         self,
@@ -77,7 +74,7 @@ class Session:
 
     def __init__(
         self,
-        model: Any,
+        runner: ModelRunner,
         spec: Assistant,
         *,
         max_rows: int = 8,
@@ -91,14 +88,13 @@ class Session:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self.alone_reasons: Counter[str] = Counter()  # Why texts were written alone.
-        self._model = inside_wrappers(model)
+        self._runner = runner
         self._spec = spec
         self._max_rows = max_rows
         self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
         self._pace = pace
         self._fails_alone = fails_alone
-        self._runner = spec.models.run(self._model)
-        self._keeps_kv = keeps_kv or self._runner.config.kept_kv is not None
+        self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler, short_first=short_first)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
         self._running: dict[int, Prompt] = {}  # By the index of its first row.
@@ -217,8 +213,9 @@ class Session:
 
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
-        first, start = self._waiting.first, perf_counter()
-        if self._alone is None and first is not None and first.alone is not None:
+        start = perf_counter()
+        first = None if self._alone is not None else self._waiting.first
+        if first is not None and first.alone is not None:
             self._waiting.start(first)
             self._reading = self._alone = first
             self.alone_reasons[first.alone] += 1
@@ -300,7 +297,7 @@ class Session:
         if not self._keeps_kv or self._max_bytes is None:
             return
         if engine.backend.kv is None or self._alone is not None:
-            needed = kv_bytes(self._model, prompt.max_columns)
+            needed = kv_bytes(self._runner.model, prompt.max_columns)
         else:
             running = [row.max_columns for row in engine.rows]
             longest = max(engine.backend.kv.num_columns, prompt.max_columns, *running)
@@ -373,7 +370,7 @@ class Session:
             cache = kv_of(prompt.model_kwargs)
             if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
                 return  # A recurrent or windowed state takes little room.
-            most = most_read = self._max_bytes // kv_bytes(self._model, 1)
+            most = most_read = self._max_bytes // kv_bytes(self._runner.model, 1)
         else:
             most = (self._limits.max_tokens or 0) - self._limits.spare
             most_read = most // self._max_rows  # All places are set aside while one is read.
