@@ -23,7 +23,7 @@ from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable, unplaced_id
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
-from selfspec.learning import tables, teach
+from selfspec.learning import Committed, tables, teach, teach_steps
 from selfspec.machine.device import CPU, Device, Fetched, device_for
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
@@ -35,7 +35,6 @@ from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
 Listener: TypeAlias = Callable[[StepRecord], None]
-Committed: TypeAlias = tuple[Row, StepRecord]
 
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
@@ -177,7 +176,7 @@ class Engine:
         self.rows += rows
         tops = self._fetch_tops(first.logits.logits)
         committed = self._observed(rows, first.records, _Seen(first.logits, tops, None))
-        _teach(committed)
+        teach_steps(committed)
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
@@ -193,7 +192,7 @@ class Engine:
         laps.end("prepare")
         drafts = self._draft(laps)
         committed = self._verify(drafts.trees, laps)
-        _teach(committed)
+        teach_steps(committed)
         self._account(drafts, committed, laps)
         self._call_listeners(committed)
 
@@ -370,21 +369,6 @@ class Laps:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
         return now
-
-
-def _teach(committed: list[Committed]) -> None:
-    """Lets the calibration and the tables learn from a step: one write for rows that share them."""
-    sharing: dict[int, list[Committed]] = {}
-    for row, record in committed:
-        learned = row.drafter.learned
-        if learned.learns:
-            with row.guarded():
-                learned.calibration.observe(record)
-            sharing.setdefault(id(learned.calibration), []).append((row, record))
-    for lessons in sharing.values():
-        row = lessons[0][0]
-        with row.guarded():
-            row.drafter.learned.observe_steps([record for _, record in lessons])
 
 
 def _add_pads(rows: list[Row], trees: list[DraftTree]) -> None:

@@ -39,7 +39,7 @@ class TextSession(Session):
         self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
     ) -> Prompt:
         prompt = self.requests.prompt(index, inputs, seed, arguments)
-        self.check_fits(prompt)
+        self.memory.check(prompt)
         return prompt
 
     def submit(

@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},
     "plain": {"compat", "errors", "machine", "prompt"},
-    "learning": _DRAFT | _VERIFY | _RUN,
+    "learning": _DRAFT | _VERIFY | _RUN | {"row"},
     "walks": _VERIFY | {"row"},
     "sharing": _ENGINE | {"prompt", "row"},
     "engine": _ENGINE | {"learning", "prompt", "row", "sharing", "walks"},

@@ -116,7 +116,7 @@ def _answers(
                 session.add(requests.prompt(index, inputs_of(prompt, processor), own_seed, own))
             except Exception as error:
                 if not is_tried:  # Raises what is wrong for any prompt.
-                    session.check_fits(requests.prompt(0, [0], 0, common))
+                    session.memory.check(requests.prompt(0, [0], 0, common))
                 yield Answer.refused(index, error)
             is_tried = True
         if not session.is_empty:

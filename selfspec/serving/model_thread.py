@@ -93,7 +93,7 @@ class ModelThread:
     def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
         """A prompt for `events`; any thread may ask. Refuses what can never be answered."""
         prompt = self.requests.prompt(next(self._indices), inputs, seed, arguments)
-        self.session.check_fits(prompt)
+        self.session.memory.check(prompt)
         return prompt
 
     async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:

@@ -12,27 +12,22 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import ExitStack, nullcontext
-from functools import cached_property
 from time import perf_counter
 from typing import Protocol
 
 import torch
 
-from selfspec.compat.generation import kv_of
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, kept
 from selfspec.forward.backends import Backend
-from selfspec.forward.inputs import foreign_layer
-from selfspec.forward.room import Limits
 from selfspec.kept_kv import KeptKV
-from selfspec.machine.memory import amount_in_bytes
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
 from selfspec.session.line import Scheduler, Waiting
+from selfspec.session.memory import SharedMemory
 from selfspec.session.pace import ReadingPace
-from selfspec.weights.streamed.memory_plan import kv_bytes
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
@@ -91,7 +86,7 @@ class Session:
         self._runner = runner
         self._spec = spec
         self._max_rows = max_rows
-        self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
+        self.memory = SharedMemory(runner, max_rows, max_memory)
         self._pace = pace
         self._fails_alone = fails_alone
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
@@ -131,10 +126,6 @@ class Session:
         """The memory that keys and values of texts take that have ended."""
         return self._runner.kept_kv_bytes
 
-    @cached_property
-    def _limits(self) -> Limits:
-        return self._runner.limits(self._max_rows, self._max_bytes)
-
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
 
@@ -146,7 +137,7 @@ class Session:
 
     def add(self, prompt: Prompt) -> None:
         """Lets a prompt wait; refuses what can never fit into the memory."""
-        self.check_fits(prompt)
+        self.memory.check(prompt)
         index = prompt.index
         is_read = self._reading is not None and self._reading.index == index
         if index in self._waiting or index in self._running or is_read:
@@ -237,7 +228,7 @@ class Session:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
         runner = self._runner
         if prompt is None:
-            lent = runner.backend(runner.ability(), self._limits)
+            lent = runner.backend(runner.ability(), self.memory.limits)
         else:
             lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
         backend = self._lent.enter_context(lent)
@@ -271,12 +262,14 @@ class Session:
         if self._alone is not None or len(self._running) == self._max_rows:
             return None
         running = [row.max_columns for row in engine.rows]
-        return self._waiting.start_next(running, self._limits)
+        return self._waiting.start_next(running, self.memory.limits)
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
         if not prompt.reader.has_begun:
-            self._leave_room(prompt, engine)
+            left = self.memory.left_beside(prompt, engine) if self._keeps_kv else None
+            if left is not None:  # Texts that have ended have it.
+                engine.sharing.limit_to(left)
             engine.sharing.begin(prompt, engine.rows)
         start, before = perf_counter(), prompt.reader.num_left
         is_all = self._alone is not None or before <= _SHORT_REST * num_tokens
@@ -291,18 +284,6 @@ class Session:
             if self._alone is not None:  # It steps to its end without another prompt between.
                 self._lent.enter_context(self._runner.decoding())
         return num_read
-
-    def _leave_room(self, prompt: Prompt, engine: Engine) -> None:
-        """Lets texts that have ended have what is not needed for those that run, and for this."""
-        if not self._keeps_kv or self._max_bytes is None:
-            return
-        if engine.backend.kv is None or self._alone is not None:
-            needed = kv_bytes(self._runner.model, prompt.max_columns)
-        else:
-            running = [row.max_columns for row in engine.rows]
-            longest = max(engine.backend.kv.num_columns, prompt.max_columns, *running)
-            needed = self._limits.bytes_for(longest)
-        engine.sharing.limit_to(self._max_bytes - needed)
 
     def _let_out(self, engine: Engine) -> None:
         """Ends the prompts whose rows have all stopped, and lets rows out that have."""
@@ -361,23 +342,3 @@ class Session:
                 raise error
             finally:
                 del error
-
-    def check_fits(self, prompt: Prompt) -> None:
-        """Refuses a prompt that can never fit into the memory."""
-        if self._max_bytes is None:
-            return
-        if prompt.alone is not None:
-            cache = kv_of(prompt.model_kwargs)
-            if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
-                return  # A recurrent or windowed state takes little room.
-            most = most_read = self._max_bytes // kv_bytes(self._runner.model, 1)
-        else:
-            most = (self._limits.max_tokens or 0) - self._limits.spare
-            most_read = most // self._max_rows  # All places are set aside while one is read.
-        if prompt.max_columns > most or prompt.num_tokens > most_read:
-            raise UnsupportedError(
-                f"prompt, answer and drafts must fit into the {most} tokens of max_memory, and the "
-                f"prompt into {most_read} while it is read (got {prompt.max_columns}, "
-                f"{prompt.num_tokens} of them in the prompt); raise max_memory, or lower "
-                "max_rows or max_new_tokens"
-            )
