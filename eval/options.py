@@ -176,6 +176,10 @@ def add_run_options(command: Any) -> None:
     """All that a run can be told but for its bench, its methods and where results go."""
     model = command.add_argument_group("which model")
     add_model(model)
+    rounded = "int8: in 8 bits, which writes other texts; stock runs it without drafts"
+    model.add_argument("--weights", choices=["int8"], help=rounded)
+    where = "of 'openvino': a Python that has it, and the model that optimum-cli has exported"
+    model.add_argument("--openvino", nargs=2, metavar=("PYTHON", "FOLDER"), help=where)
     small = "the small model of methods 'assisted' and 'edgellm'"
     model.add_argument("--assistant-model", "--assistant", metavar="MODEL", help=small)
     limit = "ask N questions, spread over the tasks"
@@ -201,6 +205,8 @@ def add_run_options(command: Any) -> None:
     group = command.add_argument_group("what drafters know, and how they draft")
     add = group.add_argument
     add("--cache", metavar="CACHE", help="prebuilt state: start with this cache or Hub id")
+    store = "of 'rest': a file of texts, with blank lines between them"
+    add("--datastore", type=Path, metavar="FILE", help=store)
     add("--tree", metavar="FILE", help="of 'fit': the tree of method 'ghidorah'")
     add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
     add_drafting(group)

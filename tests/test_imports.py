@@ -57,7 +57,6 @@ ALLOWED: dict[str, set[str] | None] = {
     "engine": _ENGINE | {"learning", "prompt", "row", "sharing", "walks"},
     "session": _ENGINE | {"engine", "plain", "prompt", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
-    "engines": {"cache", "config", "draft", "errors", "records"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
     "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session"},
     "batch": _ENGINE | {*_PROMPT, "plugin", "session"},
@@ -73,18 +72,18 @@ NO_TORCH = (
     "selfspec.config",
     "selfspec.cost",
     "selfspec.draft",
-    "selfspec.engines",
     "selfspec.errors",
     "selfspec.machine.user_files",
     "selfspec.records",
-    "selfspec.serving.batch_file",
-    "selfspec.serving.prompt_files",
+    "selfspec.cli.batch_file",
+    "selfspec.cli.prompt_files",
+    "selfspec.serving.encoder",
     "selfspec.serving.schema",
     "selfspec.stats",
     "selfspec.verify.walk",
 )
 TRANSFORMERS = {
-    *("ability", "building", "cli", "compat", "engines"),
+    *("ability", "building", "cli", "compat"),
     *("forward", "neural", "plain", "plugin", "row_rules", "weights"),
 }
 
@@ -233,10 +232,10 @@ def test_examples_in_docstrings_run(path):
     assert results.failed == 0
 
 
-def test_knobs_and_errors_come_without_torch_and_so_do_drafts_for_vllm():
+def test_knobs_errors_and_sources_come_without_torch():
     """So that a command line answers at once."""
     code = (
-        "import sys, selfspec, selfspec.draft.tree, selfspec.draft.sources, selfspec.engines.vllm;"
-        "assert not {'torch', 'transformers', 'vllm'} & set(sys.modules), 'torch came along'"
+        "import sys, selfspec, selfspec.draft.tree, selfspec.draft.sources, selfspec.cache;"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'torch came along'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)

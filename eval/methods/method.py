@@ -6,7 +6,7 @@ Knows nothing of questions, clocks or tables.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,9 @@ class Resources:
     """What makers choose from.
 
     `contents` are those of a cache to start with, `options` those that only the method knows,
-    `assistant` is the small model of assisted decoding, and `tree` the file of a fitted tree.
+    `assistant` is the small model of assisted decoding, `tree` the file of a fitted tree, and
+    `openvino` a Python that has OpenVINO with the model that it is to run. `datastore` are texts in
+    ids.
     """
 
     config: SpecConfig = field(default_factory=SpecConfig)
@@ -40,6 +42,8 @@ class Resources:
     options: Mapping[str, Any] = field(default_factory=dict)
     assistant: Any = None
     tree: Any = None
+    openvino: Any = None
+    datastore: Sequence[Sequence[int]] = ()
 
     def new_spec(self, config: SpecConfig, **more: Any) -> SelfSpec:
         """Cold, or with what the cache holds; takes all else that a `SelfSpec` does by name."""

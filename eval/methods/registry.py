@@ -20,6 +20,7 @@ from eval.methods.method import (
     StaticMethod,
 )
 from eval.methods.names import FORWARD_ONLY, OURS, STOCK
+from eval.methods.openvino import OpenVinoMethod
 from eval.methods.published import PUBLISHED
 from selfspec import SelfSpec
 from selfspec.errors import unknown_name
@@ -50,6 +51,7 @@ METHODS: dict[str, Maker] = {
     ),
     "assisted": lambda given: AssistedMethod("assisted", given.assistant),
     "mtp": lambda _: MtpMethod("mtp", {"use_mtp": True}),
+    "openvino": lambda given: OpenVinoMethod("openvino", given.openvino),
     FORWARD_ONLY: _forward_only,
     OURS: lambda given: SelfSpecMethod(OURS, given.new_spec(given.config)),
     **PUBLISHED,

@@ -238,7 +238,7 @@ def _by_stage(given: pd.DataFrame) -> Counter[str]:
     """Seconds of each stage, and what is left of the whole calls."""
     stages: Counter[str] = Counter()
     for spent, prefill in zip(given.stage_seconds, given.prefill_seconds, strict=True):
-        stages.update(spent or {"prefill": prefill})
+        stages.update(spent or ({} if pd.isna(prefill) else {"prefill": prefill}))
     left = given.seconds.sum() - sum(stages.values())
     stages["rest" if len(stages) > 1 else "decoding"] += max(left, 0)
     return stages

@@ -32,8 +32,9 @@ def whole(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def decoding(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Without the prompts' forwards, and the token that each yields."""
-    return answers.seconds - answers.prefill_seconds, answers.num_new_tokens - 1
+    """Without the prompts' forwards, and the token that each yields; nothing if not told apart."""
+    is_told = answers.prefill_seconds.notna()
+    return answers.seconds - answers.prefill_seconds, (answers.num_new_tokens - 1).where(is_told, 0)
 
 
 def prefill(answers: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -90,11 +91,11 @@ def _rates(given: pd.DataFrame) -> Figures:
     spent, decoded = decoding(given)
     return {
         "num_new_tokens": int(tokens),
-        "tokens_per_step": _ratio(decoded.sum(), steps),
+        "tokens_per_step": _ratio(tokens - len(given), steps),
         "nodes_per_step": _ratio(nodes, steps),
         "goodput": _ratio(tokens, given.seconds.sum()),
         "ms_per_token": _ratio(1000 * given.seconds.sum(), tokens),
-        "prefill_ms": _ratio(1000 * given.prefill_seconds.sum(), len(given)),
+        "prefill_ms": _ratio(1000 * given.prefill_seconds.sum(), given.prefill_seconds.count()),
         "decode_ms_per_token": _ratio(1000 * spent.sum(), decoded.sum()),
     }
 

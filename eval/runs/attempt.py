@@ -81,7 +81,7 @@ def _numbers(
         "num_prompt_tokens": num_prompt_tokens,
         "num_new_tokens": len(new_ids),
         "seconds": result.seconds,
-        "prefill_seconds": result.prefill_seconds,
+        "prefill_seconds": result.prefill_seconds or None,  # Not all methods tell it apart.
         "output_sha256": digest,
     }
     if watch.stats is None:

@@ -28,7 +28,6 @@ from selfspec.errors import CacheError, ConfigError, VocabularyError
 from selfspec.machine.user_files import remove_scratch
 
 SAVE_SECONDS = 300.0
-_KEEP_ANSWERS = "texts", "answers"  # The sources that keep whole answers.
 _MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
 # In seconds. A save by another process takes a fraction of one. Only a save that is asked for, and
 # the last one, wait for it.
@@ -191,16 +190,14 @@ def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
     for source in learned.sources:
         if source.name in contents.tables:
             source.restore(contents.tables[source.name])
-        elif source.name in _KEEP_ANSWERS and contents.answers is not None:
+        elif source.name == "texts" and contents.answers is not None:
             source.restore({"tokens": contents.answers})
     learned.calibration.restore(contents.calibration or [])
 
 
 def answers_of(learned: Learned) -> NDArray[np.int32] | None:
     """What rows have written, each text with -1 after it; None without a source that keeps it."""
-    tables = learned.tables()
-    kept = [tables[name]["tokens"] for name in _KEEP_ANSWERS if name in tables]
-    return kept[0] if kept else None
+    return learned.tables().get("texts", {}).get("tokens")
 
 
 def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:

@@ -139,6 +139,9 @@ def _reader() -> Callable[[], str]:
         )
         return session.prompt
 
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # A line that is no UTF-8 ends no chat.
+
     def line() -> str:
         text = sys.stdin.readline()
         if not text:

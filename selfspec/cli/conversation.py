@@ -37,7 +37,7 @@ class Conversation:
 
     def begin(self, system: str | None) -> None:
         """Starts over with another system message; refuses one that the template does not take."""
-        opening = [{"role": "system", "content": system}] if system else []
+        opening = [{"role": "system", "content": _whole(system)}] if system else []
         encoded([*opening, {"role": "user", "content": "?"}], self._writer.tokenizer)
         self._opening = opening
         self.reset()
@@ -54,7 +54,7 @@ class Conversation:
 
     def ask(self, text: str) -> Turn:
         """Streams the answer and keeps it. Ctrl-C ends it; what was shown by then is kept."""
-        messages = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": _whole(text)}]
         ids = encoded(messages, self._writer.tokenizer)
         budget = self._budget(len(ids))
         kv, num_reused = self._take_kv(ids)
@@ -109,6 +109,15 @@ class Conversation:
         if type(kv) is DynamicCache:  # Other kinds have a fixed size, or take no second prompt.
             self._kv = kv
             self._kv_ids = output.sequences[0, : kv.get_seq_length()].tolist()
+
+
+def _whole(text: str) -> str:
+    """Refuses what was no UTF-8; the command line and the chat have halves of characters there."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise CliError(f"a message must be UTF-8 text (got {text[:40]!r})") from error
+    return text
 
 
 def _can_crop(kv: Any) -> bool:

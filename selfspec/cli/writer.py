@@ -9,7 +9,7 @@ from selfspec.cli.loading import Loaded, load_all
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
 from selfspec.records import DRAFT_MODEL
-from selfspec.serving.prompt_files import Encoder, num_tokens
+from selfspec.serving.encoder import Encoder, num_tokens
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig

@@ -54,7 +54,7 @@ def grammar_of(chat: Chat, tokenizer: Any) -> str:
     form, tools = form_of(str(tokenizer.chat_template)), chat.callable_tools
     grammar = _Grammar(form, tokenizer, tools)
     is_single = chat.parallel_tool_calls is False
-    if chat.tool_choice not in (None, "auto"):
+    if chat.must_call:
         rules = grammar.calls_alone(is_single)
     else:
         rules = (grammar.tagged if form.needs_tag else grammar.untagged)(is_single)

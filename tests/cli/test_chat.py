@@ -1,5 +1,6 @@
 """`selfspec chat`: turns, the KV cache between them, commands, questions, and ways to leave."""
 
+import io
 import sys
 from unittest.mock import Mock
 
@@ -152,6 +153,16 @@ def test_commands(chat, stock_answers):
     ):
         assert said in out
     assert "> dog" not in out
+
+
+def test_what_is_no_utf_8_is_refused_and_the_chat_goes_on(writer, monkeypatch, capsys):
+    data = io.BytesIO(b"\xff fox\n/exit\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data, encoding="utf-8"))
+    sys.stdout.reconfigure(errors="replace")  # As the command does.
+    ChatLoop(writer, SpecConfig()).run(_reader())
+    assert "error: a message must be UTF-8 text (got '\\udcff fox')" in capsys.readouterr().out
+    with pytest.raises(CliError, match="must be UTF-8 text"):
+        begin(writer).begin("\udcff")
 
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):

@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from eval import bench_batch, bench_streamed, first_call, gpu, hybrid, predict, replay
+from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
 from eval.again import WAYS
 from eval.benches.stdlib import Edit
 from eval.methods.method import Method
 from eval.methods.one_call import Result as Called
 from eval.methods.registry import METHODS
 from eval.methods.streamed_job import Job, Result
+from eval.models import hybrid
 from eval.report.statistics import STAGES
 from eval.units import attention
 from eval.units.model import widths_table
@@ -175,15 +176,20 @@ def TokenizedInputs(*arrays): return arrays
 """
 
 
-def test_bench_openvino(asked, figures, tmp_path, monkeypatch):
+def test_openvino_takes_part(asked, told, tmp_path, monkeypatch):
     """What answers in the other process is a module that only counts."""
     (tmp_path / "openvino_genai.py").write_text(OPENVINO)
     (tmp_path / "openvino.py").write_text("Tensor, __version__ = list, '1'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    asked += [*SHORT, "2", "--python", sys.executable, "--exported", str(tmp_path)]
-    told = figures("bench_openvino", *asked)
-    assert [row["name"] for row in told["rows"]] == ["stock", "selfspec", "openvino"]
-    assert (told["openvino"], told["num_prompts"], told["rows"][2]["ratio"]) == ("1", 2, 1.0)
+    out = ["--output", str(tmp_path / "out"), "--openvino", sys.executable, str(tmp_path)]
+    methods = ["--methods", "stock", "selfspec", "openvino"]
+    status, _, error = told("run", "--measuring-set", *asked, *SHORT, "2", *methods, *out)
+    assert status == 0, error
+    overall = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]["openvino"]
+    figures = overall["overall"]
+    assert (figures["num_answers"], figures["num_new_tokens"]) == (2, 16)
+    assert figures["speed_up"]["total"] > 0
+    assert (figures["decode_speed_up"], figures["tokens_per_step"]) == (None, 1.0)
 
 
 def test_functions(figures, chat_folder):
@@ -307,14 +313,14 @@ def test_hetero_shows_every_width_and_tells_a_wrong_outcome(told, monkeypatch):
     assert told("hetero", *options, "--rounds", "1")[0] == 1
 
 
-def test_hybrid(figures, monkeypatch):
+def test_predict_with_a_random_model(figures, monkeypatch):
     """Right predictions save steps."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 97}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     shape = {"model_type": "lfm2", "layer_types": "cca", **sizes, **heads}
     monkeypatch.setitem(hybrid.SHAPES, "lfm2-700m", shape)
-    asked = ["--shape", "lfm2-700m", "--layers", "3", "--tokens", "24", "--texts", "1"]
-    methods = figures("hybrid", *asked, "--shares", "0", "100", "--budget", "fixed")["methods"]
-    assert methods["stock"]["steps"] == 23
-    assert methods["0 % right"]["steps"] > methods["100 % right"]["steps"]
-    assert methods["100 % right"]["nodes"] > 2
+    asked = ["--random", "lfm2-700m", "--layers", "3", "--tokens", "24", "--texts", "1"]
+    methods = figures("predict", *asked, "--shares", "0", "100", "--budget", "fixed")["methods"]
+    steps = {name: by_task["overall"]["tokens_per_step"] for name, by_task in methods.items()}
+    assert steps["stock"] == 1 <= steps["0 % right"] < steps["100 % right"]
+    assert methods["100 % right"]["overall"]["nodes_per_step"] > 2

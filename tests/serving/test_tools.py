@@ -17,7 +17,7 @@ from selfspec.batch.guides import Guide, Guides
 from selfspec.serving.schema import Chat, checked
 from selfspec.serving.tool_forms import form_of, grammar_of
 from selfspec.serving.tools import CallReader, joined
-from tests.serving.conftest import MESSAGES, NAME, Served
+from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
 from tests.tiny import make_model, make_tokenizer
 
@@ -223,6 +223,24 @@ def test_calls_that_are_required(family: str, asked: Any) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     content, calls, _ = asked("It is sunny.", tool_choice=named, parallel_tool_calls=False)
     assert (content, len(calls)) == (None, 1)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"properties": {"city": {"enum": ["Rome"]}}}, None])
+def test_parameters_need_no_type(asked: Any, family: str, parameters: Any) -> None:
+    """An object is all that they may be."""
+    tool = {"type": "function", "function": {**WEATHER["function"], "parameters": parameters}}
+    content, (arguments,), _ = asked(written(family, '{"city": "Rome"}'), tools=[tool])
+    assert (content, json.loads(arguments)) == (None, {"city": "Rome"})
+
+
+def test_a_call_that_is_cut_in_its_head_ends_by_its_length(family: str, steered: Steered) -> None:
+    """What may only be a call is not searched for stop strings, as in calls that are whole."""
+    steered.script = written(family, ROME)
+    asked = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required"}
+    for length in (2, 6, 9):
+        (choice,) = steered.ask(CHAT, **asked, max_tokens=length, stop=["e", "<", "["])["choices"]
+        assert choice["finish_reason"] == "length"
+        assert steered.script.startswith(choice["message"]["content"])
 
 
 @pytest.mark.parametrize("family", ["llama3", "unknown"], indirect=True)

@@ -110,17 +110,6 @@ class LutSource(Source):
         with self._lock:
             self._write(keys, rows, top)
 
-    def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
-        """Gives the token that came half of its row; the earlier entries share the other half."""
-        tokens = pairs[:, -self._order :]
-        known = self._are_known(tokens).all(-1) & (next_ids < self._vocab_size)
-        keys, rows = self._places(tokens[known])
-        with self._lock:
-            top = self._part(rows)
-            if self._order == 2:
-                top.ids[self._keys[rows] != keys] = -1  # What another pair left there.
-            self._write(keys, rows, _with_next(top, next_ids[known].astype(np.int32)))
-
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates after two tokens, likeliest first."""
         before, row = pair
@@ -200,19 +189,6 @@ class LutSource(Source):
         self._flat_keys = keys.data
         self._flat_ids = token_ids.reshape(-1).data
         self._flat_bits = probabilities.reshape(-1).view(np.uint16).data
-
-
-def _with_next(top: TopK, next_ids: NDArray[np.int32]) -> TopK:
-    """Rows in which one token more was seen; where there is no room, the unlikeliest goes."""
-    half = np.float16(0.5)
-    ids, chances = top.ids, np.where(top.ids >= 0, top.probabilities * half, np.float16(0))
-    is_next = ids == next_ids[:, None]
-    is_new = ~is_next.any(-1)
-    ids[is_new, -1], chances[is_new, -1] = next_ids[is_new], 0
-    is_next[is_new, -1] = True
-    chances[is_next] += half
-    order = np.argsort(-chances, axis=-1, kind="stable")
-    return TopK(np.take_along_axis(ids, order, -1), np.take_along_axis(chances, order, -1))
 
 
 class LutCursor(Cursor):

@@ -115,9 +115,6 @@ class Source:
         newest.
         """
 
-    def observe_text(self, pairs: NDArray[np.int64], next_ids: NDArray[np.int64]) -> None:
-        """Learns the token that came after each pair (N, 2), where no model gives its chances."""
-
     def copy(self) -> Source:
         """A copy that learns for one request alone."""
         return self

@@ -225,34 +225,6 @@ def test_learning_and_reading_from_several_threads_never_mix_two_rows() -> None:
 def test_tokens_beyond_the_vocabulary_are_not_known(order: int) -> None:
     """A model may read more ids than it says; as pairs they would share the key of another one."""
     source = LutSource(10, 2, order=order)
-    said(source, (2, 10, 7), (2, 4, 10), (-1, -1, 3))
-    assert not len(source.arrays()["ids"])
     teach(source, {(2, 14): 5, (14, 2): 6})
     assert [held(source, pair) for pair in ((2, 14), (3, 4))] == [[], []]
     assert held(source, (14, 2)) == ([6, 7] if order == 1 else [])
-
-
-def said(source: LutSource, *triples: tuple[int, int, int]) -> None:
-    text = np.array(triples, np.int64)
-    source.observe_text(text[:, :2], text[:, 2])
-
-
-@orders
-def test_a_token_of_a_text_gets_half_of_its_row(order: int) -> None:
-    source = LutSource(V, 3, order=order)
-    said(source, (2, 4, 7))
-    assert held(source, (2, 4)) == [7]
-    source.observe_pairs(np.array([[2, 4]]), top([(5, 0.5), (6, 0.25), (8, 0.125)]))
-    said(source, (2, 4, 6))
-    assert held(source, (2, 4)) == [6, 5, 8]
-    said(source, (2, 4, 9))  # There is no room: the unlikeliest goes.
-    assert held(source, (2, 4)) == [9, 6, 5]
-    row = source.arrays()["probabilities"].tolist()
-    assert row == [[0.5, 0.3125, 0.125]]
-
-
-def test_a_pair_that_takes_the_slot_of_another_starts_anew() -> None:
-    source = LutSource(V, 3, order=2, slot_bits=1)
-    for token in range(20):
-        said(source, (1, token, token + 1))
-        assert held(source, (1, token)) == [token + 1]

@@ -65,6 +65,8 @@ SOURCES = {
     "selfspec-branches": {*SOURCE_NAMES, "grams"},
     "selfspec-intervals": set(SOURCE_NAMES),
     "ghidorah": set(SOURCE_NAMES),
+    "suffix": {"context", "texts"},
+    "rest": {"texts"},
     "edgellm": {"draft model"},
     "sam": {"match", "tree"},
 }
@@ -78,6 +80,7 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
         config=SpecConfig(max_nodes=24),
         tree=FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1)) if name == "ghidorah" else None,
         assistant=new_model(num_hidden_layers=1),
+        datastore=[ids()[0].tolist() * 3],
     )
     method = new_method(name, given)
     expected = new_method("stock").answer(tiny_model(), ids(), **asked)
@@ -89,7 +92,7 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
     assert method.spec.config.max_nodes == widths.get(name, 24 + 36 * has_branches)
     assert set(method.stats.drafted_by_source) <= SOURCES[name]
     rates = method.spec.learned(tiny_model().config.vocab_size).calibration.rows()
-    assert bool(rates) == (name in ("sam", "ghidorah") or name.startswith("selfspec"))
+    assert bool(rates) == (name in ("sam", "ghidorah", "suffix") or name.startswith("selfspec"))
     first = method.stats.num_steps
     method.forget()
     method.answer(tiny_model(), ids(), **asked)
@@ -111,3 +114,15 @@ def test_verdicts():
     head[other] = head[likeliest]
     tie = compare(model, [5, 6], [likeliest], [other], greedy=True)
     assert tie == Verdict("near-tie", 0, 0.0)
+
+
+def test_a_datastore_drafts_what_it_holds_and_learns_nothing():
+    text = new_method("stock").answer(tiny_model(), ids(), **ASKED)[0].tolist()
+    steps = []
+    for store in ([[1, 2, 3]], [text]):
+        method = new_method("rest", Resources(datastore=store))
+        for _ in range(2):
+            method.answer(tiny_model(), ids(), **ASKED)
+            steps.append(method.stats.num_steps)
+    assert steps[0] == steps[1] == 23
+    assert steps[2] == steps[3] < 6
