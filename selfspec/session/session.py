@@ -303,7 +303,7 @@ class Session:
             if self._engine is not None:
                 self._engine.record_outcome(prompt)
         except Exception as fault:  # Of a budget of the user's.
-            error = error or fault
+            error = fault if error is None else error
         prompt.error = error
         self._ended.append(prompt)
 
@@ -331,9 +331,9 @@ class Session:
         """
         error = prompt.error
         try:
-            self._spec.count(prompt) if error else self._spec.finish(prompt)
+            (self._spec.finish if error is None else self._spec.count)(prompt)
         except Exception as fault:
-            error = error or fault
+            error = fault if error is None else error
         if isinstance(error, Exception) and self._fails_alone:
             prompt.error = kept(error)
         elif error is not None:
