@@ -74,6 +74,19 @@ def refuse(asked: Arguments) -> None:
         raise UnsupportedError(reason)
 
 
+def refuse_prepared(
+    model: Any, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses what `generate()` has made of a call, where only that shows it."""
+    if has_own_generate(model):  # It may have asked for something else than its caller did.
+        refuse(Arguments(model, vars(generation_config)))
+    if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
+        raise UnsupportedError(  # A model would fail somewhere inside.
+            "the prompt must have at least one token (got none); write some text, or begin "
+            "with the tokenizer's bos_token"
+        )
+
+
 def route(prompt: Prompt) -> None:
     """Says how a prompt is decoded. Finding it out may take a trial of the model."""
     reason = reason_for(Outcome.PLAIN, prompt)

@@ -39,7 +39,7 @@ from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.lenient import Lenient
 from selfspec.plugin.outcome import result_of
-from selfspec.plugin.refusals import Arguments, has_own_generate, refuse, route
+from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
@@ -219,13 +219,7 @@ class SelfSpec:
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
-        if has_own_generate(model):  # It may have asked for something else than its caller did.
-            refuse(Arguments(model, vars(generation_config)))
-        if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
-            raise UnsupportedError(  # A model would fail somewhere inside.
-                "the prompt must have at least one token (got none); write some text, or begin "
-                "with the tokenizer's bos_token"
-            )
+        refuse_prepared(model, input_ids, generation_config, model_kwargs)
         draft = self.draft_model if draft_model is None else draft_model
         predictions: list[Prediction | None] = [None] * len(input_ids)
         if prediction is not None:
@@ -243,7 +237,9 @@ class SelfSpec:
             stopping_criteria=stopping_criteria,
             streamer=streamer,
             predictions=predictions,
-            draft_model=draft and self.draft_model_for(draft, model, input_ids.shape[1]),
+            draft_model=None
+            if draft is None
+            else self.draft_model_for(draft, model, input_ids.shape[1]),
             max_nodes=limits.max_nodes,
             inputs_tensor=inputs_tensor,
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
