@@ -12,7 +12,6 @@ the rounds; the last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import cycle, islice
@@ -26,8 +25,8 @@ from eval.methods.names import STOCK
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import EVERY, add_model, add_questions, check_at_least
 from eval.report.table import Table
-from eval.runs.environment import told
-from eval.runs.served import OURS, Served, serving
+from eval.runs.environment import tell
+from eval.runs.served import SELFSPEC, Served, serving
 from eval.runs.turns import in_turns
 
 _KEPT, _READ = "kept", "read again"
@@ -77,8 +76,7 @@ def run(options: argparse.Namespace) -> int:
                 found[what] = in_turns(names, options.rounds, measure, _shown, f"{what}, ")
     rows = list(_rows(found, options))
     print(f"\n{Table.of('Read once', _COLUMNS, rows, 'Medians over the rounds.').markdown()}")
-    print(json.dumps(told("bench_kept", options, seconds=found, rows=rows)))
-    return 0
+    return tell("bench_kept", options, seconds=found, rows=rows)
 
 
 def _served(served: Sequence[str], texts: Texts, options: argparse.Namespace) -> Found:
@@ -87,7 +85,9 @@ def _served(served: Sequence[str], texts: Texts, options: argparse.Namespace) ->
     more = {_KEPT: shared, _READ: [*shared, "--kept-kv", "0"]}
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(serving(OURS, options.model, own, threads=options.threads))
+            name: stack.enter_context(
+                serving(SELFSPEC, options.model, own, threads=options.threads)
+            )
             for name, own in more.items()
         }
         for server in servers.values():

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from selfspec.batch.call_reader import joined
 from selfspec.serving.schema import Chat, RequestError, Settings, TextRequest
-from selfspec.serving.tools import joined
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer

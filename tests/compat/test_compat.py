@@ -32,6 +32,7 @@ from selfspec.compat import (
     kernels,
     modules,
     states,
+    timing,
     versions,
 )
 from selfspec.draft.sources.grammar import TokenBytes
@@ -42,7 +43,7 @@ from tests.heads import heads_of, model_with_heads, needs_heads
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
-MODULES = (checkpoints, generation, grammars, heads, kernels, modules, states, versions)
+MODULES = (checkpoints, generation, grammars, heads, kernels, modules, states, timing, versions)
 HERE = Path(__file__)
 
 
@@ -669,6 +670,26 @@ def test_a_cache_is_taken_and_given_under_both_names(name):
         output = model.generate(**prompt(), **asked, **{name: DynamicCache()}, **extra)
         lengths.append((output.sequences.tolist(), getattr(output, name).get_seq_length()))
     assert lengths[0] == lengths[1]
+
+
+# --- timing
+
+
+@pytest.mark.parametrize("loop", ["plain", "prompt lookup", "assisted"])
+def test_the_end_of_a_prompt_is_told_once_and_before_the_second_forward(loop):
+    model, told = new_model(), []
+    options = {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 3}}
+    more = options.get(loop, {"assistant_model": tiny_model()})
+    handle = model.register_forward_hook(lambda *_: told.append("forward"))
+    with timing.told_of_prompt(model, lambda: told.append("read")):
+        model.generate(**prompt(), max_new_tokens=6, do_sample=False, **more)
+    handle.remove()
+    assert (told.count("read"), told.index("read")) == (1, 1)
+    assert "_update_model_kwargs_for_generation" not in vars(model)
+
+
+def test_a_cpu_compiles_no_static_kv():
+    assert timing.compiles_static_kv(tiny_model()) is False
 
 
 # --- heads

@@ -26,7 +26,7 @@ REFUSED = [
     ("study", "starts " + STUDY + "--caches a/x b/x", "a last name of their own (got two 'x')"),
     ("study", "fitted " + STUDY, "must have --tree FILE"),
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
-    ("edge_network", "--out no/where.html", "--out must be"),
+    ("edge_network", "--draws 0", "--draws must be >= 1 (got 0)"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),
     ("predict", "--tokens 0", "--tokens"),
     ("predict", "--random x", "unknown shape 'x'"),

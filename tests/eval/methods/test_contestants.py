@@ -10,8 +10,8 @@ from eval.methods.method import Resources
 from eval.methods.names import DESCRIPTIONS
 from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import METHODS, new_method
-from eval.methods.sameness import MAX_ULPS, Verdict, compare
-from eval.methods.timing import timed
+from eval.runs.sameness import MAX_ULPS, Verdict, compare
+from eval.runs.timing import timed
 from selfspec import SpecConfig
 from selfspec.compat.heads import RUNS_HEADS
 from selfspec.config import SOURCE_NAMES
