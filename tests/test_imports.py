@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
     "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,
+    "__main__": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
 # Rooms and modules that import no torch, and those that may import transformers.

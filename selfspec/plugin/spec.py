@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
-from selfspec.ability.probe import DraftSupport
+from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
 from selfspec.compat.generation import belongs_to_caller, kv_of
@@ -385,8 +385,10 @@ class SelfSpec:
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
-        reasons = {"drafted for": stats.disabled_reason, "run": stats.eager_reason}
+        drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"
+        reasons = {drafted: stats.disabled_reason, "not run as asked": stats.eager_reason}
         for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
+                told = reason.removesuffix(IN_CHAINS)
+                _log.warning("%s is %s: %s", type(model).__name__, what, told)

@@ -29,7 +29,7 @@ from tests.tiny import make_tokenizer
 SHORT = ["--threads", "1", "--max-new-tokens", "8", "--limit"]
 needs_server = pytest.mark.skipif(
     not all(map(find_spec, ("fastapi", "uvicorn", "openai"))),
-    reason="the server needs the extra: pip install 'selfspec[serve,test]'",
+    reason="the server needs the extra: pip install '.[serve,test]'",
 )
 needs_cores = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,

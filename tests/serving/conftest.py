@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from openai import OpenAI
 from starlette.testclient import TestClient
