@@ -15,14 +15,14 @@ from transformers import AutoTokenizer
 from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
 from eval.again import WAYS
 from eval.benches.stdlib import Edit
+from eval.hetero_units import attention
+from eval.hetero_units.model import widths_table
 from eval.jobs.one_call import Result as Called
 from eval.jobs.streamed import Job, Result
 from eval.methods.method import Method
 from eval.methods.registry import METHODS
 from eval.models import hybrid
 from eval.report.statistics import STAGES
-from eval.units import attention
-from eval.units.model import widths_table
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
