@@ -46,6 +46,9 @@ _MIXES = (
 )
 
 
+IN_CHAINS = "; drafting chains instead of trees"  # ends each reason for chains
+
+
 class DraftSupport(NamedTuple):
     """What a model can verify.
 
@@ -58,7 +61,7 @@ class DraftSupport(NamedTuple):
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
-        return cls("chain", f"{reason}; drafting chains instead of trees", None)
+        return cls("chain", f"{reason}{IN_CHAINS}", None)
 
 
 class BrokenTrial(Exception):
