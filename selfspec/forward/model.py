@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import embeddings_of, execution_device
-from selfspec.forward.attention import grouped_attention
 from selfspec.forward.layout import Layout, Window
 
 
