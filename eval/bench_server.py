@@ -19,7 +19,6 @@ is what selfspec's server still writes a moment after the last client has gone.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +43,7 @@ from eval.options import (
     checked_knobs,
 )
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.runs.served import SELFSPEC, SERVERS, TRANSFORMERS, Reply, Served, arguments_of, serving
 
 _COLUMNS = {
@@ -118,8 +117,7 @@ def run(options: argparse.Namespace) -> int:
     by_clients = sorted(rows, key=lambda row: row["clients"])
     print(f"\n{Table.of(title, _COLUMNS, by_clients, note).telling().markdown()}")
     found = {"knobs": knobs, "num_questions": len(own[0]), "rounds": rows}
-    print(json.dumps(told("bench_server", options, **found)))
-    return 0
+    return tell("bench_server", options, **found)
 
 
 def _asked(

@@ -12,7 +12,6 @@ counts the same. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ import selfspec
 from eval.models.loading import load_asked
 from eval.options import add_model, check_at_least
 from eval.report.table import Table
-from eval.runs.environment import told, where
+from eval.runs.environment import tell, where
 
 _OURS = str(Path(selfspec.__file__).parent)
 _PROMPT_TOKENS = 32
@@ -98,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
     if options.names:
         print("\n".join(name for row in rows for name in [f"\n{row['part']}:", *row["names"]]))
     figures = [{name: row[name] for name in ("part", "functions", "deep")} for row in rows]
-    print(json.dumps(told("functions", options, **where(model), rows=figures)))
-    return 0
+    return tell("functions", options, **where(model), rows=figures)
 
 
 def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:
@@ -107,16 +105,21 @@ def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:
     spec = selfspec.SelfSpec()
     selfspec.attach(model)
     vocab_size = model.config.get_text_config().vocab_size
-    dice = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, vocab_size, (1, _PROMPT_TOKENS // 2), generator=dice).repeat(1, 2)
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "assistant": spec}
-    inputs = {"input_ids": ids.to(model.device), "attention_mask": torch.ones_like(ids)}
+    dice, options = torch.Generator().manual_seed(0), {"do_sample": False, "assistant": spec}
+
+    def answer(**more: Any) -> None:
+        """One call, to a prompt that says something twice."""
+        ids = torch.randint(3, vocab_size, (1, _PROMPT_TOKENS // 2), generator=dice).repeat(1, 2)
+        ids = ids.to(model.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        model.generate(**inputs, max_new_tokens=max_new_tokens, **options, **more)
+
     for _ in range(2):
-        model.generate(**inputs, **options)
+        answer()
     functions = Functions()
     parts = _Parts(functions)
     with spec.listening(parts.hear), functions.counting():
-        model.generate(**inputs, streamer=parts, **options)
+        answer(streamer=parts)
     assert parts.first is not None
     # The first record is that of the first token, and the next step also learns from the prompt.
     steps = sorted(parts.steps[2:], key=lambda step: len(step[0]))

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,19 +32,19 @@ from typing import Any
 import torch
 
 from eval.errors import EvalError
-from eval.models.loading import load_model
-from eval.models.shapes import SHAPES, named_shape
-from eval.options import check_at_least
-from eval.runs.environment import told
-from eval.units.attention import (
+from eval.hetero_units.attention import (
     DTYPES,
     attention_table,
     boundary_table,
     timed_attention,
     timed_boundaries,
 )
-from eval.units.model import timed_widths, widths_table
-from eval.units.unit import Pair, busy_core, cores_for, two_units
+from eval.hetero_units.model import timed_widths, widths_table
+from eval.hetero_units.unit import Pair, busy_core, cores_for, two_units
+from eval.models.loading import load_model
+from eval.models.shapes import SHAPES, named_shape
+from eval.options import check_at_least
+from eval.runs.environment import tell
 
 # Rounding is far below this, by dtype; a part that is missing or joined wrongly is above it.
 _SAME = {"float32": 1e-4, "bfloat16": 0.05}
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     with torch.inference_mode():
         rows = list(timed(options))
     print(table_of(rows).markdown(), end="\n\n")
-    print(json.dumps(told("hetero", options, rows=rows)))
+    tell("hetero", options, rows=rows)
     allowed = (_SAME[row.get("dtype", "float32")] for row in rows)
     return int(not all(row["difference"] <= most for row, most in zip(rows, allowed, strict=True)))
 

@@ -21,7 +21,6 @@ before them are read again.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +39,7 @@ from eval.options import add_drafting, add_model, check_at_least, drafting_knobs
 from eval.report.rows import frame_of
 from eval.report.statistics import by_task
 from eval.report.tables import tasks_table
-from eval.runs.environment import told, where
+from eval.runs.environment import tell, where
 from eval.runs.forced import Forced, measure
 from selfspec import SelfSpec
 
@@ -67,8 +66,7 @@ def run(options: argparse.Namespace) -> int:
     shown = {"methods": figures, "left_out": {}}
     for figure, title in (("tokens_per_step", "Tokens per step"), ("speed_up", "Speed-up")):
         print(tasks_table(shown, title, figure)._replace(note=_NOTE).markdown())
-    print(json.dumps(told("predict", options, **where(model), methods=figures)))
-    return 0
+    return tell("predict", options, **where(model), methods=figures)
 
 
 def _random(options: argparse.Namespace) -> Any:

@@ -28,6 +28,7 @@ import torch
 import transformers
 
 from eval.methods.method import Method, SelfSpecMethod
+from eval.methods.registry import LOOKUP_TOKENS
 from eval.runs.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load, per_token
 from selfspec.weights.streamed.stream import stream_of
@@ -39,7 +40,6 @@ ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "streamed selfspec",
     "streamed draft model",
 )
-_LOOKUP_TOKENS = 10
 _EVERY = 0.25  # seconds between two samples of memory
 
 
@@ -157,7 +157,7 @@ def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
 def _method(job: Job, small: Any) -> Method:
     if job.method in (OURS, SMALL):
         return SelfSpecMethod(job.method, SelfSpec(**job.knobs, draft_model=small))
-    arguments = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if job.method == LOOKUP else {}
+    arguments = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if job.method == LOOKUP else {}
     return Method(job.method, arguments)
 
 

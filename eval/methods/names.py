@@ -30,6 +30,7 @@ DESCRIPTIONS = {
     "sam": "SAM decoding (2024): the longest match where it is long enough, else a LUT's tree",
     "suffix": "SuffixDecoding (2024): the memory of texts, of this request and of earlier ones",
     "rest": "REST (2023): drafts from the texts of --datastore alone",
+    "lookahead": "Lookahead decoding (ICML 2024): a window of guesses, n-grams of the answers",
     "diaa": "DIAA (AAAI 2026): SelfSpec.as_in('diaa'), recorded probabilities and decays",
     "diaa-merging": "DIAA read otherwise: only a node's first choice may replace an entry",
     "lut-tree": "DIAA with coarse probabilities and no threshold",

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from eval.methods.lookahead import lookahead
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.sam import SamSource
 from selfspec.draft.calibration import FixedPrior
@@ -112,6 +113,7 @@ def _rest(given: Resources) -> dict[str, Any]:
 _LUT: dict[str, Any] = {"sources": ("lut",), "calibration": FixedPrior(), "top_k": 8}
 _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "token-recycling": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
+    "lookahead": lambda given: lookahead(**given.options),
     "diaa": _as_in("diaa"),
     "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},

@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.ability.decoder import Decoder
+from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
 from selfspec.ability.user_code import foreign_code, own_values
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.origins import layer_that_mixes_tokens
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
-from selfspec.forward.model import AttentionTypes, device_of, takes
+from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.weights import EXACT_ATTENTION
 
@@ -33,10 +35,19 @@ _NUM_PROBE_IDS = 10
 _CROWD = 16  # So many nodes that others must not see are tried at once.
 _LONGEST = 1024  # No prompt of a trial is longer than this.
 _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
+# The attention that layers with running states have beside them; None: no attention.
+_WITH_STATES: dict[str, str | None] = {
+    "hybrid": "full_attention",
+    "hybrid_sliding": "sliding_attention",
+    **dict.fromkeys((*STATE_TYPES, "mlp", "moe")),  # The last two keep nothing at all.
+}
 _MIXES = (
     "which compute a token otherwise if another token of the forward is large; "
     "4 bits or no quantisation let drafts be tried"
 )
+
+
+IN_CHAINS = "; drafting chains instead of trees"  # ends each reason for chains
 
 
 class DraftSupport(NamedTuple):
@@ -51,7 +62,7 @@ class DraftSupport(NamedTuple):
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
-        return cls("chain", f"{reason}; drafting chains instead of trees", None)
+        return cls("chain", f"{reason}{IN_CHAINS}", None)
 
 
 class BrokenTrial(Exception):
@@ -63,10 +74,9 @@ def attention_types(config: Any) -> AttentionTypes | str:
 
     Returns the reason if the layers can't verify trees.
     """
-    config = config.get_text_config(decoder=True)
-    for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
-        if getattr(config, name, None):
-            return f"its config sets {name!r}, a window of the model's own making"
+    if reason := family_reason(config, NO_TREES):
+        return reason
+    period, config = family_number(config, PERIOD), config.get_text_config(decoder=True)
     sliding = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known = {
@@ -79,11 +89,12 @@ def attention_types(config: Any) -> AttentionTypes | str:
         only = "sliding_attention" if sliding else "chunked_attention" if chunk else None
         types = [only or "full_attention"] * config.num_hidden_layers
     for name in types:
-        if name not in known:
+        if name not in known and name not in _WITH_STATES:
             return f"it has layers of type {name!r}, which can't branch"
-    period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
-    windows = {name: known[name] for name in dict.fromkeys(types)}
-    return AttentionTypes(tuple(types), windows, int(period))
+    by_layer = [_WITH_STATES.get(name, name) for name in types]
+    windows = {name: known[name] for name in dict.fromkeys(by_layer) if name is not None}
+    states = frozenset(index for index, name in enumerate(types) if name in _WITH_STATES)
+    return AttentionTypes(tuple(by_layer), windows, period, states)
 
 
 def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
@@ -103,10 +114,8 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
     mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
     if mixing is not None:
         return DraftSupport("plain", f"it has layers of type {mixing}, {_MIXES}", None)
-    if getattr(model.config, "expert_capacity", None):
-        return DraftSupport(
-            "plain", "its experts take a limited number of a forward's tokens", None
-        )
+    if reason := family_reason(model.config, PLAIN):
+        return DraftSupport("plain", reason, None)
     ids = _probe_ids(model)
     if ids is None:
         return DraftSupport("plain", "its vocabulary is too small to try a draft on", None)
@@ -167,7 +176,14 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
             "with attn_implementation='sdpa' (or 'eager')"
         )
     types = attention_types(model.config)
-    return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
+    if isinstance(types, str):
+        return f"{type(model).__name__}: {types}"
+    if not types.states:
+        return types
+    functions = state_functions(model)
+    if not functions:
+        return f"the running states of {type(model).__name__} are moved on by code of its own"
+    return types._replace(functions=functions)
 
 
 def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str | None:

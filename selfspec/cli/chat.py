@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.cli.writer import Writer
 
+_KEPT_KV = "25%"
 _PROMPT = "> "
 _COMMANDS = {
     "/system TEXT": "start over with this system message, or without one if TEXT is left out",
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
     "/help": "this list",
-    "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
+    "/exit": "leave; so do /quit and Ctrl-D. Ctrl-C stops an answer",
 }
 _KEYS = "Enter sends, Alt-Enter adds a line, the up key brings back a question."
 
@@ -60,16 +61,18 @@ class ChatLoop:
         self._painter = Painter(self._console)
         self._spinner = ExitStack()
         self._writer = writer
+        if config.kept_kv is None:  # What was said is not read again in each turn.
+            config = config.changed(kept_kv=_KEPT_KV)
         self._spec = writer.loaded.new_spec(config)
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
-        """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
+        """Answers what is read until Ctrl-D, the end of stdin, `/exit` or `/quit`."""
         self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
         while True:
             try:
                 line = read().strip()
-                if line == "/exit":
+                if line in ("/exit", "/quit"):
                     return
                 if line:
                     self._handle(line)

@@ -61,7 +61,6 @@ class Writer:
         spec: SelfSpec | None,
         *,
         streamer: Any = None,
-        kv: Any = None,
         max_new_tokens: int | None = None,
         prediction: str | None = None,
     ) -> Any:
@@ -70,7 +69,6 @@ class Writer:
         A streamer that has a method `hear` gets the record of each step, too.
         """
         from selfspec.batch.requests import inputs_on
-        from selfspec.compat.generation import KV
 
         hear = getattr(streamer, "hear", None)
         with spec.listening(hear) if spec and hear else nullcontext():
@@ -80,7 +78,6 @@ class Writer:
                 prediction=prediction,
                 tokenizer=self.tokenizer,
                 streamer=streamer,
-                **{KV: kv},
                 return_dict_in_generate=True,
                 max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
                 **self.choice(),

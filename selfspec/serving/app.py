@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -21,8 +22,8 @@ from starlette.types import Receive, Scope, Send
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
-from selfspec.serving.images import MAX_IMAGE_BYTES
-from selfspec.serving.limits import GONE, ByteBudget, body_of, while_there
+from selfspec.serving.images import MAX_IMAGE_BYTES, has_images
+from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body, usage_of
@@ -32,6 +33,7 @@ from selfspec.serving.schema import (
     Completion,
     RequestError,
     TextRequest,
+    Tokens,
     checked,
     json_object,
 )
@@ -109,13 +111,18 @@ def application(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, encoder)
-    app.add_api_route("/health", routes.health)  # Monitors ask for it without a key.
+    app.add_api_route(
+        "/health", routes.health, methods=["GET", "HEAD"]
+    )  # Monitors ask for it without a key.
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
     guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
     guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
     guarded.add_api_route("/v1/responses", routes.respond, methods=["POST"])
     guarded.add_api_route("/v1/models", routes.models)
     guarded.add_api_route("/v1/models/{name:path}", routes.model)
+    guarded.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    guarded.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
+    guarded.add_api_route("/version", lambda: {"version": version("selfspec")})
     guarded.add_api_route("/metrics", routes.metrics)
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
@@ -155,6 +162,25 @@ class _Routes:
     async def respond(self, request: Request) -> Response:
         return await self._counted(request, Responses)
 
+    async def tokenize(self, request: Request) -> Any:
+        """As vLLM's. Takes what chats and completions take, but no images."""
+        with ExitStack() as until_over:
+            body, _ = await self._read(request, until_over)
+            fields = checked(Chat if "messages" in body else Completion, body)
+            if has_images(fields.prompts[0]):
+                raise RequestError("messages must be text, without images", field="messages")
+            encoded = partial(self._encoder.encoded, fields.prompts[0], fields)
+            ids = await in_thread(self._turn, encoded)
+        return {"count": len(ids), "max_model_len": self._encoder.max_positions, "tokens": ids}
+
+    async def detokenize(self, request: Request) -> Any:
+        with ExitStack() as until_over:
+            body, _ = await self._read(request, until_over)
+            ids = checked(Tokens, body).tokens
+            self._encoder.check_ids("tokens", ids)
+            decoded = partial(self._encoder.tokenizer.decode, ids)
+            return {"prompt": await in_thread(self._turn, decoded)}
+
     async def models(self) -> Any:
         return {"object": "list", "data": [await self.model(self._name)]}
 
@@ -182,10 +208,9 @@ class _Routes:
         return response
 
     async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
-        arrived, hold = perf_counter(), partial(self._budget.hold, object())
+        arrived = perf_counter()
         with ExitStack() as until_over:
-            until_over.callback(hold, 0)
-            body = json_object(await body_of(request, self._max_body, hold), "the body")
+            body, hold = await self._read(request, until_over)
             fields = checked(kind, body)
             self._check_model(fields.model)
             form = ResponseForm(self._name, body) if kind is Responses else Form(self._name, fields)
@@ -198,6 +223,14 @@ class _Routes:
                 return _Stream(self._events(form, exchange, arrived), until_over.pop_all())
             pieces = await while_there(request, exchange.all_pieces())
             return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
+
+    async def _read(
+        self, request: Request, until_over: ExitStack
+    ) -> tuple[dict[str, Any], Callable[[int], object]]:
+        """The body of a request, and what counts the bytes that it has until all is over."""
+        hold = partial(self._budget.hold, object())
+        until_over.callback(hold, 0)
+        return json_object(await body_of(request, self._max_body, hold), "the body"), hold
 
     async def _events(
         self, form: Form | ResponseForm, exchange: Exchange, arrived: float

@@ -9,7 +9,7 @@ from typing import Any
 
 from selfspec.errors import one_line
 from selfspec.serving.images import ImageReader
-from selfspec.serving.schema import Chat, RequestError, Settings, Tool
+from selfspec.serving.schema import Chat, Completion, RequestError, Settings
 
 _BYTES_A_POSITION = 16  # A text with more for each position of the model is too long for it.
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
@@ -39,15 +39,16 @@ class Encoder:
 
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
-        tools = settings.tools if isinstance(settings, Chat) else None
-        own, field = settings.arguments(), settings.spelled("messages")
-        encoded = self._encoded(self.images.pictured(prompt), tools, field)
-        if isinstance(settings, Chat) and settings.callable_tools:
-            from selfspec.batch.guides import Guide
-            from selfspec.serving.tool_forms import grammar_of
+        encoded, own = self.encoded(prompt, settings), settings.arguments()
+        if grammar := self._grammar(settings):
+            from selfspec.batch.guides import Guide  # It brings torch along.
 
-            own["schema"] = Guide(grammar_of(settings, self.tokenizer), is_lark=True)
-        self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
+            own["schema"] = Guide(grammar, is_lark=True)
+        if settings.bad_words:
+            words = [form for word in settings.bad_words for form in (word, f" {word}")]
+            found = self.tokenizer(words, add_special_tokens=False)["input_ids"]
+            own["bad_words_ids"] = [ids for ids in found if ids]
+        self.check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
         own |= self._ends(settings)
         arguments = {**self.default, **own}
         wanted = arguments.get("max_new_tokens")
@@ -61,39 +62,56 @@ class Encoder:
     def _ends(self, settings: Settings) -> dict[str, Any]:
         """The tokens that end the answer, where the request says which."""
         more = settings.stop_token_ids or []
-        self._check_ids("stop_token_ids", more)
+        self.check_ids("stop_token_ids", more)
         if not (more or settings.ignore_eos):
             return {}
         ends = [*more, *(() if settings.ignore_eos else self.end_ids)]
         # Without any, transformers takes those of the model. An unknown token ends nothing.
         return {"eos_token_id": ends or [self.vocab_size]}
 
-    def _encoded(
-        self, prompt: Any, tools: Sequence[Tool] | None, of_messages: str = "messages"
-    ) -> Encoded:
+    def _grammar(self, settings: Settings) -> str | None:
+        """What the answer must be, in the syntax of Lark, if no JSON schema says it."""
+        if isinstance(settings, Chat) and (tools := settings.callable_tools):
+            from selfspec.batch.call_forms import grammar_of
+
+            functions = {tool.function.name: tool.function.parameters for tool in tools}
+            is_single = settings.parallel_tool_calls is False
+            how = {"must_call": settings.must_call, "is_single": is_single}
+            return grammar_of(functions, self.tokenizer, **how)
+        return settings.answer_grammar
+
+    def encoded(self, prompt: Any, settings: Settings) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.
 
+        prompt = self.images.pictured(prompt)
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
-        field = of_messages if is_chat else "prompt"
+        field = settings.spelled("messages") if is_chat else "prompt"
         self._check_size(field, prompt)
+        owner, options = self.images.processor or self.tokenizer, dict[str, Any]()
+        tools = None
+        if isinstance(settings, Chat):
+            tools = [each.model_dump(exclude_none=True) for each in settings.tools or ()] or None
+            options = settings.template_options(owner)
+        elif isinstance(settings, Completion) and not settings.add_special_tokens:
+            options = {"add_special_tokens": False}
         try:
-            shown = [each.model_dump(exclude_none=True) for each in tools] if tools else None
-            ids = inputs_of(prompt, self.images.processor or self.tokenizer, shown)
+            ids = inputs_of(prompt, owner, tools, **options)
         except Exception as error:  # A template may raise whatever it likes.
             why = one_line(error)[:300]
             raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error
+        if isinstance(ids, list) and settings.truncate_prompt_tokens:
+            ids = ids[-settings.truncate_prompt_tokens :]
         if not num_tokens(ids):
             raise RequestError(f"{field} must have at least one token (got none)", field=field)
         if isinstance(ids, list) and isinstance(prompt, list):
-            self._check_ids(field, ids)
+            self.check_ids(field, ids)
         return ids
 
     def _check_size(self, field: str, prompt: Any) -> None:
         """Refuses a text that is obviously too long, since tokenizing it may take seconds."""
         most = _BYTES_A_POSITION * (self.max_positions or sys.maxsize)
-        if (
-            size := sum(len(each.encode(errors="surrogatepass")) for each in _texts_of(prompt))
-        ) > most:
+        size = sum(len(text.encode(errors="surrogatepass")) for text in _texts_of(prompt))
+        if size > most:
             rule = f"{field} must have at most {most} bytes of text"
             raise RequestError(
                 f"{rule}, for the model's {self.max_positions} positions (got {size})",
@@ -101,7 +119,7 @@ class Encoder:
                 code="context_length_exceeded",
             )
 
-    def _check_ids(self, field: str, ids: list[int]) -> None:
+    def check_ids(self, field: str, ids: list[int]) -> None:
         if wrong := [each for each in ids if not 0 <= each < self.vocab_size]:
             rule = f"{field} must have ids of the model's {self.vocab_size} tokens"
             raise RequestError(f"{rule} (got {wrong[0]!r:.40})", field=field)

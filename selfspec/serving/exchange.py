@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from selfspec.batch import Answer
+from selfspec.batch.call_forms import form_of
+from selfspec.batch.call_reader import CallReader
 from selfspec.batch.requests import PromptInputs
 from selfspec.batch.text_stream import TextStream
 from selfspec.batch.token_scores import TokenScore, TokenScores
@@ -24,8 +26,6 @@ from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import Chat, Completion, RequestError, Settings, TextRequest
-from selfspec.serving.tool_forms import form_of
-from selfspec.serving.tools import CallReader
 
 # Prepares a prompt, with a seed and the arguments of `generate()`.
 Prepare = Callable[[PromptInputs, int, dict[str, Any]], Prompt]
@@ -192,7 +192,9 @@ class Exchange:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         self.num_prompt_tokens = 0
         self._request: TextRequest | None = request
-        self._schema_field, self._num_each = request.schema_field, request.n
+        has_tools = isinstance(request, Chat) and request.callable_tools
+        self._schema_field = "tools" if has_tools else request.schema_field
+        self._num_each = request.n
         self._hold = hold
         self._texts = model.enter(request.n * len(request.prompts))
         self._choices: list[tuple[Prompt, Reply]] = []

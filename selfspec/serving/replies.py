@@ -11,7 +11,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.serving.schema import Chat, RequestError, Settings, TextRequest
-from selfspec.serving.tools import joined
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
@@ -117,6 +116,18 @@ def _of_completion(piece: Piece) -> dict[str, Any]:
         "top_logprobs": [{each.text: each.logprob for each in top} or None for top in tops],
         "text_offset": list(piece.offsets),
     }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Whole calls, of all their parts."""
+    whole: list[dict[str, Any]] = []
+    for part in parts:
+        if part["index"] == len(whole):
+            whole.append({"id": part["id"], "type": part["type"], "function": {"arguments": ""}})
+        function = whole[-1]["function"]
+        more = function["arguments"] + part["function"]["arguments"]
+        function |= {**part["function"], "arguments": more}
+    return whole
 
 
 def event(data: dict[str, Any]) -> bytes:

@@ -7,8 +7,10 @@ model and knows nothing of HTTP.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
+from inspect import signature
 from reprlib import Repr
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -28,11 +30,12 @@ MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
 _LONGEST_STOP = 256  # characters
-_SCHEMAS = ("response_format", "guided_json", "structured_outputs")
+_SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 _HINTS = {"annotations", "cache_control"}  # Parts of a message may have them, for others.
 
+_log = logging.getLogger("selfspec")
 _short = Repr()
 _short.maxstring = _short.maxother = 80
 
@@ -124,7 +127,7 @@ Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_ch
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _Limit = Annotated[int, Field(ge=1, le=1 << 16)]
-StructuredOutputs = Annotated[dict[Literal["json"], dict[str, Any] | str], Field(min_length=1)]
+Words = Annotated[list[FilledText], Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[
@@ -312,6 +315,18 @@ class Speculative(_Fields):
     max_nodes: _Limit
 
 
+class StructuredOutputs(_Fields):
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    choice: Words | None = None
+    regex: FilledText | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> StructuredOutputs:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("must have one of json, choice and regex")
+        return self
+
+
 class Settings(_Fields):
     """How an answer is written. What is left out is as the command or the model has it."""
 
@@ -336,8 +351,12 @@ class Settings(_Fields):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    bad_words: Words | None = None
+    truncate_prompt_tokens: Count | None = None
     guided_json: dict[str, Any] | str | None = None
-    structured_outputs: StructuredOutputs | None = None  # The newer name of `guided_json`.
+    guided_choice: Words | None = None
+    guided_regex: FilledText | None = None
+    structured_outputs: StructuredOutputs | None = None  # The newer name of these three.
 
     @property
     def schema_field(self) -> str | None:
@@ -347,13 +366,24 @@ class Settings(_Fields):
 
     @property
     def answer_schema(self) -> Any:
-        """What an answer must be: a JSON schema, or None for any text."""
+        """The JSON schema that an answer must keep to, if there is one."""
         if self.structured_outputs is not None:
-            return self.structured_outputs["json"]
+            return self.structured_outputs.json_
         if self.response_format is None:
             return self.guided_json
         given = self.response_format.json_schema
         return {"type": "object"} if given is None else given.schema_
+
+    @property
+    def answer_grammar(self) -> str | None:
+        """What an answer must be if that is no JSON: one of some texts, or what a regex matches."""
+        outputs = self.structured_outputs or StructuredOutputs.model_construct()
+        if choice := self.guided_choice or outputs.choice:
+            return f"start: {' | '.join(map(json.dumps, choice))}"
+        if regex := self.guided_regex or outputs.regex:
+            escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", regex, flags=re.DOTALL)
+            return f"start: /{escaped}/"
+        return None
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -447,6 +477,9 @@ class Chat(TextRequest):
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
@@ -455,6 +488,20 @@ class Chat(TextRequest):
     @property
     def prompts(self) -> list[Any]:
         return [[each.as_dict() for each in self.messages]]
+
+    def template_options(self, owner: Any) -> dict[str, Any]:
+        """What the chat template of a tokenizer or processor gets beside the messages."""
+        options = dict(self.chat_template_kwargs)
+        if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
+            rule = "chat_template_kwargs must be variables of the template's own"
+            raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
+        if self.reasoning_effort is not None and "reasoning_effort" in str(owner.chat_template):
+            options["reasoning_effort"] = self.reasoning_effort
+        elif self.reasoning_effort is not None:
+            _log.info("reasoning_effort is ignored, since the chat template does not know it")
+        if self.continue_final_message:
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        return options
 
     @property
     def callable_tools(self) -> list[Tool]:
@@ -497,6 +544,7 @@ class Completion(TextRequest):
     max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
     logprobs: NumScores | None = None
     echo: bool = False
+    add_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[Any]:
@@ -513,6 +561,13 @@ class Completion(TextRequest):
         names = ("logprobs", "prompt_logprobs") if self.echo else ("logprobs",)
         scores = {} if self.logprobs is None else dict.fromkeys(names, self.logprobs)
         return {**super().arguments(), **scores}
+
+
+class Tokens(_Fields):
+    """What `/detokenize` takes."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(max_length=_MOST_TOKENS)]
 
 
 Known = TypeVar("Known", bound=BaseModel)

@@ -134,8 +134,8 @@ class Shared:
         store = session._runner._kept_kv
         if isinstance(store, kept_kv.KeptKV):
             assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
-        if session._max_bytes is not None:
-            assert (0 if kv is None else kv.nbytes) + kept <= session._max_bytes
+        if session.memory._max_bytes is not None:
+            assert (0 if kv is None else kv.nbytes) + kept <= session.memory._max_bytes
 
     def check(self) -> None:
         for index, asked in self.asked.items():
@@ -215,7 +215,7 @@ def texts(session: TextSession, asked: list[tuple[Any, int]], **settings: Any) -
     while not session.is_empty:
         answers |= {answer.index: answer for answer in session.work()}
     for index, (ids, seed) in enumerate(asked):
-        assert answers[index].ids == stock(session._model, tuple(ids), seed, settings)
+        assert answers[index].ids == stock(session._runner.model, tuple(ids), seed, settings)
     return [answers[index] for index in range(len(asked))]
 
 
@@ -234,6 +234,35 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
     answers = texts(session, [(IDS, seed) for seed in range(4)], do_sample=True)
     assert kept_of(answers) == [0, 40, 40, 40]
     assert memory or session.kept_kv_bytes == 0
+
+
+class Writing:
+    """Writes into the scores that it is given, as stock lets processors do."""
+
+    looks_at_rows = True
+
+    def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, ::2] = -float("inf")
+        return scores
+
+
+@pytest.mark.parametrize("max_rows", [1, 4])
+def test_processors_that_write_into_scores_change_no_other_text(max_rows: int) -> None:
+    options = {"max_rows": max_rows, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
+    for index in range(6):
+        own = {"logits_processor": [Writing()]} if index % 2 == 0 else {}
+        session.submit(index, list(IDS), 0, {"max_new_tokens": 4, **own})
+    answers = {}
+    while not session.is_empty:
+        answers |= {answer.index: answer for answer in session.work()}
+    inputs = torch.tensor([IDS])
+    for index, answer in answers.items():
+        own = {"logits_processor": [Writing()]} if index % 2 == 0 else {}
+        mask = torch.ones_like(inputs)
+        alone = tiny_model().generate(inputs, attention_mask=mask, max_new_tokens=4, **own)
+        assert answer.ids == alone[0, len(IDS) :].tolist()
+    assert kept_of([answers[index] for index in range(6)]) == [0, 40, 40, 40, 40, 40]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ REFUSED = [
     ("study", "starts " + STUDY + "--caches a/x b/x", "a last name of their own (got two 'x')"),
     ("study", "fitted " + STUDY, "must have --tree FILE"),
     ("fit", "--out {out} --width 1 " + ASKED, "--width must be >= 2 (got 1)"),
-    ("edge_network", "--out no/where.html", "--out must be"),
+    ("edge_network", "--draws 0", "--draws must be >= 1 (got 0)"),
     ("hetero", "--model any --units cuda", "--units must be cpu"),
     ("predict", "--tokens 0", "--tokens"),
     ("predict", "--random x", "unknown shape 'x'"),
@@ -40,8 +40,8 @@ def test_what_can_not_be_is_one_line(
     told, chat_folder, questions, tmp_path, command, options, said
 ):
     if command == "bench_server":
-        pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
-        pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
+        pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
+        pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
     out = tmp_path / "out"
     words = options.format(model=chat_folder, questions=questions, out=out).split()
     status, lines, error = told(command, *(word.replace("~", " ") for word in words))

@@ -12,7 +12,7 @@ import pytest
 from selfspec.serving import limits
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.limits import ByteBudget
-from selfspec.serving.schema import RequestError
+from selfspec.serving.schema import RequestError, Settings
 from tests.serving.conftest import COMPLETION
 from tests.serving.test_listening import Address, listening
 from tests.waiting import PATIENCE, wait_until
@@ -106,7 +106,7 @@ def test_a_text_that_is_obviously_too_long_is_not_tokenized(chat_folder: str) ->
     encoder = Encoder(Never(), 320, 512)
     for prompt in ("x" * 8193, [{"role": "user", "content": "é" * 4097}]):
         with pytest.raises(RequestError, match="at most 8192 bytes of text, for the model's 512"):
-            encoder._encoded(prompt, None)
+            encoder.encoded(prompt, Settings())
 
 
 def test_a_request_alone_may_have_more_than_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,15 +13,16 @@ from transformers import LogitsProcessorList
 
 from selfspec import SelfSpec
 from selfspec.batch import generate_many
+from selfspec.batch.call_forms import form_of, grammar_of
+from selfspec.batch.call_reader import CallReader
 from selfspec.batch.guides import Guide, Guides
+from selfspec.serving.replies import joined
 from selfspec.serving.schema import Chat, checked
-from selfspec.serving.tool_forms import form_of, grammar_of
-from selfspec.serving.tools import CallReader, joined
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
 from tests.tiny import make_model, make_tokenizer
 
-pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
 
 _SHOWN = (
     "{% if tools %}<|system|>@{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
@@ -260,7 +261,9 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     """Sampled texts leave the script here and there, inside and outside of calls."""
     model, tokenizer = steered.model, steered.tokenizer
     chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, WEATHER]})
-    guide = Guide(grammar_of(chat, tokenizer), is_lark=True)
+    functions = {each.function.name: each.function.parameters for each in chat.callable_tools}
+    grammar = grammar_of(functions, tokenizer, must_call=False, is_single=False)
+    guide = Guide(grammar, is_lark=True)
     guides = Guides(tokenizer, model)
     script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
     ids = tokenizer.encode("the quick brown fox")
