@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from selfspec.attention import grouped_attention
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import belongs_to_caller, kv_of_decoder, update_arguments
 from selfspec.compat.states import (
@@ -17,7 +18,6 @@ from selfspec.compat.states import (
     stop_recording_past,
     windows_of,
 )
-from selfspec.forward.attention import grouped_attention
 from selfspec.forward.columns import Held, held_by
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
