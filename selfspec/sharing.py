@@ -45,8 +45,8 @@ class Sharing:
             return
         (row,) = prompt.rows
         row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
-        if (held := held_by(prefilled.cache)).states:  # Soon they are those of a longer text.
-            self._store.keep(np.array(row.prompt_ids), row.prompt_end, held)
+        if (kv := held_by(prefilled.cache)).states:  # Soon they are those of a longer text.
+            self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
     def ended(self, rows: Sequence[Row]) -> None:
         """Keeps what those of these rows have read that ended well."""

@@ -37,7 +37,7 @@ class Beginning(NamedTuple):
     """The KV of the first columns of a prompt, and the logits after it if that is all of it."""
 
     num_columns: int
-    held: Held
+    kv: Held
     logits: torch.Tensor | None  # (1, V)
 
 
@@ -85,11 +85,11 @@ def fill(cache: Any, beginning: Beginning) -> None:
 
     Reading on makes new tensors of columns, and leaves these as they are. States are copied.
     """
-    for (index, name), held in beginning.held.columns.items():
+    for (index, name), columns in beginning.kv.columns.items():
         layer = cache.layers[index]
         if not layer.is_initialized:
-            layer.lazy_initialization(held, held)
+            layer.lazy_initialization(columns, columns)
         if window_of(layer):
             set_columns_seen(layer, beginning.num_columns)
-        setattr(layer, name, held)
-    put_states(cache.layers, beginning.held.states)
+        setattr(layer, name, columns)
+    put_states(cache.layers, beginning.kv.states)
