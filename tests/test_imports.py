@@ -47,11 +47,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "neural": _NEURAL,
     "kept_kv": _FORWARD | {"forward"},
     "runner": _RUN,
-    "row": _DRAFT | _VERIFY | {"errors", "stats"},
+    "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},
     "plain": {"compat", "errors", "machine", "prompt"},
-    "learning": _DRAFT | _VERIFY | _RUN,
+    "learning": _DRAFT | _VERIFY | _RUN | {"row"},
     "walks": _VERIFY | {"row"},
     "sharing": _ENGINE | {"prompt", "row"},
     "engine": _ENGINE | {"learning", "prompt", "row", "sharing", "walks"},
@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
     "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,
+    "__main__": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
 # Rooms and modules that import no torch, and those that may import transformers.

@@ -189,10 +189,12 @@ def new_slots(kind: Kind, num_members: int, num_rows: int, capacity: int) -> tor
         return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
 
 
-def kinds_in(cache: Cache, attention_types: Sequence[str]) -> dict[Kind, list[Member]]:
+def kinds_in(cache: Cache, attention_types: Sequence[str | None]) -> dict[Kind, list[Member]]:
     """The members of each kind among the layers of a cache that holds something."""
     kinds: dict[Kind, list[Member]] = {}
     for index, (layer, name) in enumerate(zip(cache.layers, attention_types, strict=True)):
+        if name is None:
+            continue
         for member in ("keys", "values"):
             held: torch.Tensor = getattr(layer, member)
             kind = Kind(name, held.shape[1], held.shape[3], held.dtype, held.device)
