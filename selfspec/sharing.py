@@ -10,6 +10,7 @@ import numpy as np
 
 from selfspec.ability.rope import changes_other_rows
 from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
 from selfspec.forward.columns import held_by
 from selfspec.forward.prompt import Prefilled
@@ -74,7 +75,10 @@ class Sharing:
         """Why what was read for other texts is of no use for a prompt."""
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
-        return prompt.reader.own_reason()
+        reader = prompt.reader
+        if self._backend.chains_only and not any(map(has_states, reader.cache.layers)):
+            return "its model verifies chains alone, which say nothing of prompts in two parts"
+        return reader.own_reason()
 
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""

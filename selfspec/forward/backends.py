@@ -271,7 +271,9 @@ def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{KV: cache})
-    kinds = kinds_in(cache, ["any" if hasattr(layer, "keys") else None for layer in cache.layers])
+    # Some layers keep nothing, or states alone.
+    has_keys = (getattr(layer, "keys", None) is not None for layer in cache.layers)
+    kinds = kinds_in(cache, ["any" if has else None for has in has_keys])
     sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
     states = sum(state.nbytes for state in states_by_place(cache.layers).values())
     return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows, states * (max_rows + 1)

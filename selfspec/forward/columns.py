@@ -15,6 +15,7 @@ from selfspec.compat.generation import set_columns_seen
 from selfspec.compat.states import (
     StatePlace,
     has_states,
+    keeps_nothing,
     keeps_only_states,
     put_states,
     states_by_place,
@@ -41,17 +42,22 @@ class Beginning(NamedTuple):
     logits: torch.Tensor | None  # (1, V)
 
 
-def layers_reason(cache: Any) -> str | None:
-    """Why nothing can be put into a prompt's empty KV cache; None if it can."""
+def layers_reason(cache: Any, num_layers: int) -> str | None:
+    """Why nothing can be put into a prompt's empty KV cache; None if it can.
+
+    The model has `num_layers`. Where some run again, keys and values depend on the forward.
+    """
     if type(cache) is not DynamicCache or not cache.layers:
         return f"its KV cache is a {type(cache).__name__} that is not made of layers yet"
+    if len(cache.layers) > num_layers:
+        return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
     if keeps_only_states(cache):
         return "its KV cache counts no columns"
     if cache.get_seq_length():
         return "its KV cache holds a text already"
     for layer in cache.layers:
         is_known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-        if not (is_known or has_states(layer)):
+        if not (is_known or has_states(layer) or keeps_nothing(layer)):
             return f"its KV cache has a {type(layer).__name__}, which holds more than columns"
     return None
 

@@ -20,7 +20,7 @@ from tests.recorder import use_recorders
 from tests.sessions import TextSession
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
-HYBRIDS = ("qwen3-next", "bamba", "lfm2")
+HYBRIDS = ("qwen3-next", "bamba", "lfm2", "nemotron-h")
 MEMORY = ("1GB", "200KB", None)
 
 
