@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from selfspec.compat.states import has_states
-from selfspec.forward.columns import Beginning, Columns, Held, first_needed
+from selfspec.forward.columns import Beginning, Columns, TextKV, first_needed
 from selfspec.forward.slots import Member
 
 Ids = NDArray[np.int64]
@@ -47,23 +47,23 @@ class Text:
         self,
         ids: Ids,
         end: PromptEnd,
-        hold: Callable[[], Held],
+        new_kv: Callable[[], TextKV],
         parent: Text | None = None,
         start: int = 0,
     ) -> None:
         self.ids = ids
         self.end = end
         self.parent = parent
-        self._hold = hold
+        self._new_kv = new_kv
         self._start = start
 
     @cached_property
-    def held(self) -> Held:
-        return self._hold()
+    def kv(self) -> TextKV:
+        return self._new_kv()
 
     @cached_property
     def num_bytes(self) -> int:
-        tensors = (*self.held.columns.values(), *self.held.states.values(), self.end.logits)
+        tensors = (*self.kv.columns.values(), *self.kv.states.values(), self.end.logits)
         return self.ids.nbytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def answers(self, num_tokens: int) -> bool:
@@ -89,7 +89,7 @@ class Text:
 
     def pieces(self, member: Member, start: int, end: int) -> list[torch.Tensor] | None:
         """A member's columns from `start` to `end`, in their order; None if one was dropped."""
-        columns = self.held.columns[member]
+        columns = self.kv.columns[member]
         first = len(self.ids) - columns.shape[2]
         mine = [columns[:, :, max(start - first, 0) : end - first]] if end > first else []
         if start >= min(first, end):
@@ -107,16 +107,16 @@ class Text:
         is_whole = shared == len(ids) and self.answers(shared)
         num_columns = min(shared, len(ids) - (not is_whole))
         wants_states = any(map(has_states, cache.layers))
-        if wants_states and not (self.held.states and num_columns == len(self.ids)):
+        if wants_states and not (self.kv.states and num_columns == len(self.ids)):
             return None
         columns: Columns = {}
-        for member in self.held.columns:
+        for member in self.kv.columns:
             first = first_needed(cache.layers[member[0]], num_columns)
             pieces = self.pieces(member, first, num_columns)
             if pieces is None:
                 return None
             columns[member] = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-        kv = Held(columns, self.held.states)
+        kv = TextKV(columns, self.kv.states)
         return Beginning(num_columns, kv, self.end.logits if is_whole else None)
 
 
@@ -168,7 +168,7 @@ class KeptKV:
                 self._use(source)
         return best
 
-    def keep(self, ids: Ids, end: PromptEnd, kv: Held) -> None:
+    def keep(self, ids: Ids, end: PromptEnd, kv: TextKV) -> None:
         """Copies what is held of a text, up to the last of its ids, if there is room for that.
 
         What an earlier text has is not copied.
@@ -181,7 +181,7 @@ class KeptKV:
                     kin.answers(end.num_tokens) for kin in parent.line
                 ):
                     end = end._replace(logits=None)
-            new = Held(_without_known(kv.columns, len(ids), parent, start), kv.states)
+            new = TextKV(_without_known(kv.columns, len(ids), parent, start), kv.states)
             text = Text(ids, end, lambda: new, parent, start)
             is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))
             if is_known and not any(columns.shape[2] for columns in new.columns.values()):
@@ -230,7 +230,7 @@ def _without_known(columns: Columns, length: int, parent: Text | None, start: in
     return new
 
 
-def _copy(kv: Held) -> Held:
+def _copy(kv: TextKV) -> TextKV:
     with torch.inference_mode(False):  # Calls outside of it may read on after them.
         columns = {member: tensor.clone() for member, tensor in kv.columns.items()}
-        return Held(columns, {place: state.clone() for place, state in kv.states.items()})
+        return TextKV(columns, {place: state.clone() for place, state in kv.states.items()})

@@ -12,7 +12,7 @@ from selfspec.ability.rope import changes_other_rows
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
-from selfspec.forward.columns import held_by
+from selfspec.forward.columns import text_kv_in
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
@@ -46,7 +46,7 @@ class Sharing:
             return
         (row,) = prompt.rows
         row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
-        if (kv := held_by(prefilled.cache)).states:  # Soon they are those of a longer text.
+        if (kv := text_kv_in(prefilled.cache)).states:  # Soon they are those of a longer text.
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
     def ended(self, rows: Sequence[Row]) -> None:
@@ -54,7 +54,7 @@ class Sharing:
         for row in rows:
             if self._store is not None and row.prompt_end is not None and row.error is None:
                 text = self._text_of(row)
-                self._store.keep(text.ids, text.end, text.held)
+                self._store.keep(text.ids, text.end, text.kv)
 
     def limit_to(self, num_bytes: int) -> None:
         """Lets what is kept of texts that have ended take this much memory at most."""
@@ -83,7 +83,7 @@ class Sharing:
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""
         ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row)])
-        return Text(ids, row.prompt_end, partial(self._backend.held, row))
+        return Text(ids, row.prompt_end, partial(self._backend.text_kv, row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -15,7 +15,7 @@ from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.columns import Held
+from selfspec.forward.columns import TextKV
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
@@ -246,8 +246,8 @@ class TreeBackend:
         """How many of a row's columns are there, all committed."""
         return row.num_columns
 
-    def held(self, row: KVRow) -> Held:
-        return self.kv.held(row)
+    def text_kv(self, row: KVRow) -> TextKV:
+        return self.kv.text_kv(row)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Removes what drafts have left after the committed columns of these rows of a forward."""

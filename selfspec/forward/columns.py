@@ -27,7 +27,7 @@ from selfspec.forward.slots import Member
 Columns = dict[Member, torch.Tensor]
 
 
-class Held(NamedTuple):
+class TextKV(NamedTuple):
     """What the KV of one text holds: columns, and running states after the last one."""
 
     columns: Columns
@@ -38,7 +38,7 @@ class Beginning(NamedTuple):
     """The KV of the first columns of a prompt, and the logits after it if that is all of it."""
 
     num_columns: int
-    kv: Held
+    kv: TextKV
     logits: torch.Tensor | None  # (1, V)
 
 
@@ -74,7 +74,7 @@ def first_needed(layer: Any, length: int) -> int:
     return max(length - window + 1, 0) if window else 0
 
 
-def held_by(cache: Any) -> Held:
+def text_kv_in(cache: Any) -> TextKV:
     """What a stock cache holds of its one text."""
     columns = {
         (index, name): getattr(layer, name)
@@ -83,7 +83,7 @@ def held_by(cache: Any) -> Held:
         if getattr(layer, "keys", None) is not None
         for name in ("keys", "values")
     }
-    return Held(columns, states_by_place(cache.layers))
+    return TextKV(columns, states_by_place(cache.layers))
 
 
 def fill(cache: Any, beginning: Beginning) -> None:
