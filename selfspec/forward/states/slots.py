@@ -168,15 +168,8 @@ class States:
             on_device = Paths.of(paths, ancestry.depths.shape[1], device)
             moves |= _moves_of_columns(Branches(ancestry, here), on_device)
             moves |= _moves_of_rules(here, on_device)
-        self._moves = [
-            (
-                self._stores[place],
-                num_writes(self._stores[place]),
-                self._stores[place][rows],
-                writes,
-            )
-            for place, writes in moves.items()
-        ]
+        pairs = [(self._stores[place], writes) for place, writes in moves.items()]
+        self._moves = [(store, num_writes(store), store[rows], writes) for store, writes in pairs]
 
     def settle(self) -> None:
         """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""

@@ -79,7 +79,7 @@ def test_a_forward_that_fails_leaves_the_functions() -> None:
 
 
 class Step:
-    """The states of two layers and of their convolutions, in a forward that halves the first and adds 1."""
+    """States of two layers, in a forward that halves them and adds 1, and of their convolutions."""
 
     def __init__(self) -> None:
         types = ["linear_attention", "linear_attention", "full_attention"]
