@@ -18,7 +18,7 @@ from selfspec.compat.states import (
     stop_recording_past,
     windows_of,
 )
-from selfspec.forward.columns import Held, held_by
+from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import Forwarded, forwarded, takes
@@ -128,8 +128,8 @@ class ChainBackend:
         """How many columns of the one row are there, all committed."""
         return self.front - self._num_pending
 
-    def held(self, row: object) -> Held:
-        return held_by(self._cache)
+    def text_kv(self, row: object) -> TextKV:
+        return text_kv_in(self._cache)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Does nothing: what drafts have left was cropped, and the states were put back."""
