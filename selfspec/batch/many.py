@@ -74,7 +74,8 @@ def generate_many(
             f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
         )
     spec = SelfSpec() if assistant is None else assistant
-    session = Session(model, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
+    runner = spec.runner(model)
+    session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
     requests = Requests(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
     scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     common = {
@@ -115,7 +116,7 @@ def _answers(
                 session.add(requests.prompt(index, inputs_of(prompt, processor), own_seed, own))
             except Exception as error:
                 if not is_tried:  # Raises what is wrong for any prompt.
-                    session.check_fits(requests.prompt(0, [0], 0, common))
+                    session.memory.check(requests.prompt(0, [0], 0, common))
                 yield Answer.refused(index, error)
             is_tried = True
         if not session.is_empty:

@@ -74,6 +74,19 @@ def refuse(asked: Arguments) -> None:
         raise UnsupportedError(reason)
 
 
+def refuse_prepared(
+    model: Any, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses what `generate()` has made of a call, where only that shows it."""
+    if has_own_generate(model):  # It may have asked for something else than its caller did.
+        refuse(Arguments(model, vars(generation_config)))
+    if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
+        raise UnsupportedError(  # A model would fail somewhere inside.
+            "the prompt must have at least one token (got none); write some text, or begin "
+            "with the tokenizer's bos_token"
+        )
+
+
 def route(prompt: Prompt) -> None:
     """Says how a prompt is decoded. Finding it out may take a trial of the model."""
     reason = reason_for(Outcome.PLAIN, prompt)
@@ -144,10 +157,6 @@ def _columns_it_keeps(call: Any) -> int | None:
     config = call.model.config.get_text_config(decoder=True)
     kept = getattr(config, "keep_window_size", None)
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
-
-
-def _needed_inputs(call: Any) -> str | None:
-    return call.runner.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
 
 
 def _verifies(mode: str) -> Callable[[Any], str | None]:
@@ -259,7 +268,12 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_verifies("plain"), shown="models: those that fail a short trial"),
         Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
-        Rule(_needed_inputs, shown="inputs: images and other inputs that each plain step needs"),
+        Rule(
+            lambda call: call.runner.needed_reason(
+                call.input_ids, call.generation_config, call.model_kwargs
+            ),
+            shown="inputs: images and other inputs that each plain step needs",
+        ),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),
     Outcome.TOGETHER: (
