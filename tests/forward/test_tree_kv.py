@@ -456,12 +456,12 @@ def test_layers_of_other_kinds_are_named(layer, name):
     cache = stock_cache(window=4)
     write(cache, [[1]])
     assert foreign_layer(cache) is None
-    assert can_hold_trees(cache, 4) is None
-    assert "4 KV layers for 1, as where" in can_hold_trees(cache, 1)
+    assert can_hold_trees(cache, ["full_attention"] * 4) is None
+    assert "4 KV layers for 1, as where" in can_hold_trees(cache, ["full_attention"])
     layer.is_initialized = True
     cache.layers[1] = layer
     assert foreign_layer(cache) == f"a KV layer is a {name}, which can't branch"
-    assert can_hold_trees(cache, 4) == foreign_layer(cache)
+    assert can_hold_trees(cache, ["full_attention"] * 4) == foreign_layer(cache)
 
 
 def test_layers_of_different_lengths_cannot_hold_trees():
@@ -474,7 +474,7 @@ def test_layers_of_different_lengths_cannot_hold_trees():
 def test_static_layers_and_empty_ones_cannot_hold_trees():
     static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
     assert "StaticLayer" in foreign_layer(static)
-    assert can_hold_trees(stock_cache(4), 4) == (
+    assert can_hold_trees(stock_cache(4), ["full_attention"] * 4) == (
         "a KV layer holds nothing, as where layers share their keys"
     )
 
