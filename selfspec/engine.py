@@ -14,13 +14,14 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from selfspec.ability.families import unplaced_id
 from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
-from selfspec.forward.model import num_readable, unplaced_id
+from selfspec.forward.model import num_readable
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, tables, teach, teach_steps

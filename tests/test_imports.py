@@ -24,7 +24,7 @@ EVERYTHING = None
 _COMPAT = {"compat"}
 _DRAFT = {"config", "draft", "errors", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
-_BELOW = _COMPAT | {"errors", "machine"}
+_BELOW = _COMPAT | {"attention", "errors", "machine"}
 _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
 _RUN = _NEURAL | {"ability", "config", "cuda", "kept_kv", "neural", "runner"}
@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "records": set(),
     "stats": {"records"},
     "machine": {"compat", "errors"},
+    "attention": {"compat"},
     "draft": _DRAFT,
     "verify": _VERIFY,
     "cost": {"records"},

@@ -15,9 +15,16 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.ability.decoder import Decoder
+from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
+from selfspec.ability.trials import (
+    check_chain,
+    check_logits,
+    check_prompt,
+    check_steps,
+    check_tree,
+)
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
@@ -53,11 +60,13 @@ class DraftSupport(NamedTuple):
     """What a model can verify.
 
     `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
+    `whole_reason` says why its prompts must be read at once, and is None if they need not be.
     """
 
     mode: str
     reason: str | None
     attention: AttentionTypes | None
+    whole_reason: str | None = None
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
@@ -73,10 +82,9 @@ def attention_types(config: Any) -> AttentionTypes | str:
 
     Returns the reason if the layers can't verify trees.
     """
-    config = config.get_text_config(decoder=True)
-    for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
-        if getattr(config, name, None):
-            return f"its config sets {name!r}, a window of the model's own making"
+    if reason := family_reason(config, NO_TREES):
+        return reason
+    period, config = family_number(config, PERIOD), config.get_text_config(decoder=True)
     sliding = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known = {
@@ -91,11 +99,10 @@ def attention_types(config: Any) -> AttentionTypes | str:
     for name in types:
         if name not in known and name not in _WITH_STATES:
             return f"it has layers of type {name!r}, which can't branch"
-    period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
     by_layer = [_WITH_STATES.get(name, name) for name in types]
     windows = {name: known[name] for name in dict.fromkeys(by_layer) if name is not None}
     states = frozenset(index for index, name in enumerate(types) if name in _WITH_STATES)
-    return AttentionTypes(tuple(by_layer), windows, int(period), states)
+    return AttentionTypes(tuple(by_layer), windows, period, states)
 
 
 def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
@@ -115,10 +122,8 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
     mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
     if mixing is not None:
         return DraftSupport("plain", f"it has layers of type {mixing}, {_MIXES}", None)
-    if getattr(model.config, "expert_capacity", None):
-        return DraftSupport(
-            "plain", "its experts take a limited number of a forward's tokens", None
-        )
+    if reason := family_reason(model.config, PLAIN):
+        return DraftSupport("plain", reason, None)
     ids = _probe_ids(model)
     if ids is None:
         return DraftSupport("plain", "its vocabulary is too small to try a draft on", None)
@@ -132,10 +137,12 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         steps = None
         if not is_known:
             steps = _attempt(check_logits, tried, over) or _attempt(check_steps, tried, over, width)
-        types, reason, chain_reason = None, steps, steps
+        types, reason, chain_reason, whole_reason = None, steps, steps, None
         if steps is None:
             types, reason = _try_tree(model, ids, over)
             chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
+            if tried is model and chain_reason is None:
+                whole_reason = _attempt(_whole_reason, model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
@@ -148,9 +155,9 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         with_it = f"{foreign[0].what}, and with it " if foreign else ""
         return DraftSupport("plain", f"{with_it}{steps}", None)
     if reason is None:
-        return DraftSupport("tree", None, types)
+        return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
-        return DraftSupport.of_chains(str(reason))
+        return DraftSupport.of_chains(str(reason))._replace(whole_reason=whole_reason)
     return DraftSupport("plain", f"{reason}; and no chain either: {chain_reason}", None)
 
 
@@ -223,6 +230,10 @@ def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTy
 def _chain_reason(model: Any, ids: list[int]) -> str | None:
     reason = check_chain(model, ids, TrialLayers.of(model), _crowds(model))
     return reason or check_logits(model, ids)
+
+
+def _whole_reason(model: Any, ids: list[int]) -> str | None:
+    return check_prompt(model, ids, TrialLayers.of(model), _crowds(model))
 
 
 def _devices(model: Any) -> list[torch.device]:

@@ -14,6 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
+from selfspec.ability.families import LONGEST, family_number
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.heads import num_heads
@@ -153,9 +154,7 @@ def _tensors_of_plain_steps(call: Any) -> str | None:
 
 
 def _columns_it_keeps(call: Any) -> int | None:
-    # Doge's attention keeps the strongest columns of a longer text.
-    config = call.model.config.get_text_config(decoder=True)
-    kept = getattr(config, "keep_window_size", None)
+    kept = family_number(call.model.config, LONGEST)
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
 
 

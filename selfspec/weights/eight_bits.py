@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -24,14 +24,7 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.in_place import InPlacePacking
 from selfspec.weights.packing import pack_loaded
-from selfspec.weights.rounding import (
-    FileMatrix,
-    Int8Rows,
-    Matrix,
-    NarrowFileMatrix,
-    NarrowMatrix,
-    Products,
-)
+from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly
 
 _KEPT = (
@@ -220,37 +213,30 @@ def _copies(
     is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
         return [EightBitRows(rounded, None)]
-    matrix = kinds_of_matrices().packed(rounded, sizes, one_term)
+    matrix = Products(kernels().packed, rounded, sizes, one_term)
     if is_embedding:
         return [EightBitRows(rounded, EightBits(matrix, 0))]
     return [EightBits(matrix, which) for which in range(len(some))]
 
 
-class Kinds(NamedTuple):
-    """What holds weights in 8 bits: packed ones, and those that are read from a file."""
-
-    packed: type[Matrix] | type[NarrowMatrix]
-    in_file: type[FileMatrix] | type[NarrowFileMatrix]
-
-
 @cache
-def kinds_of_matrices() -> Kinds:
-    """What this CPU computes with: the first that gets a product of large numbers right."""
+def kernels() -> Kernels:
+    """What this CPU computes with: the first that get a product of large numbers right."""
     ones = torch.ones(64, 64, dtype=torch.float32, device="cpu")
     rounded = Int8Rows.of(ones)
-    for kinds in (Kinds(Matrix, FileMatrix), Kinds(NarrowMatrix, NarrowFileMatrix)):
+    for both in (BYTES, NARROW):
         with suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
-            each = kinds.packed(rounded, [64], False), kinds.in_file(rounded, False)
-            found = torch.cat([matrix.product(ones[:4]) for matrix in each])
-            if (found - 64).abs().max() < 1:
-                return kinds
+            matrices = [Products(kernel, rounded, [64], False) for kernel in both]
+            products = torch.cat([matrix.product(ones[:4]) for matrix in matrices])
+            if (products - 64).abs().max() < 1:
+                return both
     raise UnsupportedError("this build of torch has no products of 8 bits for this CPU")
 
 
 def missing_for_eight_bits() -> str | None:
     """Why this CPU can't compute from 8 bits; None if it can."""
     try:
-        kinds_of_matrices()
+        kernels()
     except UnsupportedError as error:
         return str(error)
     return None

@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -22,11 +21,11 @@ from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.eight_bits import (
     EightBits,
     hold_rounded,
-    kinds_of_matrices,
+    kernels,
     one_term_is_enough,
 )
 from selfspec.weights.held_weight import STREAMED, PackedWeight
-from selfspec.weights.rounding import Int8Rows
+from selfspec.weights.rounding import Int8Rows, Products
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -246,11 +245,11 @@ def _places(
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = kinds_of_matrices().in_file(rows, one_term)
+    matrix = Products(kernels().in_file, rows, [len(empty)], one_term)
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
-        Place(partial(setattr, matrix, "numbers"), rows.numbers),
-        Place(partial(setattr, matrix, "scale"), rows.scale),
+        Place(lambda numbers: matrix.put(numbers=numbers), rows.numbers),
+        Place(lambda scale: matrix.put(scale=scale), rows.scale),
     ]
 
 
