@@ -23,7 +23,6 @@ from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.machine.memory import free_memory
-from selfspec.neural.map_prior import PriorSums
 
 _MAX_MEMORY = 1 << 32  # 4 GiB for counting. Beyond that the rarest n-grams are dropped.
 _COLUMNS = (
@@ -74,20 +73,18 @@ class _Build:
     facts: dict[str, Any] = field(default_factory=dict)  # Numbers for the card.
 
     def of(self, documents: Iterable[TokenIds | None]) -> CacheContents:
-        recipe, tables, prior = self.recipe, {}, None
+        recipe, tables = self.recipe, {}
         if recipe.wants_lut:
             model = self.load_model().eval()
             learned = Knowledge(SpecConfig()).learned(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
-            sums = PriorSums.of(model)
-            read = teach(learned, model, documents, recipe, prefix=prefix, sums=sums)
+            read = teach(learned, model, documents, recipe, prefix=prefix)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
             self.facts["tokens_read"] = self._some(done, "a document with text in it")
             tables = learned.tables()
-            prior = None if sums is None else sums.arrays()
             documents = read_ids(recipe, self.tokenizer)
         corpus = self._counted(documents, recipe.max_documents) if recipe.wants_ngrams else None
-        return self._contents(tables=tables, corpus=corpus, map_prior=prior)
+        return self._contents(tables=tables, corpus=corpus)
 
     def _counted(self, documents: Iterable[TokenIds | None], total: int | None) -> CorpusTables:
         recipe = self.recipe

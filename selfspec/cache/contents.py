@@ -39,8 +39,7 @@ class CacheContents:
     tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
     corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
-    map_prior: Arrays | None = None  # what a `MapPrior` is made of
-    answers: NDArray[np.int32] | None = None  # what an engine's rows wrote, each with -1 after it
+    answers: NDArray[np.int32] | None = None  # what rows have written, each text with -1 after it
     about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
 
     def count_ids(self) -> int:

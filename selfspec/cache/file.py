@@ -124,8 +124,6 @@ def as_bytes(contents: CacheContents) -> bytes:
     }
     if contents.corpus is not None:
         arrays |= {f"corpus.{name}": array for name, array in contents.corpus.arrays().items()}
-    if contents.map_prior is not None:
-        arrays |= {f"map.{name}": array for name, array in contents.map_prior.items()}
     if contents.answers is not None:
         arrays["answers.tokens"] = contents.answers
     card = {
@@ -169,7 +167,8 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
-    corpus, answers, prior = (tables.pop(name, None) for name in ("corpus", "answers", "map"))
+    corpus, answers = (tables.pop(name, None) for name in ("corpus", "answers"))
+    tables.pop("map", None)  # What version 0.3 knew of hidden states.
     for source, table in tables.items():
         _check_table(source, table)
     return CacheContents(
@@ -177,7 +176,6 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
         tables=tables,
         corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
         calibration=_checked_rates(card.calibration),
-        map_prior=None if prior is None else _checked_prior(prior),
         answers=None if answers is None else _checked_answers(answers),
         about=card.about,
     )
@@ -210,25 +208,6 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
         and keys.min(initial=0) >= 0
     ):
         raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
-
-
-def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a map of hidden states begins with. Whether it is the model's own, the model knows."""
-    if set(arrays) != {"mean", "scale", "down", "up", "model"}:
-        raise ValueError("its map of hidden states is not whole")
-    mean, scale, down, up = halves = [arrays[name] for name in ("mean", "scale", "down", "up")]
-    model = arrays["model"]
-    if not (
-        all(each.dtype == np.float16 and np.isfinite(each).all() for each in halves)
-        and (model.dtype, model.shape) == (np.uint32, (8,))
-        and down.ndim == up.ndim == 2
-        and mean.shape == scale.shape == down.shape[:1]
-        and down.shape[1] == len(up)
-        and 0 < up.shape[1] < len(down)
-        and down.shape[1] <= up.shape[1]
-    ):
-        raise ValueError("its map of hidden states has a wrong shape, a wrong dtype or no numbers")
-    return arrays
 
 
 def _checked_answers(table: Mapping[str, Any]) -> Any:

@@ -81,7 +81,6 @@ class Knowledge:
             tables=tables,
             corpus=loaded.corpus,
             calibration=calibration,
-            map_prior=loaded.map_prior,
             answers=answers,
             about=loaded.about if about is None else about,
         )
@@ -107,7 +106,6 @@ class Knowledge:
             strict=self._config.strict,
         )
         if loaded is not None:
-            learned.map_prior = loaded.map_prior
             restore(learned, loaded, vocab_size)
         if self.remembered is not None:
             self.remembered.open(learned, vocab_size)

@@ -132,8 +132,8 @@ def _print_contents(name: object, contents: CacheContents) -> None:
             f"{contents.corpus.num_prefixes:,} n-gram prefixes of up to "
             f"{contents.corpus.max_prefix} tokens"
         )
-    if contents.map_prior is not None:
-        parts.append(f"a map of states of {contents.map_prior['up'].shape[1]:,} numbers")
+    if contents.answers is not None:
+        parts.append(f"{(contents.answers >= 0).sum():,} tokens of answers")
     if contents.calibration:
         parts.append(f"{len(contents.calibration):,} rates")
     print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))

@@ -16,7 +16,6 @@ from selfspec.cache import load_cache
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.learning import top_k_of
-from selfspec.neural.map_prior import MapPrior, PriorSums
 from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}
@@ -79,27 +78,6 @@ class TestTexts:
             assert np.array_equal(ours["ids"], theirs["ids"])
             assert np.allclose(ours["probabilities"], theirs["probabilities"], atol=2e-3)
 
-    def test_a_prior_of_the_states_in_the_windows(self, model):
-        """Those that enter the head, each window by itself."""
-        generator = np.random.default_rng(0)
-        documents = [generator.integers(5, 200, size) for size in (7, 1, 90, 160)] * 2
-        recipe, sums = Recipe.of(data="d", window=16, batch=3), PriorSums.of(model)
-        learned = SelfSpec().learned(vocab_size(model))
-        list(teach(learned, model, documents, recipe, prefix=[], sums=sums))
-        expected = PriorSums(model.get_input_embeddings().weight, model.config.hidden_size)
-        for ids in documents:
-            for start in range(0, len(ids), 16):
-                window = torch.from_numpy(ids[start : start + 16])
-                with torch.inference_mode():
-                    states = model.model(window[None]).last_hidden_state[0]
-                    expected.add(states[:-1], window[1:], states[1:])
-        ours, theirs = sums.arrays(), expected.arrays()
-        assert sums.num == expected.num == 2 * (6 + 0 + 84 + 150)
-        for each in (ours, theirs):
-            each["matrix"] = each["down"].astype(float) @ each["up"].astype(float)
-        for name in ("mean", "scale", "matrix"):
-            np.testing.assert_allclose(ours[name], theirs[name], rtol=0.02, atol=0.02)
-
     @pytest.mark.parametrize(
         ("data", "keys"),
         [
@@ -125,15 +103,3 @@ def test_the_answers_of_a_batch_by_their_ids(tmp_path, build, tokenizer, loads_d
     assert_tables(contents.corpus, expected_arrays(ids, 4, [1] * 4))
     assert len(contents.tables["lut"]["tokens"])
     assert contents.about["documents"] == 4
-
-
-def test_a_cache_holds_the_prior_of_the_model_that_read(tmp_path, build, model, lines):
-    """Unless it has read too few tokens, as here for the first one."""
-    keys = {"data": str(lines), "form": "paragraph", "build": "lut"}
-    lines.write_text("abcdefgh")
-    assert build(tmp_path / "few", **keys).map_prior is None
-    text = "".join(chr(ord("a") + (i * i + i // 7) % 26) for i in range(4000))
-    lines.write_text(text)
-    build(tmp_path / "cache", **keys)
-    held, weights = load_cache(tmp_path / "cache").map_prior, model.get_input_embeddings().weight
-    assert MapPrior.of(held, weights, model.config.hidden_size) is not None

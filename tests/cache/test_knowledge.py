@@ -1,16 +1,13 @@
 """From memory to a file or the Hub and back, between models that share a tokenizer."""
 
-from dataclasses import replace
-
 import huggingface_hub
 import numpy as np
 import pytest
-import torch
 
 import selfspec
 from selfspec import CacheError, SelfSpec, VocabularyError
 from selfspec.cache import CacheContents, load_cache, save_cache, tokenizer_info
-from tests.caches import FakeTokenizer, count_grams, plain, prior
+from tests.caches import FakeTokenizer, count_grams, plain
 from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt
 
 TOKENIZER = FakeTokenizer(VOCAB)
@@ -50,16 +47,6 @@ def test_saved_loaded_and_saved_is_the_same_file(path, tmp_path):
     for name, spec in (("one", untouched), ("other", looked_at)):
         spec.save_pretrained(tmp_path / name)
         assert (tmp_path / f"{name}.safetensors").read_bytes() == path.read_bytes()
-
-
-def test_what_maps_begin_with_is_kept(path, tmp_path):
-    """A file of another model's states is used for all but these."""
-    held = replace(load_cache(path), map_prior=prior())
-    save_cache(path, held, overwrite=True)
-    loaded = SelfSpec.from_pretrained(path, tokenizer=TOKENIZER)
-    assert torch.equal(write(loaded), write(SelfSpec()))
-    loaded.save_pretrained(tmp_path / "again")
-    assert plain(load_cache(tmp_path / "again"))[-2] == plain(held)[-2]
 
 
 def test_saving_needs_to_know_the_tokenizer(learned, path, tmp_path):

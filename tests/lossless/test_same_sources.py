@@ -19,7 +19,6 @@ from selfspec.engine import Engine
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.prompt import Prefilled
 from selfspec.neural.hidden_map import HiddenMap
-from selfspec.neural.map_prior import fingerprint
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import StepRecord
 from tests.caches import count_grams
@@ -177,22 +176,6 @@ def test_a_prompts_states_are_kept_where_a_map_learns_them_and_then_go(
         run(model, inputs, custom_generate=spec, **(GREEDY | {"max_new_tokens": 4}))
     assert [number for number, _ in kept] == [num_kept]
     assert spec.stats.num_steps
-
-
-@pytest.mark.parametrize("scale", [0.0, 1.0, 3e38])
-def test_a_map_whose_prior_means_nothing(scale: float, call: Call) -> None:
-    model, generator = tiny_model(), torch.Generator().manual_seed(0)
-    embeddings, dims = model.get_input_embeddings().weight, model.config.hidden_size
-    read = torch.randn(2, dims + embeddings.shape[1], generator=generator)
-    down = torch.randn(read.shape[1], 3, generator=generator) * scale
-    up = torch.randn(3, dims, generator=generator)
-    halves = {"mean": read[0], "scale": read[1], "down": down.clamp(-6e4, 6e4), "up": up}
-    prior = {name: each.half().numpy() for name, each in halves.items()}
-    owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
-    held = CacheContents(tokenizer=owner, map_prior={**prior, "model": fingerprint(embeddings)})
-    spec = SelfSpec(contents=held, sources=("map", "lut"), **FIXED)
-    both = run_both(model, call.inputs, spec, drafts=False, **call.options)
-    assert both.stats.drafted_by_source["map"] or both.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])
