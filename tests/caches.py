@@ -12,7 +12,7 @@ from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import LutSource
-from selfspec.draft.sources.corpus import CorpusTables
+from selfspec.papers.corpus import CorpusTables
 from selfspec.records import TopK
 from tests.oracles import corpus_arrays, following, kept
 
@@ -65,7 +65,6 @@ def contents(**changes) -> CacheContents:
     fields = {
         "tokenizer": OWNER,
         "tables": {"lut": lut(), "lut2": lut2()},
-        "corpus": count_grams(TEXT),
         "calibration": rates(),
         "answers": np.array([3, 1, 4, -1, 5, -1], np.int32),
         "about": {"corpus": "digits of π", "licence": "none", "tokens": len(TEXT)},
@@ -78,7 +77,6 @@ def plain(held: CacheContents) -> tuple:
     return (
         held.tokenizer,
         {source: _plain(arrays) for source, arrays in held.tables.items()},
-        None if held.corpus is None else _plain(held.corpus.arrays()),
         held.calibration,
         None if held.answers is None else held.answers.tolist(),
         dict(held.about),

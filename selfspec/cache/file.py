@@ -17,7 +17,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
-from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError, one_line
 from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_bytes
@@ -122,8 +121,6 @@ def as_bytes(contents: CacheContents) -> bytes:
         for source, table in contents.tables.items()
         for name, array in table.items()
     }
-    if contents.corpus is not None:
-        arrays |= {f"corpus.{name}": array for name, array in contents.corpus.arrays().items()}
     if contents.answers is not None:
         arrays["answers.tokens"] = contents.answers
     card = {
@@ -167,14 +164,13 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
-    corpus, answers = (tables.pop(name, None) for name in ("corpus", "answers"))
-    tables.pop("map", None)  # What version 0.3 knew of hidden states.
+    # Of version 0.3 there are also n-grams of a corpus, and what maps of hidden states began with.
+    answers, *_ = (tables.pop(name, None) for name in ("answers", "corpus", "map"))
     for source, table in tables.items():
         _check_table(source, table)
     return CacheContents(
         tokenizer=card.tokenizer,
         tables=tables,
-        corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
         calibration=_checked_rates(card.calibration),
         answers=None if answers is None else _checked_answers(answers),
         about=card.about,

@@ -7,7 +7,7 @@ import pytest
 import selfspec
 from selfspec import CacheError, SelfSpec, VocabularyError
 from selfspec.cache import CacheContents, load_cache, save_cache, tokenizer_info
-from tests.caches import FakeTokenizer, count_grams, plain
+from tests.caches import FakeTokenizer, plain
 from tests.fakes import VOCAB, attached_model, lut_of, new_model, prompt
 
 TOKENIZER = FakeTokenizer(VOCAB)
@@ -76,18 +76,18 @@ def test_forgetting_goes_back_to_what_was_loaded(path):
     assert plain(spec.contents()) == plain(load_cache(path))
 
 
-def test_a_corpus_drafts_and_is_saved_along(tmp_path):
+def test_the_texts_of_a_cache_draft_and_are_saved_along(tmp_path):
     stock = write(None)
-    corpus = count_grams(stock[0].tolist() * 2)
-    held = CacheContents(tokenizer=tokenizer_info(TOKENIZER), corpus=corpus)
+    answers = np.append(stock[0].numpy(), -1).astype(np.int32)
+    held = CacheContents(tokenizer=tokenizer_info(TOKENIZER), answers=answers)
     save_cache(tmp_path / "cache", held)
-    spec = SelfSpec.from_pretrained(tmp_path / "cache", sources=("corpus", "lut"))
+    spec = SelfSpec.from_pretrained(tmp_path / "cache", sources=("texts", "lut"))
     assert write(spec).tolist() == stock.tolist()
-    assert spec.stats.accepted_by_source["corpus"] > 0
+    assert spec.stats.accepted_by_source["texts"] > 0
     assert spec.stats.tokens_per_step > 2
     spec.save_pretrained(tmp_path / "more", about={"by": "another"})
     more = load_cache(tmp_path / "more")
-    assert plain(more)[2] == plain(held)[2]
+    assert more.answers.tolist()[: len(answers)] == answers.tolist()
     assert (set(more.tables), more.about) == ({"lut"}, {"by": "another"})
 
 
