@@ -199,6 +199,8 @@ class TextsCursor(Cursor):
 
     def observe(self, record: StepRecord) -> None:
         """Moves on, and looks the end of the text up if few tokens agree so far."""
+        if record.is_padding:
+            return
         match, before = self._match, []
         for token in record.committed_ids:
             match = self.follow(match, token)

@@ -17,7 +17,7 @@ from selfspec.draft.sources import RowStart, TextsSource
 from selfspec.draft.sources.texts import TextsCursor
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import Said, newest_said
-from tests.scripted import Run, ScriptedModel
+from tests.scripted import EOS, PAD, Run, ScriptedModel
 from tests.strategies import candidates_of, texts
 
 LENGTHS = (16, 10, 4)
@@ -297,6 +297,16 @@ def test_texts_of_an_engine_are_the_plain_ones_and_come_back_at_once(way: str):
     first, again = decode(), decode()
     assert first[0] == again[0] == plain.decode()
     assert again[1].stats.tokens_per_step > 5
+
+
+def test_pads_after_the_end_of_a_row_are_not_written():
+    model, source = ScriptedModel(seed=1), TextsSource()
+    prompts = [[1, 2, 3], [3, 2, 1], [2, 2, 1], [4, 1, 3]]
+    run = Run(model, prompts, [source], max_length=60, eos=EOS, config=SpecConfig(max_nodes=3))
+    ids = run.decode(run.together())
+    assert any(row.count(PAD) > 9 for row in ids)
+    num_said = sum(len(row) - 3 - row.count(PAD) for row in ids)
+    assert sum(source.arrays()["tokens"] >= 0) - num_said < 2 * len(prompts)
 
 
 @pytest.mark.parametrize("scope", ["session", "request", "frozen"])
