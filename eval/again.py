@@ -20,7 +20,6 @@ may, unless --knob names another budget. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -35,7 +34,7 @@ from eval.benches.questions import Question
 from eval.methods.method import Method, SelfSpecMethod
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import EVERY, add_knob, add_length, add_model, add_questions, parsed_knobs
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from selfspec import GenerationStats, SelfSpec
 from selfspec.config import SOURCE_NAMES
 
@@ -120,8 +119,7 @@ def run(options: argparse.Namespace) -> int:
             spec = SelfSpec(**{**knobs, **parsed_knobs(options.knob)})
             setup = {"way": way, "max_nodes": nodes, "without": without}
             rows.append(_shown(asked, SelfSpecMethod("selfspec", spec), setup))
-    print(json.dumps(told("again", options, num_prompts=len(prompts), rows=rows)))
-    return 0
+    return tell("again", options, num_prompts=len(prompts), rows=rows)
 
 
 def _shown(asked: Asked, method: Method, setup: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ texts are those of stock.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -40,7 +39,7 @@ from eval.options import (
     checked_knobs,
 )
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.runs.many import DEFAULTS, WAYS, Answered, Many, answered
 from eval.runs.turns import in_turns
 
@@ -86,8 +85,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [{"way": name, **each} for name, each in figures.items()]
     print(f"\n{Table.of(title, _COLUMNS, rows, note).markdown()}")
     found = {"num_prompts": len(prompts), "threads": torch.get_num_threads(), "figures": figures}
-    print(json.dumps(told("bench_batch", options, **found)))
-    return 0
+    return tell("bench_batch", options, **found)
 
 
 def _rate(found: Answered) -> float:

@@ -2,18 +2,19 @@
 
     python -m eval bench_kept --model PATH --questions question.jsonl --dtype float32
 
-Four things that users do, each with `kept_kv` as a server has it and with `kept_kv=0`, in turns:
-several samples of one long prompt (`n`) and a chat of six turns, over HTTP; many prompts with one
-instruction, as in a file of prompts; and a chat loop around `generate()`, also by stock. The texts
-are made of the questions, and no two rounds have a beginning in common. Printed are medians over
-the rounds; the last line is one JSON object.
+Five things that users do, each with `kept_kv` as a server has it and with `kept_kv=0`, in turns:
+several samples of one long prompt (`n`), a chat of six turns, and the questions themselves from
+several clients, over HTTP; many prompts with one instruction, as in a file of prompts; and a chat
+loop around `generate()`, also by stock. All other texts are made of the questions, and no two
+rounds have a beginning in common. Printed are medians over the rounds; the last line is one JSON
+object.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import cycle, islice
 from statistics import median
@@ -26,12 +27,12 @@ from eval.methods.names import STOCK
 from eval.models.loading import load_asked, load_tokenizer
 from eval.options import EVERY, add_model, add_questions, check_at_least
 from eval.report.table import Table
-from eval.runs.environment import told
-from eval.runs.served import OURS, Served, serving
+from eval.runs.environment import tell
+from eval.runs.served import SELFSPEC, Served, serving
 from eval.runs.turns import in_turns
 
 _KEPT, _READ = "kept", "read again"
-_WHAT = ("samples", "chat", "file", "loop")
+_WHAT = ("samples", "chat", "clients", "file", "loop")
 _NUM_TURNS = 6
 # What was measured, by the way it was done: for each round some seconds.
 Found = dict[str, dict[str, list[list[float]]]]
@@ -60,12 +61,13 @@ class Texts:
 
 def run(options: argparse.Namespace) -> int:
     """Measures all, and prints a table and the JSON line."""
-    check_at_least(options, 1, "rounds", "samples", "prompts")
+    check_at_least(options, 1, "rounds", "samples", "clients", "prompts")
     tokenizer = load_tokenizer(options.model)
-    texts = Texts(tokenizer, [each.turns[0] for each, _ in load_questions(options, tokenizer)])
+    questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
+    texts = Texts(tokenizer, questions)
     found: Found = {}
-    if served := [what for what in ("samples", "chat") if what in options.what]:
-        found |= _served(served, texts, options)
+    if served := [what for what in ("samples", "chat", "clients") if what in options.what]:
+        found |= _served(served, texts, questions, options)
     if "file" in options.what or "loop" in options.what:
         model = selfspec.attach(load_asked(options))
         ways = {
@@ -77,27 +79,33 @@ def run(options: argparse.Namespace) -> int:
                 found[what] = in_turns(names, options.rounds, measure, _shown, f"{what}, ")
     rows = list(_rows(found, options))
     print(f"\n{Table.of('Read once', _COLUMNS, rows, 'Medians over the rounds.').markdown()}")
-    print(json.dumps(told("bench_kept", options, seconds=found, rows=rows)))
-    return 0
+    return tell("bench_kept", options, seconds=found, rows=rows)
 
 
-def _served(served: Sequence[str], texts: Texts, options: argparse.Namespace) -> Found:
+def _served(
+    served: Sequence[str], texts: Texts, questions: Sequence[str], options: argparse.Namespace
+) -> Found:
     """What two servers take, of which one reads each prompt whole."""
     shared = ["--device", options.device, "--dtype", options.dtype]
     more = {_KEPT: shared, _READ: [*shared, "--kept-kv", "0"]}
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(serving(OURS, options.model, own, threads=options.threads))
+            name: stack.enter_context(
+                serving(SELFSPEC, options.model, own, threads=options.threads)
+            )
             for name, own in more.items()
         }
         for server in servers.values():
             _wait(server, texts.next(20), 1)
+        rounds = range(options.rounds)
+        parts = {name: iter([questions[n :: options.rounds] for n in rounds]) for name in more}
         ways = {
             "samples": lambda name: [
                 _wait(servers[name], texts.next(options.length), number)
                 for number in (1, options.samples)
             ],
             "chat": lambda name: _chat(servers[name], texts, options),
+            "clients": lambda name: _clients(servers[name], next(parts[name]), options),
         }
         return {
             what: in_turns(list(more), options.rounds, ways[what], _shown, f"{what}, ")
@@ -136,6 +144,14 @@ def _chat(server: Served, texts: Texts, options: argparse.Namespace) -> list[flo
             {"role": "user", "content": texts.next(options.question)},
         ]
     return seconds
+
+
+def _clients(server: Served, questions: Sequence[str], options: argparse.Namespace) -> list[float]:
+    """Seconds until several clients, who take one question after the other, have all answers."""
+    start = perf_counter()
+    with ThreadPoolExecutor(options.clients) as clients:
+        list(clients.map(lambda text: server.ask(text, options.max_new_tokens), questions))
+    return [perf_counter() - start]
 
 
 def _file(model: Any, texts: Texts, options: argparse.Namespace, name: str) -> list[float]:
@@ -191,6 +207,9 @@ def _rows(found: Found, options: argparse.Namespace) -> Iterator[dict[str, Any]]
         first, *later = zip(medians("chat", _READ), medians("chat", _KEPT), strict=True)
         yield row("first text of a chat's turn 1", *first)
         yield row("of turns 2 to 6", *(median(each) for each in zip(*later, strict=True)))
+    if "clients" in found:
+        both = (medians("clients", name)[0] for name in (_READ, _KEPT))
+        yield row(f"{options.clients} clients with questions of their own", *both)
     if "file" in found:
         both = (medians("file", name)[0] for name in (_READ, _KEPT))
         yield row(f"{options.prompts} prompts with one instruction", *both)
@@ -210,6 +229,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_questions(parser, "the first N of those that are left", every=EVERY)
     add("--length", type=int, default=880, metavar="N", help="tokens of a long prompt")
     add("--samples", type=int, default=8, metavar="N", help="samples of one prompt")
+    add("--clients", type=int, default=8, metavar="N", help="clients with questions of their own")
     add("--prompts", type=int, default=40, metavar="N", help="prompts with one instruction")
     add("--instruction", type=int, default=500, metavar="N", help="its tokens")
     add("--question", type=int, default=60, metavar="N", help="tokens of each further question")

@@ -19,7 +19,6 @@ is what selfspec's server still writes a moment after the last client has gone.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,8 +43,8 @@ from eval.options import (
     checked_knobs,
 )
 from eval.report.table import Table
-from eval.runs.environment import told
-from eval.runs.served import METHODS, OURS, STOCK, Reply, Served, arguments_of, serving
+from eval.runs.environment import tell
+from eval.runs.served import SELFSPEC, SERVERS, TRANSFORMERS, Reply, Served, arguments_of, serving
 
 _COLUMNS = {
     "clients": "{clients}",
@@ -105,12 +104,12 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         servers = []
         for name in options.methods:
-            more = [*shared, *arguments_of(knobs)] if name == OURS else shared
+            more = [*shared, *arguments_of(knobs)] if name == SELFSPEC else shared
             server = serving(name, options.model, more, threads=options.threads)
             servers.append(stack.enter_context(server))
         rounds = _asked(servers, own, options)
     rows = [
-        {"clients": n, "server": name, **found.figures(tokenizer, rounds.get((n, STOCK)))}
+        {"clients": n, "server": name, **found.figures(tokenizer, rounds.get((n, TRANSFORMERS)))}
         for (n, name), found in rounds.items()
     ]
     title = f"{len(own[0])} questions over HTTP"
@@ -118,8 +117,7 @@ def run(options: argparse.Namespace) -> int:
     by_clients = sorted(rows, key=lambda row: row["clients"])
     print(f"\n{Table.of(title, _COLUMNS, by_clients, note).telling().markdown()}")
     found = {"knobs": knobs, "num_questions": len(own[0]), "rounds": rows}
-    print(json.dumps(told("bench_server", options, **found)))
-    return 0
+    return tell("bench_server", options, **found)
 
 
 def _asked(
@@ -179,7 +177,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     clients = "how many clients ask at once; one round for each number (default: 1)"
     add("--clients", type=int, nargs="+", default=[1], metavar="N", help=clients)
     names = "default: transformers and selfspec"
-    add("--methods", nargs="+", choices=METHODS, default=[STOCK, OURS], help=names)
+    add("--methods", nargs="+", choices=SERVERS, default=[TRANSFORMERS, SELFSPEC], help=names)
     leaving = "of all answers, the share that clients leave in the midst; default: 0"
     add("--leaving", type=float, default=0.0, metavar="SHARE", help=leaving)
     add_drafting(parser)

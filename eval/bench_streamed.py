@@ -18,7 +18,6 @@ page cache beside it. The nodes of prompt lookup are not counted.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -29,8 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
-from eval.methods.jobs import in_new_process
-from eval.methods.streamed_job import ACCELERATE, METHODS, SMALL, Job, Result
+from eval.jobs.start import in_new_process
+from eval.jobs.streamed import ACCELERATE, METHODS, SMALL, Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import (
     EVERY,
@@ -41,7 +40,7 @@ from eval.options import (
     checked_knobs,
 )
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.runs.turns import in_turns
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.streamed.memory_plan import text_bytes
@@ -104,8 +103,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"\n{Table.of(title, _COLUMNS, cells, note).markdown()}")
         figures[text] = {"max_bytes": budget.num_bytes, "methods": rows}
     given = {"knobs": knobs, "num_prompts": len(prompts), "figures": figures}
-    print(json.dumps(told("bench_streamed", options, **given)))
-    return 0
+    return tell("bench_streamed", options, **given)
 
 
 def _job(options: argparse.Namespace, method: str, budget: _Budget, common: Job) -> Job:
@@ -129,7 +127,7 @@ def _budgets(options: argparse.Namespace) -> dict[str, _Budget]:
 
 def _answered(job: Job) -> Result:
     what = f"{job.method!r} failed with {job.max_memory} bytes"
-    return Result(**in_new_process("eval.methods.streamed_job", job, what))
+    return Result(**in_new_process("eval.jobs.streamed", job, what))
 
 
 def _rate(result: Result) -> float:

@@ -96,7 +96,7 @@ def _in_process(family: str, seconds: int) -> Verdict:
     worker.start()
     there.close()
     try:
-        return here.recv()  # type: ignore[no-any-return]
+        return here.recv()
     except EOFError:
         worker.join()
         if worker.exitcode == -signal.SIGXCPU:

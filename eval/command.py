@@ -56,7 +56,7 @@ def _done(words: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
-        fix = "pip install 'selfspec[eval]'"
+        fix = "pip install -e '.[eval]'"
         raise EvalError(f"{error.name!r} must be installed for this command: {fix}") from error
 
 
@@ -64,8 +64,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """All commands by name, and the options of the one that was chosen."""
     top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT, formatter_class=_Help)
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    lines = {**{name: each.line for name, each in COMMANDS.items()}, **MODULES}
-    for name, line in lines.items():
+    for name, each in COMMANDS.items():
+        line = each if isinstance(each, str) else each.line
         parser = commands.add_parser(name, help=line, formatter_class=_Help)
         if name == next(iter(words), None):
             _command(name).add_options(parser)
@@ -76,15 +76,16 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 def _command(name: str) -> Command:
     """A module's docstring is its help; it is imported here, and not before."""
-    if name in COMMANDS:
-        return COMMANDS[name]
+    found = COMMANDS[name]
+    if isinstance(found, Command):
+        return found
     module = import_module(f"eval.{name}")
 
     def add_options(parser: argparse.ArgumentParser) -> None:
         parser.description = module.__doc__
         module.add_options(parser)
 
-    return Command(MODULES[name], add_options, module.run)
+    return Command(found, add_options, module.run)
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -147,14 +148,13 @@ def _fit(options: argparse.Namespace) -> int:
     return run(options)
 
 
-COMMANDS = {
+# A line alone is that of a module of this name, which has `add_options` and `run`.
+COMMANDS: dict[str, Command | str] = {
     "run": Command("answer a bench with several methods and write a report", of.add_run, _run),
     "study": Command("make an experiment of the papers on a model", of.add_study, _study),
     "report": Command("write a run's report anew from its rows", of.add_report, _report),
     "compare": Command("two runs side by side, question by question", of.add_compare, _compare),
     "fit": Command("fit one tree shape to a model, after Ghidorah", of.add_fit, _fit),
-}
-MODULES = {  # Each has `add_options` and `run`.
     "bench_batch": "many prompts over one model: tokens a second, and how long they wait",
     "bench_server": "the same questions over HTTP, to several servers",
     "bench_kept": "what it brings that keys and values outlive a request",

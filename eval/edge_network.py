@@ -1,6 +1,6 @@
 """The simulations of "Efficient LLM Inference over Heterogeneous Edge Networks …", figures 6 to 9.
 
-    python -m eval edge_network --out edge.html --pictures FOLDER
+    python -m eval edge_network --pictures FOLDER
 
 Users send prompts to a small base station, which drafts for all of them, and a large one verifies.
 Nothing is run, and no model is needed: all times come from the paper's equations. Some of what they
@@ -12,9 +12,8 @@ users; every point is a mean over --draws of them. The last line is one JSON obj
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
@@ -22,18 +21,23 @@ from typing import Any, NamedTuple
 
 from eval.edge.network import ASSUMED, PAIRS, Network, new_users
 from eval.edge.schemes import DESCRIPTIONS, PLANNED, UNIFORM, serve
-from eval.errors import EvalError
 from eval.options import check_at_least
-from eval.report.pages import page, write_pictures
+from eval.report.pages import write_pictures
 from eval.report.pictures import Picture, lines
 from eval.report.table import Table
-from eval.runs.environment import told
-from selfspec.machine.user_files import replace_bytes
+from eval.runs.environment import tell
 
 _COLORS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#57606a", "#56b4e9")
 _SERVING = (PLANNED, "no pipeline", "no batching", "fixed length", "no speculation")
 _BATCHING = (PLANNED, "static batches", "largest batch", "heuristic")
 _LENGTHS = (256, 512, 768, 1024, 1280, 1536, 1792)
+
+_X_TITLES = {
+    "acceptance": "chance that a draft is accepted",
+    "bandwidth_mhz": "bandwidth (MHz)",
+    "input_tokens": "longest prompt (tokens)",
+    "output_tokens": "longest answer (tokens)",
+}
 
 Lines = dict[str, dict[float, float]]  # By name, then by what changes.
 
@@ -58,16 +62,6 @@ class Figure(NamedTuple):
                     line = lines.setdefault(f"{scheme}{other}", {})
                     line[value] = mean(draw[scheme].seconds for draw in draws)
         return lines
-
-    @property
-    def x_title(self) -> str:
-        return {
-            "acceptance": "chance that a draft is accepted",
-            "bandwidth_mhz": "bandwidth (MHz)",
-            "num_users": "users",
-            "input_tokens": "longest prompt (tokens)",
-            "output_tokens": "longest answer (tokens)",
-        }[self.field]
 
     def _changed(self, value: float) -> dict[str, Any]:
         if self.field.endswith("_tokens"):  # The longest; the shortest stays.
@@ -120,8 +114,6 @@ _CASES = {"weights are read": True, "weights cost nothing": False}
 def run(options: argparse.Namespace) -> int:
     """Simulates all figures, and prints tables and the JSON line."""
     check_at_least(options, 1, "draws")
-    if options.out and not options.out.parent.is_dir():
-        raise EvalError(f"--out must be a file in a folder that exists (got {options.out})")
     seeds = range(options.seed, options.seed + options.draws)
     found: dict[str, dict[str, Lines]] = {}
     for case, reads in _CASES.items():
@@ -131,9 +123,12 @@ def run(options: argparse.Namespace) -> int:
             found.setdefault(case, {})[figure.name] = figure.lines(base, seeds)
     tables = [_claims(found), _even_stages(seeds), _assumed()]
     print("\n\n".join(table.markdown() for table in tables))
-    _write(options, [picture for case in found for picture in _drawn(case, found[case])], tables)
-    print(json.dumps(told("edge_network", options, **_numbers(found))))
-    return 0
+    if options.pictures:
+        drawn = (picture for case in found for picture in _drawn(case, found[case]))
+        named = [picture._replace(title=f"edge {picture.title}") for picture in drawn]
+        write_pictures(options.pictures, named)
+        print(f"\npictures: {options.pictures}")
+    return tell("edge_network", options, **_numbers(found))
 
 
 def _claims(found: dict[str, dict[str, Lines]]) -> Table:
@@ -192,17 +187,13 @@ def _drawn(case: str, figures: dict[str, Lines]) -> Iterator[Picture]:
         found = figures[figure.name]
         colors = dict(zip(found, _COLORS, strict=False))
         y = "seconds per prompt, uploads and all"
-        yield lines(f"Figure {figure.name}, {case}", found, colors, x=figure.x_title, y=y)
-
-
-def _write(options: argparse.Namespace, drawn: Sequence[Picture], tables: Sequence[Table]) -> None:
-    if options.out:
-        replace_bytes(options.out, page("An edge network, simulated", tables, drawn).encode())
-        print(f"\npage: {options.out}")
-    if options.pictures:
-        named = [picture._replace(title=f"edge {picture.title}") for picture in drawn]
-        write_pictures(options.pictures, named)
-        print(f"\npictures: {options.pictures}")
+        yield lines(
+            f"Figure {figure.name}, {case}",
+            found,
+            colors,
+            x=_X_TITLES.get(figure.field, "users"),
+            y=y,
+        )
 
 
 def _numbers(found: dict[str, dict[str, Lines]]) -> dict[str, Any]:
@@ -233,5 +224,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--seed", type=int, default=0, help="of the first draw of users; default: 0")
     add("--draws", type=int, default=5, metavar="N", help="of users, for the mean; default: 5")
-    add("--out", type=Path, metavar="FILE.html", help="a page with the tables and pictures")
     add("--pictures", type=Path, metavar="FOLDER", help="each picture as an SVG file")

@@ -11,7 +11,6 @@ going first, and the first round doesn't count. The last line is one JSON object
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +19,13 @@ from tempfile import TemporaryDirectory
 
 from eval.benches.dialogue import Prompter
 from eval.benches.questions import Question
-from eval.methods.jobs import in_new_process
+from eval.jobs.one_call import Job, Result
+from eval.jobs.start import in_new_process
 from eval.methods.names import OURS, STOCK
-from eval.methods.one_call import Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import add_drafting, add_length, check_at_least, checked_knobs
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.runs.turns import in_turns
 
 _PROMPT = (
@@ -81,8 +80,7 @@ def run(options: argparse.Namespace) -> int:
         "import_seconds": round(rows[-1]["import_seconds"], 3),
         "same_text": results[OURS][-1].new_ids == results[STOCK][-1].new_ids,
     }
-    print(json.dumps(told("first_call", options, **found)))
-    return 0
+    return tell("first_call", options, **found)
 
 
 def _call(job: Job) -> Result:
@@ -90,7 +88,7 @@ def _call(job: Job) -> Result:
     with TemporaryDirectory() as folder:
         empty = dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TMPDIR"), folder)
         what, env = f"the call of {job.method!r} failed", {**os.environ, **empty}
-        return Result(**in_new_process("eval.methods.one_call", job, what, env))
+        return Result(**in_new_process("eval.jobs.one_call", job, what, env))
 
 
 def _note(ours: Sequence[Result], stock: Sequence[Result]) -> str:

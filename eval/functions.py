@@ -12,7 +12,6 @@ counts the same. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ import selfspec
 from eval.models.loading import load_asked
 from eval.options import add_model, check_at_least
 from eval.report.table import Table
-from eval.runs.environment import told, where
+from eval.runs.environment import tell, where
 
 _OURS = str(Path(selfspec.__file__).parent)
 _PROMPT_TOKENS = 32
@@ -98,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
     if options.names:
         print("\n".join(name for row in rows for name in [f"\n{row['part']}:", *row["names"]]))
     figures = [{name: row[name] for name in ("part", "functions", "deep")} for row in rows]
-    print(json.dumps(told("functions", options, **where(model), rows=figures)))
-    return 0
+    return tell("functions", options, **where(model), rows=figures)
 
 
 def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ from eval.models.loading import load_model, load_tokenizer
 from eval.options import add_length, add_questions, check_at_least
 from eval.report.table import Table
 from eval.runs.captured import decoder_layers, fixed_forward
-from eval.runs.environment import told, versions, where
+from eval.runs.environment import tell, versions, where
 from eval.runs.many import Many, answered
 from selfspec import SelfSpec
 
@@ -127,8 +127,7 @@ def run(options: argparse.Namespace) -> int:
     for table in _tables(values):
         print(table.markdown() + "\n")
     cells = [{"cell": cell, "value": value} for cell, value in values.items()]
-    print(json.dumps(told("gpu", options, cells=cells, card=_card())))
-    return 0
+    return tell("gpu", options, cells=cells, card=_card())
 
 
 def _measured(

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,7 +35,7 @@ from eval.errors import EvalError
 from eval.models.loading import load_model
 from eval.models.shapes import SHAPES, named_shape
 from eval.options import check_at_least
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.units.attention import (
     DTYPES,
     attention_table,
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     with torch.inference_mode():
         rows = list(timed(options))
     print(table_of(rows).markdown(), end="\n\n")
-    print(json.dumps(told("hetero", options, rows=rows)))
+    tell("hetero", options, rows=rows)
     allowed = (_SAME[row.get("dtype", "float32")] for row in rows)
     return int(not all(row["difference"] <= most for row, most in zip(rows, allowed, strict=True)))
 

@@ -11,7 +11,6 @@ makes of a layer for this device, with products and attention. The last line is 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import Counter
 from typing import Any
@@ -20,7 +19,7 @@ from eval.models.loading import load_asked
 from eval.options import add_model, check_at_least
 from eval.report.table import Table
 from eval.runs.captured import AROUND, Launches, decoder_layers, fixed_forward
-from eval.runs.environment import told, where
+from eval.runs.environment import tell, where
 
 _PROMPT_TOKENS = 16
 # A kernel that the compiler has made, or one of a library, in the code that it writes.
@@ -50,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
     title = "Operations of a captured forward that are no views"
     note = "A layer is the median one; the first of a kind also makes what the others share."
     print(Table.of(title, _COLUMNS, rows, note).telling().markdown())
-    print(json.dumps(told("launches", options, **where(model), rows=rows)))
-    return 0
+    return tell("launches", options, **where(model), rows=rows)
 
 
 def launches(model: Any, width: int) -> dict[str, Any]:

@@ -205,6 +205,8 @@ def add_run_options(command: Any) -> None:
     group = command.add_argument_group("what drafters know, and how they draft")
     add = group.add_argument
     add("--cache", metavar="CACHE", help="prebuilt state: start with this cache or Hub id")
+    store = "of 'rest': a file of texts, with blank lines between them"
+    add("--datastore", type=Path, metavar="FILE", help=store)
     add("--tree", metavar="FILE", help="of 'fit': the tree of method 'ghidorah'")
     add("--warm-up", type=int, default=0, metavar="N", help="answer N other questions first")
     add_drafting(group)

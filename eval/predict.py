@@ -21,7 +21,6 @@ before them are read again.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -40,8 +39,8 @@ from eval.options import add_drafting, add_model, check_at_least, drafting_knobs
 from eval.report.rows import frame_of
 from eval.report.statistics import by_task
 from eval.report.tables import tasks_table
-from eval.runs.environment import told, where
-from eval.runs.forced import Task, measure
+from eval.runs.environment import tell, where
+from eval.runs.forced import Forced, measure
 from selfspec import SelfSpec
 
 RIGHT, WRONG = "with a prediction", "with a wrong one"
@@ -67,8 +66,7 @@ def run(options: argparse.Namespace) -> int:
     shown = {"methods": figures, "left_out": {}}
     for figure, title in (("tokens_per_step", "Tokens per step"), ("speed_up", "Speed-up")):
         print(tasks_table(shown, title, figure)._replace(note=_NOTE).markdown())
-    print(json.dumps(told("predict", options, **where(model), methods=figures)))
-    return 0
+    return tell("predict", options, **where(model), methods=figures)
 
 
 def _random(options: argparse.Namespace) -> Any:
@@ -82,7 +80,7 @@ def name_of(share: int) -> str:
     return f"{share} % right"
 
 
-def random_task(number: int, options: argparse.Namespace, num_ids: int) -> Task:
+def random_task(number: int, options: argparse.Namespace, num_ids: int) -> Forced:
     """A random prompt and text, and what is predicted of the text for each share."""
     draw = random.Random(number)
 
@@ -96,10 +94,10 @@ def random_task(number: int, options: argparse.Namespace, num_ids: int) -> Task:
         predictions[name_of(share)] = [
             token if 100 * draw.random() < share else next(wrong) for token in answer_ids
         ]
-    return Task("text", prompt_ids, answer_ids, predictions)
+    return Forced("text", prompt_ids, answer_ids, predictions)
 
 
-def tasks_of(edits: Sequence[Edit], tokenizer: Any, *, hide: bool = False) -> list[Task]:
+def tasks_of(edits: Sequence[Edit], tokenizer: Any, *, hide: bool = False) -> list[Forced]:
     """The edits in ids; the wrong prediction of each is the function of three edits before it."""
     prompter = Prompter(tokenizer)
 
@@ -107,12 +105,12 @@ def tasks_of(edits: Sequence[Edit], tokenizer: Any, *, hide: bool = False) -> li
         found: list[int] = tokenizer(text + "\n", add_special_tokens=False)["input_ids"]
         return found
 
-    def task(edit: Edit, other: Edit) -> Task:
+    def task(edit: Edit, other: Edit) -> Forced:
         order = f"{edit.order} Write the whole function again. Answer with the code alone."
         turn = order if hide else f"{order}\n\n{edit.before}"
         question = Question(0, edit.task, (turn,), f"# {turn}\n\n\n")
         predictions = {RIGHT: ids(edit.before), WRONG: ids(other.before)}
-        return Task(edit.task, prompter.prompt_ids(question, []), ids(edit.after), predictions)
+        return Forced(edit.task, prompter.prompt_ids(question, []), ids(edit.after), predictions)
 
     return [task(edit, edits[index - 3]) for index, edit in enumerate(edits)]
 

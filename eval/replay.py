@@ -17,7 +17,6 @@ answer of all repeats. The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from eval.benches.questions import ranks
 from eval.options import add_knob, check_at_least, parsed_knobs
 from eval.report.rows import read_answers
 from eval.report.table import Table
-from eval.runs.environment import told
+from eval.runs.environment import tell
 from eval.runs.simulate import (
     Clock,
     Text,
@@ -113,7 +112,7 @@ def _counted(texts: Sequence[Text], options: argparse.Namespace) -> int:
     found = {config.max_nodes: simulated(config, texts, options.cache) for config in configs}
     print(replays_table(found).markdown())
     rows = {n: {t: s.tokens_per_step for t, s in tasks.items()} for n, tasks in found.items()}
-    print(json.dumps(told("replay", options, rows=rows)))
+    tell("replay", options, rows=rows)
     lowest = min(tasks["overall"] for tasks in rows.values())
     return int(options.at_least is not None and lowest < options.at_least)
 
@@ -132,8 +131,7 @@ def _on_clocks(read: Sequence[Text], options: argparse.Namespace) -> int:
             name: {method: each._asdict() for method, each in row.items()}
             for name, row in found.items()
         }
-    print(json.dumps(told("replay", options, answers=gained)))
-    return 0
+    return tell("replay", options, answers=gained)
 
 
 def compared(texts: Sequence[Text], case: Case, options: Any) -> dict[str, Gained]:

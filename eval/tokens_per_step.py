@@ -14,7 +14,6 @@ that are compared.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from itertools import product, starmap
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from eval.methods.method import SelfSpecMethod
 from eval.models.loading import load_asked, load_model, load_tokenizer
 from eval.options import EVERY, add_knob, add_length, add_model, add_questions, parsed_knobs
 from eval.report.statistics import OVERALL
-from eval.runs.environment import short_name, told
+from eval.runs.environment import short_name, tell
 from selfspec import GenerationStats, SelfSpec
 from selfspec.config import SOURCE_NAMES
 
@@ -84,8 +83,7 @@ def run(options: argparse.Namespace) -> int:
             for task, stats in by_task.items()
         }
         rows.append({**setup._asdict(), "cache": short_name(setup.cache), "figures": figures})
-    print(json.dumps(told("tokens_per_step", options, num_prompts=len(prompts), rows=rows)))
-    return 0
+    return tell("tokens_per_step", options, num_prompts=len(prompts), rows=rows)
 
 
 def measure(

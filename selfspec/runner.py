@@ -28,7 +28,7 @@ from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
-from selfspec.forward.backends import Backend, TreeBackend, column_bytes
+from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
@@ -286,8 +286,9 @@ class ModelRunner:
         spare = stepped(most) - most if self._captures else 0
         if max_bytes is None:
             return Limits(max_rows, None, spare)
-        num_bytes = column_bytes(self.model, max_rows)
-        return Limits(max_rows, max_rows * (max_bytes // num_bytes), spare, num_bytes)
+        num_bytes, of_states = bytes_of_rows(self.model, max_rows)
+        max_tokens = max_rows * (max(max_bytes - of_states, 0) // num_bytes)
+        return Limits(max_rows, max_tokens, spare, num_bytes, of_states)
 
     @contextmanager
     def backend(

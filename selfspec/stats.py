@@ -212,6 +212,10 @@ class GenerationStats:
             lines.append(f"{some}not drafted as asked: {self.disabled_reason}")
         if self.paused:
             lines.append(f"  {self.paused}")
+        if self.num_prompt_tokens_kept:
+            lines.append(f"  {self.num_prompt_tokens_kept} tokens of prompts were not read again")
+        if self.kept_reason:
+            lines.append(f"  a prompt was read whole: {self.kept_reason}")
         if self.heads_reason:
             lines.append(f"  its heads were not asked: {self.heads_reason}")
         if self.forward not in ("", "eager") or self.eager_reason:

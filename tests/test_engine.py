@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +14,16 @@ from hypothesis import strategies as st
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
-from selfspec.draft.sources import ContextSource, LutSource, RunnersSource
+from selfspec.draft.sources import (
+    ContextSource,
+    Cursor,
+    LutSource,
+    RowStart,
+    RunnersSource,
+    Source,
+)
 from selfspec.papers.self_draft import Branches, ContextCache
+from selfspec.records import Evidence
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
 from selfspec.verify.tape import NoiseTape
@@ -310,3 +320,52 @@ def test_branches_are_nodes_of_the_tree():
     assert 6 < max(unlikely) <= 12
     assert max(len(record.tree) for record in run.records) <= 24
     assert run.stats.accepted_by_source["grams"]
+
+
+class Wrong(Cursor):
+    """Says of one token what no candidate is."""
+
+    def __init__(self, candidate: Any) -> None:
+        self._candidate = candidate
+
+    def root(self) -> None:
+        return None
+
+    def expand(self, state: None) -> list[Any]:
+        return [self._candidate]
+
+    def follow(self, state: None, token: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "candidate", [("1", Evidence("wrong")), (1.0, Evidence("wrong")), (1, None), (1, ["wrong"])]
+)
+def test_a_source_whose_candidates_are_none_ends_no_text(candidate, caplog):
+    class WrongSource(Source):
+        name = "wrong"
+
+        def open(self, row: RowStart) -> Cursor:
+            return Wrong(candidate)
+
+    run = Run(MODEL, [[1, 2]], [omniscient(MODEL), WrongSource(), RunnersSource()])
+    assert run.decode() == plain_text(run)
+    assert run.stats.tokens_per_step > 2
+    said = [text for each in caplog.records if "failed" in (text := each.getMessage())]
+    assert len(said) == 1
+    assert "'wrong' has failed, and drafts nothing more in this text" in said[0]
+
+
+def test_a_source_that_cannot_be_copied_is_left_out_of_the_request(caplog):
+    class Single(LutSource):
+        def copy(self) -> LutSource:
+            raise ValueError("on purpose")
+
+    broken, lut = Single(VOCAB, 3), LutSource(VOCAB, 3)
+    broken.name = "broken"
+    learned = Learned([broken, lut], Calibration(), top_k=3)
+    for _ in range(2):
+        assert [source.name for source in learned.for_request("request").sources] == ["lut"]
+    assert ["'broken' has failed" in each.getMessage() for each in caplog.records] == [True]
+    with pytest.raises(ValueError, match="on purpose"):
+        replace(learned, strict=True).for_request("request")

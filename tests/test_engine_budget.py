@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,76 @@ def test_a_slow_moment_of_the_machine_is_no_slow_width() -> None:
     widths = widths_beside(lambda _number, _width: 1.0)
     others = widths_beside(lambda number, _width: 3.0 if number > 4 else 1.0)
     assert sum(width > 1 for width in others) > 0.8 * sum(width > 1 for width in widths)
+
+
+# On a busy machine, a plain step takes so many times as long, and any wider one between so many
+# plain steps; None: as many as on a quiet one.
+QUIET, MILD, HARD = (1.0, None), (1.4, None), (1.4, (9.0, 17.0))
+
+
+def times_of_plain_steps(machines: Sequence[Any], *, one_spec: bool) -> list[float]:
+    """Each call's time over that of plain steps on the same machine, with drafts that mostly pay.
+
+    Calls come one after the other. Those of one `SelfSpec` know what the earlier ones have learned.
+    """
+    quiet, dice, found = CostCurve(CURVES["packed"]), random.Random(3), []
+
+    class Machine(ClockedBackend):
+        def forward(self, layout, **asked):
+            start, width, (factor, waits) = self.now, self.widths[-1], machine
+            logits = super().forward(layout, **asked)
+            seconds = self.now - start
+            if waits is not None and width > 1:
+                seconds = quiet.seconds(1) * dice.uniform(*waits)
+            self.now = start + factor * seconds
+            return logits
+
+    curve, ledger = CostCurve.unknown(0.2), Ledger()
+    for number, machine in enumerate(machines):
+        if not one_spec:
+            curve, ledger = CostCurve.unknown(0.2), Ledger()
+        prompt, source = PROMPTS[number % 3], TextSource("scripted", mostly_right)
+        budget = MeasuredBudget(curve, ledger=ledger)
+        run = Run(MODEL, [prompt], [source], 256, config=SpecConfig(), budget=budget)
+        run.backend = backend = Machine(prompt, quiet, dice)
+        run.clock = lambda backend=backend: backend.now
+        run.decode()
+        found.append(backend.now / (machine[0] * quiet.seconds(1) * (256 - len(prompt) - 1)))
+    return found
+
+
+def mostly_right(text: Prefix) -> list[int]:
+    """The truth at six of seven places."""
+    truth, dice = MODEL.next_token(text), random.Random(f"{text[-9:]}")
+    return [truth] if dice.random() < 6 / 7 else [(truth + 1) % VOCAB]
+
+
+def test_wide_steps_that_stay_slow_count_in_full() -> None:
+    """Threads of wide steps wait for each other here: each takes as long as 9 to 17 plain ones.
+
+    A first call loses two tries, and the next calls with the model remember it.
+    """
+    new = times_of_plain_steps([HARD] * 9, one_spec=False)
+    assert sum(new) / len(new) < 1.1
+    first, *others = times_of_plain_steps([HARD] * 9, one_spec=True)
+    assert first < 1.1
+    assert sum(others) / len(others) < 1.02
+
+
+def test_nine_calls_beside_a_load_that_is_mostly_hard() -> None:
+    calls = times_of_plain_steps([*[HARD] * 3, MILD, HARD, HARD, MILD, HARD, HARD], one_spec=False)
+    assert sum(calls) / len(calls) < 1.0
+    assert max(calls[3], calls[6]) < 0.5
+
+
+def test_drafts_go_on_once_the_machine_is_free_again() -> None:
+    quiet = times_of_plain_steps([QUIET] * 4, one_spec=True)
+    calls = times_of_plain_steps([QUIET, QUIET, HARD, HARD, QUIET, QUIET], one_spec=True)
+    assert max(calls[2:4]) < 1.1
+    assert calls[:2] == quiet[:2]
+    assert calls[5] < 1.1 * quiet[3]
+    others = times_of_plain_steps([MILD] * 4, one_spec=True)
+    assert sum(others) < 1.05 * sum(quiet)
 
 
 def test_each_length_of_a_text_teaches_its_own_curve() -> None:

@@ -20,7 +20,7 @@ import pytest
 from cyclopts import App
 
 import selfspec
-from eval.command import COMMANDS, MODULES, main
+from eval.command import COMMANDS, main
 from selfspec import GenerationStats, SpecConfig, config
 from selfspec.cli.app import app
 from selfspec.cli.options import knob_texts
@@ -101,11 +101,11 @@ def test_commands_and_options_exist(page: Path) -> None:
     for words in commands_in(page, "python -m eval"):
         named = " ".join(words)
         assert words[2] == "eval", f"{named}: no such module"
-        assert {*words[3:4]} <= {*COMMANDS, *MODULES, "--help"}, f"{named}: no such command"
+        assert {*words[3:4]} <= {*COMMANDS, "--help"}, f"{named}: no such command"
         known = options_of_eval(*words[3:4])
         assert options_in(words) <= known, f"{named}: no such option"
     if page.name != "CONTRIBUTING.md":  # It names options of other programs.
-        known = options_of_selfspec(app).union(*map(options_of_eval, (*COMMANDS, *MODULES)))
+        known = options_of_selfspec(app).union(*map(options_of_eval, COMMANDS))
         for code in code_in(page):  # An option named alone: "`--restart` begins anew".
             assert not code.startswith("--") or options_in(code.split()) <= known, code
 

@@ -250,6 +250,17 @@ RECURRENT = {
     )
 }
 
+# Mamba 2 whose forwards over several tokens bound time steps, while plain steps do not.
+_ALL_BOUNDED = {
+    "nemotron-h": Architecture(
+        "nemotron_h",
+        {name: value for name, value in _DENSE.items() if name != "num_hidden_layers"}
+        | {"layers_block_type": ["linear_attention", "full_attention", "mlp"], "n_groups": 2}
+        | {"chunk_size": 8, "mamba_head_dim": 8, "mamba_num_heads": 8, "ssm_state_size": 8},
+    ),
+    "zamba2": Architecture("zamba2", _WITHOUT_HEAD_DIM | _ZAMBA | {"chunk_size": 8}),
+}
+
 # ALiBi, windows of the model's own making, layers that run several times, compressed keys, and
 # running states that are out of reach, or of which a forward over several tokens makes something
 # else than steps of one token do.
@@ -275,12 +286,6 @@ _ALL_NOT_BRANCHING = {
     ),
     "mamba": Architecture("mamba", _RECURRENT, _EAGER),
     "minimax": Architecture("minimax", _DENSE | _LOCAL_EXPERTS | _LINEAR | {"block_size": 8}),
-    "nemotron-h": Architecture(
-        "nemotron_h",
-        {name: value for name, value in _DENSE.items() if name != "num_hidden_layers"}
-        | {"layers_block_type": ["linear_attention", "full_attention", "mlp"], "n_groups": 2}
-        | {"chunk_size": 8, "mamba_head_dim": 8, "mamba_num_heads": 8, "ssm_state_size": 8},
-    ),
     "recurrent-gemma": Architecture(
         "recurrent_gemma",
         _DENSE | {"lru_width": 32, "attention_window_size": 16, "num_hidden_layers": 3},
@@ -296,7 +301,6 @@ _ALL_NOT_BRANCHING = {
         _EAGER,
     ),
     "zamba": Architecture("zamba", _WITHOUT_HEAD_DIM | _ZAMBA),
-    "zamba2": Architecture("zamba2", _WITHOUT_HEAD_DIM | _ZAMBA | {"chunk_size": 8}),
 }
 
 # Models that also read images or sound, by what their plain steps make of positions.
@@ -403,6 +407,7 @@ def _known(architectures: dict[str, Architecture]) -> dict[str, Architecture]:
 
 
 HYBRID, NOT_BRANCHING = _known(_ALL_HYBRID), _known(_ALL_NOT_BRANCHING)
+BOUNDED = _known(_ALL_BOUNDED)
 MULTIMODAL = _known(_ALL_MULTIMODAL)
-ARCHITECTURES = BRANCHING | HYBRID | RECURRENT | NOT_BRANCHING | MULTIMODAL
+ARCHITECTURES = BRANCHING | HYBRID | BOUNDED | RECURRENT | NOT_BRANCHING | MULTIMODAL
 ARCHITECTURES |= _known(_ALL_WITH_HEADS)

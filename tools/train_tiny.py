@@ -10,7 +10,6 @@ steps, so in weights.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -31,10 +30,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from eval.benches.python_files import list_sources, read_source, stdlib_folder
 from eval.errors import EvalError, exit_status
-from eval.models.sources import list_sources, read_source, stdlib_folder
 from eval.options import check_at_least
-from eval.runs.environment import told
+from eval.runs.environment import tell
 
 _EOS, _PAD = "<|eos|>", "<|pad|>"
 _VOCABULARY = 8192
@@ -65,8 +64,7 @@ def run(options: argparse.Namespace) -> int:
     model.to(torch.bfloat16).save_pretrained(options.out)
     _wrapped(tokenizer).save_pretrained(options.out)
     sizes = {"num_tokens": len(corpus.train_ids), "num_held_out": len(corpus.held_out_ids)}
-    print(json.dumps(told("train_tiny", options, **sizes, **found)))
-    return 0
+    return tell("train_tiny", options, **sizes, **found)
 
 
 def _corpus(options: argparse.Namespace) -> tuple[Corpus, Tokenizer]:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from eval.benches.python_files import list_sources, read_source, stdlib_folder
 from eval.benches.questions import Question
-from eval.models.sources import list_sources, read_source, stdlib_folder
 
 _SEED = 0
 _PER_TASK = 40

@@ -170,7 +170,7 @@ def _turns(model: Any, prompts: Prompts, **ours: Any) -> torch.Tensor:
 
 def _generate(model: Any, inputs: Inputs, options: dict[str, Any], **ours: Any) -> torch.Tensor:
     torch.manual_seed(0)
-    return model.generate(**inputs, **options, **ours, max_new_tokens=_NUM_NEW)  # type: ignore[no-any-return]
+    return model.generate(**inputs, **options, **ours, max_new_tokens=_NUM_NEW)
 
 
 def _tried(answer: Answer, spec: SelfSpec, source: Remembered) -> tuple[str, str]:

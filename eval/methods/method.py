@@ -6,19 +6,18 @@ Knows nothing of questions, clocks or tables.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from transformers.cache_utils import StaticCache
 
 from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
-from selfspec.compat.generation import KV
 from selfspec.compat.heads import num_heads
+from selfspec.compat.timing import compiles_static_kv
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
 
@@ -33,7 +32,8 @@ class Resources:
 
     `contents` are those of a cache to start with, `options` those that only the method knows,
     `assistant` is the small model of assisted decoding, `tree` the file of a fitted tree, and
-    `openvino` a Python that has OpenVINO with the model that it is to run.
+    `openvino` a Python that has OpenVINO with the model that it is to run. `datastore` are texts in
+    ids.
     """
 
     config: SpecConfig = field(default_factory=SpecConfig)
@@ -42,6 +42,7 @@ class Resources:
     assistant: Any = None
     tree: Any = None
     openvino: Any = None
+    datastore: Sequence[Sequence[int]] = ()
 
     def new_spec(self, config: SpecConfig, **more: Any) -> SelfSpec:
         """Cold, or with what the cache holds; takes all else that a `SelfSpec` does by name."""
@@ -109,8 +110,7 @@ class StaticMethod(Method):
 
     def refusal(self, model: Any) -> str | None:
         """Asks transformers itself: without compilation a static cache is only slower."""
-        cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
-        if model._valid_auto_compile_criteria({KV: cache}, model.generation_config):
+        if compiles_static_kv(model):
             return None
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
 

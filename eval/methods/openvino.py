@@ -15,13 +15,14 @@ import json
 import subprocess
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from eval.errors import EvalError
+from eval.jobs import openvino_job
 from eval.methods.method import Method
-from eval.runs import openvino_job
 
 
 class OpenVinoMethod(Method):
@@ -43,8 +44,8 @@ class OpenVinoMethod(Method):
             raise EvalError(f"openvino answers greedily (got --temperature {temperature})")
         if self._process is None:
             self._start()
-        job = {"ids": ids[0].tolist(), "max_new_tokens": max_new_tokens}
-        print(json.dumps(job), file=self._process.stdin, flush=True)
+        asked = {"ids": ids[0].tolist(), "max_new_tokens": max_new_tokens}
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
         return torch.cat([ids, torch.tensor([self._said()["ids"]], device=ids.device)], dim=1)
 
     def _start(self) -> None:
@@ -56,12 +57,15 @@ class OpenVinoMethod(Method):
         self._said()  # That the model is loaded.
 
     def _said(self) -> Any:
-        if not (line := self._process.stdout.readline()):
-            raise EvalError(f"{self._where} must run OpenVINO GenAI; it says why above")
-        return json.loads(line)
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        self._process.wait()
+        self._process = None
+        raise EvalError(f"--openvino {self._where} must run OpenVINO GenAI; it says why above")
 
 
 def _end(process: Any) -> None:
-    process.stdin.close()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
     process.stdout.close()
     process.wait()

@@ -7,17 +7,19 @@ may: none of them knows what a forward costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from eval.methods.lookahead import lookahead
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.sam import SamSource
 from selfspec.cache import CacheContents
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
+from selfspec.draft.sources.texts import TextsSource
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
 from selfspec.papers.corpus import CorpusTables
@@ -32,6 +34,20 @@ FIXED_NODES = 81  # Token Recycling's, the root among them.
 # round of `python -m eval fit` does, with the LUT alone, on 16 questions of MT-bench, 48 new tokens
 # each (SmolLM2-135M-Instruct, float32).
 _RANK_RATES = (0.323, 0.075, 0.049, 0.031, 0.017, 0.019, 0.032, 0.007)
+
+
+class Datastore(TextsSource):
+    """Texts that are there from the start, after REST; of equal places the newest alone drafts."""
+
+    name = "datastore"
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[int]]) -> Datastore:
+        """A memory that is as large as these texts in ids."""
+        tokens = np.array([each for text in texts for each in (*text, -1)], np.int32)
+        store = cls(len(tokens))
+        store.restore({"tokens": tokens})
+        return store
 
 
 class Chain(Shape):
@@ -105,9 +121,15 @@ def _keeping_shapes(given: Resources) -> dict[str, Any]:
     return {"shape": DynamicTree(delta=1.0, alpha=1.0, tau=0.0, **given.options)}
 
 
+def _rest(given: Resources) -> dict[str, Any]:
+    store = Datastore.of(given.datastore)
+    return {"sources": (), "extra_sources": [store], "learning": "frozen", "max_depth": 64}
+
+
 _LUT: dict[str, Any] = {"sources": ("lut",), "calibration": FixedPrior(), "top_k": 8}
 _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "token-recycling": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
+    "lookahead": lambda given: lookahead(**given.options),
     "diaa": _as_in("diaa"),
     "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},
@@ -117,6 +139,8 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,
     "selfspec-intervals": _keeping_shapes,
+    "suffix": lambda _: {"sources": ("context", "texts"), "max_depth": 64},
+    "rest": _rest,
     "sam": lambda given: {
         "sources": (),
         "extra_sources": [SamSource(given.config.top_k)],

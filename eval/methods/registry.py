@@ -25,7 +25,7 @@ from eval.methods.published import PUBLISHED
 from selfspec import SelfSpec
 from selfspec.errors import unknown_name
 
-_LOOKUP_TOKENS = 10  # Prompt lookup's authors and the documentation of transformers use this.
+LOOKUP_TOKENS = 10  # Prompt lookup's authors and the documentation of transformers use this.
 
 
 def new_method(name: str, resources: Resources | None = None) -> Method:
@@ -46,9 +46,7 @@ METHODS: dict[str, Maker] = {
     "stock-float32": lambda _: Float32Method("stock-float32"),
     "stock-padded": lambda _: PaddedMethod("stock-padded"),
     "stock-static": lambda _: StaticMethod("stock-static", {"cache_implementation": "static"}),
-    "prompt-lookup": lambda _: Method(
-        "prompt-lookup", {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
-    ),
+    "prompt-lookup": lambda _: Method("prompt-lookup", {"prompt_lookup_num_tokens": LOOKUP_TOKENS}),
     "assisted": lambda given: AssistedMethod("assisted", given.assistant),
     "mtp": lambda _: MtpMethod("mtp", {"use_mtp": True}),
     "openvino": lambda given: OpenVinoMethod("openvino", given.openvino),

@@ -190,13 +190,7 @@ STUDIES: dict[str, Study] = {
                 f"threshold from {alpha:g}, times {factor:g}": _edgellm(
                     32, order="best-first", alpha=alpha, factor=factor
                 )
-                for alpha, factor in (
-                    (0.1, 0.5),
-                    (0.01, 0.5),
-                    (0.001, 0.5),
-                    (0.01, 0.1),
-                    (0.01, 0.9),
-                )
+                for alpha, factor in _THRESHOLDS
             },
             "as in the paper: pacer and threshold": _edgellm(32),
             "threshold for each node": _edgellm(32, order="best-first", rule="each node"),

@@ -158,7 +158,7 @@ def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
             for x, y, is_main in places:
                 size, label = (70, name) if is_main else (12, None)
                 on.scatter(x, y, s=size, color=colors[name], label=label, clip_on=False)
-                if is_main:
+                if is_main and x > 1:  # What drafts nothing lies in one place.
                     on.annotate(name, (x, y), xytext=(7, 4), textcoords="offset points", size=8)
         on.set(xlim=(0, None), ylim=(0, None))
 

@@ -43,6 +43,7 @@ class Asked:
     tree: str | None = None
     weights: str | None = None
     openvino: tuple[str, ...] | None = None
+    datastore: Path | None = None
     warm_up: int = 0
     max_prompt_tokens: int | None = None
     slice: Slice = field(default_factory=Slice)
@@ -99,6 +100,7 @@ class Asked:
             **{name: short_name(getattr(self, name)) for name in _NAMED},
             **self.slice._asdict(),
             "model": short_name(self.model) or "tiny",
+            "datastore": self.datastore and short_name(str(self.datastore)),
             "openvino": self.openvino and short_name(self.openvino[1]),
             "methods": list(self.methods),
             "state": self.state,

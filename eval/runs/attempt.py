@@ -15,7 +15,7 @@ import torch
 
 from eval.errors import one_line
 from eval.methods.method import Method, SelfSpecMethod, StaticMethod
-from eval.methods.timing import Timed, timed
+from eval.runs.timing import Timed, timed
 from selfspec.records import StepRecord
 from selfspec.stats import GenerationStats
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from eval.errors import one_line
 from eval.methods.method import SelfSpecMethod, StaticMethod
 from eval.methods.names import STOCK, rotated
-from eval.methods.sameness import compare
 from eval.report.rows import Line
 from eval.runs.asked import Asked
 from eval.runs.attempt import Outcome, attempt
 from eval.runs.plan import Planned
+from eval.runs.sameness import compare
 from eval.runs.stage import Stage
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
@@ -49,8 +50,11 @@ def versions() -> dict[str, str]:
     }
 
 
-def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any]:
-    """The last line of a command: what was asked, by which versions, and what was found."""
+def tell(bench: str, options: argparse.Namespace, **found: Any) -> int:
+    """Prints the last line of a command: what was asked, by which versions, and what was found.
+
+    Returns the exit status of a command that ends well.
+    """
     asked = dict(vars(options))
     for name, value in vars(options).items():
         if isinstance(value, list) and name in _PLACES:
@@ -59,7 +63,8 @@ def told(bench: str, options: argparse.Namespace, **found: Any) -> dict[str, Any
             asked[name] = value and short_name(str(value))
     if "knob" in asked:
         asked["knobs"] = asked.pop("knob")
-    return {"bench": bench, **asked, **versions(), **found}
+    print(json.dumps({"bench": bench, **asked, **versions(), **found}))
+    return 0
 
 
 def short_name(name: str | None) -> str | None:

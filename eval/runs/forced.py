@@ -14,7 +14,7 @@ from eval.report.rows import Line
 from eval.runs.attempt import attempt
 
 
-class Task(NamedTuple):
+class Forced(NamedTuple):
     """What is asked in ids, the answer that is forced, and what predicts it."""
 
     name: str
@@ -23,7 +23,7 @@ class Task(NamedTuple):
     predictions: dict[str, list[int]]  # of the methods that are given one
 
 
-def measure(model: Any, tasks: Sequence[Task], methods: Sequence[Method]) -> list[Line]:
+def measure(model: Any, tasks: Sequence[Forced], methods: Sequence[Method]) -> list[Line]:
     """A line for each answer; who goes first changes from task to task."""
     lines = []
     for number, task in enumerate(tasks):
@@ -35,7 +35,7 @@ def measure(model: Any, tasks: Sequence[Task], methods: Sequence[Method]) -> lis
     return lines
 
 
-def _answered(model: Any, method: Method, task: Task) -> dict[str, Any]:
+def _answered(model: Any, method: Method, task: Forced) -> dict[str, Any]:
     """The numbers of one forced answer of one method, which keeps the arguments of its own."""
     start = len(task.prompt_ids)
 

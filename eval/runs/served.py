@@ -19,18 +19,18 @@ from typing import IO, Any, NamedTuple
 
 from eval.errors import EvalError, last_line
 
-STOCK, OURS = "transformers", "selfspec"
-METHODS = (STOCK, "continuous", "plain", OURS)
+TRANSFORMERS, SELFSPEC = "transformers", "selfspec"
+SERVERS = (TRANSFORMERS, "continuous", "plain", SELFSPEC)
 
 _HOST = "127.0.0.1"
 _PATIENCE = 10  # Seconds that a server has to end by itself.
 _TRANSFORMERS = [sys.executable, "-m", "transformers.cli.transformers", "serve"]
 _SELFSPEC = [sys.executable, "-m", "selfspec.cli", "serve"]
 _PROGRAMS = {  # What stands in front of the model's name, and after it.
-    STOCK: (_TRANSFORMERS, []),
+    TRANSFORMERS: (_TRANSFORMERS, []),
     "continuous": (_TRANSFORMERS, ["--continuous-batching"]),
     "plain": (_SELFSPEC, ["--max-nodes", "1"]),
-    OURS: (_SELFSPEC, []),
+    SELFSPEC: (_SELFSPEC, []),
 }
 
 

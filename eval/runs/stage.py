@@ -5,6 +5,7 @@ Knows how things are loaded; not what is asked of them, nor what becomes of it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +65,8 @@ def check_methods(asked: Asked) -> None:
         if method == "ghidorah" and asked.tree is None:
             raise EvalError("method 'ghidorah' must have --tree FILE (got none); 'fit' makes one")
         SpecConfig.of(**{**asked.knobs, **knobs})
+    if "rest" in asked.methods and asked.datastore is None:
+        raise EvalError("method 'rest' must have --datastore FILE (got none); name a file of texts")
     if "assisted" in asked.methods and asked.assistant_model is None:
         raise EvalError("method 'assisted' must have --assistant-model (got none); name one")
 
@@ -83,6 +86,7 @@ def set_stage(asked: Asked) -> Stage:
     model = load_model(asked.model, shape=asked.shape, weights=asked.weights, **where)
     small = asked.assistant_model
     assistant = None if small is None else load_model(small, **where)
+    datastore = [] if asked.datastore is None else _texts_of(asked.datastore, tokenizer)
     methods = {}
     for name, (method, knobs, cache, options) in variants.items():
         resources = Resources(
@@ -92,9 +96,20 @@ def set_stage(asked: Asked) -> Stage:
             assistant=assistant,
             tree=asked.tree,
             openvino=asked.openvino,
+            datastore=datastore,
         )
         methods[name] = new_method(method, resources)
     return Stage(model, prompter, methods)
+
+
+def _texts_of(path: Path, tokenizer: Any) -> list[list[int]]:
+    """The texts of a file in ids: those between blank lines."""
+    try:
+        texts = [text for text in path.read_text(encoding="utf-8").split("\n\n") if text.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise EvalError(f"--datastore must be a file of UTF-8 text: {error}") from error
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def _prompter(asked: Asked, tokenizer: Any) -> Prompter:

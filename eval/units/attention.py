@@ -140,7 +140,7 @@ class OnTwoUnits:
             for unit in self._units
         )
         ((outcome, _),) = self._units.run(first, second)
-        return outcome  # type: ignore[no-any-return]
+        return outcome
 
     def _dense(self, parts: Parts) -> Tensors:
         found = attention_and_sums(parts.query.to(self._device), *self._front, parts.scale)

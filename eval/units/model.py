@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from eval.methods.reported import TOKENS_BY_WIDTH
 from eval.models.shapes import GrownShape
 from eval.report.table import NONE, Table
 from eval.units.attention import tree_mask
@@ -23,8 +24,6 @@ from eval.units.layer import KINDS, ByRows, Layer, Shared, pieces, profiled
 from eval.units.unit import Pair, seconds_of
 from selfspec.compat.generation import KV
 
-# Tokens a step by the width of the check: Ghidorah's table I, MT-bench.
-REPORTED = {1: 1.0, 2: 1.72, 4: 2.28, 8: 2.59, 16: 2.93, 32: 3.19, 64: 3.34}
 _WAYS = ("one unit", "by rows", "by columns")
 _Part = Callable[[torch.Tensor], torch.Tensor]
 
@@ -118,7 +117,7 @@ def widths_table(rows: Sequence[dict[str, Any]]) -> Table:
     plain = rows[0]["ms"][_WAYS[0]]
     cells = []
     for row in rows:
-        tokens = REPORTED.get(row["width"])
+        tokens = TOKENS_BY_WIDTH.get(row["width"])
         times = [row["ms"].get(way) for way in _WAYS]
         cells.append(
             [str(row["width"]), f"{tokens:.2f}" if tokens else NONE]

@@ -19,12 +19,13 @@ from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
 from selfspec.ability.user_code import foreign_code, own_values
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.origins import layer_that_mixes_tokens
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
-from selfspec.forward.model import AttentionTypes, device_of, takes
+from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
 from selfspec.machine.device import default_generator, own_seed
 from selfspec.weights import EXACT_ATTENTION
 
@@ -33,6 +34,12 @@ _NUM_PROBE_IDS = 10
 _CROWD = 16  # So many nodes that others must not see are tried at once.
 _LONGEST = 1024  # No prompt of a trial is longer than this.
 _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
+# The attention that layers with running states have beside them; None: no attention.
+_WITH_STATES: dict[str, str | None] = {
+    "hybrid": "full_attention",
+    "hybrid_sliding": "sliding_attention",
+    **dict.fromkeys((*STATE_TYPES, "mlp", "moe")),  # The last two keep nothing at all.
+}
 _MIXES = (
     "which compute a token otherwise if another token of the forward is large; "
     "4 bits or no quantisation let drafts be tried"
@@ -79,11 +86,13 @@ def attention_types(config: Any) -> AttentionTypes | str:
         only = "sliding_attention" if sliding else "chunked_attention" if chunk else None
         types = [only or "full_attention"] * config.num_hidden_layers
     for name in types:
-        if name not in known:
+        if name not in known and name not in _WITH_STATES:
             return f"it has layers of type {name!r}, which can't branch"
     period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
-    windows = {name: known[name] for name in dict.fromkeys(types)}
-    return AttentionTypes(tuple(types), windows, int(period))
+    by_layer = [_WITH_STATES.get(name, name) for name in types]
+    windows = {name: known[name] for name in dict.fromkeys(by_layer) if name is not None}
+    states = frozenset(index for index, name in enumerate(types) if name in _WITH_STATES)
+    return AttentionTypes(tuple(by_layer), windows, int(period), states)
 
 
 def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
@@ -167,7 +176,14 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
             "with attn_implementation='sdpa' (or 'eager')"
         )
     types = attention_types(model.config)
-    return f"{type(model).__name__}: {types}" if isinstance(types, str) else types
+    if isinstance(types, str):
+        return f"{type(model).__name__}: {types}"
+    if not types.states:
+        return types
+    functions = state_functions(model)
+    if not functions:
+        return f"the running states of {type(model).__name__} are moved on by code of its own"
+    return types._replace(functions=functions)
 
 
 def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str | None:

@@ -15,7 +15,7 @@ from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.generation import implementations_of, settings_of
 from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
 from selfspec.forward.model import device_of
-from selfspec.weights.copies import contents_of
+from selfspec.weights.copies import contents_of, is_offloaded
 
 _SETTINGS = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain values.
 
@@ -64,6 +64,8 @@ def state_of_kv(model: Any) -> Hashable | str:
         return "hooks or code of others run in the model, and keys and values may depend on them"
     if model.training:
         return "the model is in training mode"
+    if is_offloaded(model):
+        return "its weights are moved about, so that nobody sees whether they have changed"
     return state, contents_of(model)
 
 

@@ -70,7 +70,9 @@ class TrialLayers:
         raise RuntimeError("the forward did not run its layers")
 
     def types(self, attention: AttentionTypes) -> AttentionTypes:
-        return attention._replace(by_layer=attention.by_layer[: self.num_layers])
+        by_layer = attention.by_layer[: self.num_layers]
+        states = frozenset(index for index in attention.states if index < len(by_layer))
+        return attention._replace(by_layer=by_layer, states=states)
 
     def cut(self, cache: Any) -> None:
         del cache.layers[self.num_layers or len(cache.layers) :]

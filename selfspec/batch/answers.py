@@ -48,11 +48,14 @@ class Answer:
     prompt_logprobs: list[TokenScore] | None = None
 
     @classmethod
-    def to(cls, prompt: Prompt, tokenizer: Any) -> Answer:
-        """The answer to a prompt whose text is complete, or was ended by an error."""
+    def to(cls, prompt: Prompt, tokenizer: Any = None) -> Answer:
+        """The answer to a prompt whose text is complete, or was ended by an error.
+
+        Without a tokenizer it has no text, for those who have decoded it while it came.
+        """
         ids, error, text = prompt.new_ids, prompt.error, ""
         try:
-            text = tokenizer.decode(ids, skip_special_tokens=True)
+            text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
         except Exception as fault:
             error = error or kept(fault)
         is_ended = bool(ids) and ids[-1] in end_ids(prompt.generation_config)

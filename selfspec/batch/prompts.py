@@ -22,21 +22,21 @@ _FROM_PROCESSOR = (
 
 
 def inputs_of(
-    prompt: Any, processor: Any, tools: list[dict[str, Any]] | None = None
+    prompt: Any, processor: Any, tools: list[dict[str, Any]] | None = None, **options: Any
 ) -> list[int] | dict[str, Any]:
     """The ids of a prompt, or the inputs that the model's processor makes of it.
 
     With a processor, messages may have images, as its chat template takes them. With a tokenizer in
-    its place, prompts are text.
+    its place, prompts are text. `options` are the template's, or for a text the tokenizer's.
     """
     if isinstance(prompt, Mapping):
         return _one_row(prompt)
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None:
-        return encoded(prompt, processor, tools)
+        return encoded(prompt, processor, tools, **options)
     if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
-        return _one_row(_from_messages(prompt, processor, tools, in_parts=True))
-    return encoded(prompt, tokenizer)
+        return _one_row(_from_messages(prompt, processor, tools, options, in_parts=True))
+    return encoded(prompt, tokenizer, **options)
 
 
 def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,16 +59,18 @@ def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return cut
 
 
-def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
+def encoded(
+    prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None, **options: Any
+) -> list[int]:
     """The ids of a prompt; messages are put into the tokenizer's chat template, with any tools."""
     if isinstance(prompt, str):
-        ids: list[int] = tokenizer(prompt)["input_ids"] if prompt else []
+        ids: list[int] = tokenizer(prompt, **options)["input_ids"] if prompt else []
         return ids
     given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(given, (list, tuple)):
         raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
     if given and all(isinstance(each, Mapping) for each in given):
-        return list(_from_messages(given, tokenizer, tools))
+        return list(_from_messages(given, tokenizer, tools, options))
     for each in given:
         if isinstance(each, bool) or not isinstance(each, int):
             raise UnsupportedError(f"{_RULE} (got {each!r:.80} in a list)")
@@ -76,7 +78,12 @@ def encoded(prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = No
 
 
 def _from_messages(
-    messages: Sequence[Mapping[str, Any]], owner: Any, tools: Any, *, in_parts: bool = False
+    messages: Sequence[Mapping[str, Any]],
+    owner: Any,
+    tools: Any,
+    options: dict[str, Any],
+    *,
+    in_parts: bool = False,
 ) -> Any:
     """What a chat template makes of messages. If it ignores tools, a first message names them."""
     for each in messages:
@@ -89,10 +96,10 @@ def _from_messages(
             "instead"
         )
     form: Callable[[Any], dict[str, Any]] = _in_parts if in_parts else dict
-    shown, options = list(map(form, messages)), dict[str, Any]()
+    shown = list(map(form, messages))
     if tools:
-        plain = _templated(shown, owner, tokenize=False)
-        if _templated(shown, owner, tokenize=False, tools=tools) != plain:
+        plain = _templated(shown, owner, **options, tokenize=False)
+        if _templated(shown, owner, **options, tokenize=False, tools=tools) != plain:
             options["tools"] = tools
         else:
             text = "You may call these functions:\n" + json.dumps(tools)
@@ -113,7 +120,7 @@ def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
+        return tokenizer.apply_chat_template(messages, **{"add_generation_prompt": True, **options})
     except (TemplateError, RecursionError) as error:
         raise UnsupportedError(
             f"the messages must be what the model's chat template takes (got: {error})"

@@ -12,16 +12,16 @@ from cyclopts.types import PositiveInt
 from rich import progress as rich
 from rich.console import Console
 
+from selfspec.cli.batch_file import BatchFiles, LineResult, Progress, results
 from selfspec.cli.loading import check_options, memory_of_texts
 from selfspec.cli.messages import say
 from selfspec.cli.options import Knobs, Model, WriteOptions
 from selfspec.cli.writer import loaded
 from selfspec.config import SpecConfig
-from selfspec.serving.batch_file import BatchFiles, LineResult, Progress, results
 
 if TYPE_CHECKING:
+    from selfspec.cli.prompt_files import PromptLine
     from selfspec.cli.writer import Writer
-    from selfspec.serving.prompt_files import PromptLine
 
 _KEPT_KV = "25%"  # Without a limit for all texts, those that have ended get this much.
 

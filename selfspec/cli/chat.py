@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.cli.writer import Writer
 
+_KEPT_KV = "25%"
 _PROMPT = "> "
 _COMMANDS = {
     "/system TEXT": "start over with this system message, or without one if TEXT is left out",
@@ -60,6 +61,8 @@ class ChatLoop:
         self._painter = Painter(self._console)
         self._spinner = ExitStack()
         self._writer = writer
+        if config.kept_kv is None:  # What was said is not read again in each turn.
+            config = config.changed(kept_kv=_KEPT_KV)
         self._spec = writer.loaded.new_spec(config)
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
@@ -138,6 +141,9 @@ def _reader() -> Callable[[], str]:
             _PROMPT, key_bindings=keys, prompt_continuation="  "
         )
         return session.prompt
+
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # A line that is no UTF-8 ends no chat.
 
     def line() -> str:
         text = sys.stdin.readline()

@@ -26,7 +26,7 @@ from selfspec.cli.writer import Writer, loaded
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError, SelfSpecError
 from selfspec.machine.memory import free_memory
-from selfspec.serving.prompt_files import num_tokens
+from selfspec.serving.encoder import num_tokens
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec

@@ -14,7 +14,7 @@ import numpy as np
 from selfspec.cli.questions import Question
 from selfspec.config import SpecConfig
 from selfspec.machine.busy import LEAST_SHARE, processor_share
-from selfspec.serving.prompt_files import Encoded, num_tokens
+from selfspec.serving.encoder import Encoded, num_tokens
 from selfspec.stats import GenerationStats
 
 if TYPE_CHECKING:

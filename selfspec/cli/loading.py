@@ -13,8 +13,8 @@ from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.model_names import check_model_name, file_here, find_model
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
-from selfspec.serving.prompt_files import Encoder
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from selfspec.cli.prompt_files import as_turn, read_prompts
+from selfspec.serving.encoder import Encoded
 from selfspec.serving.images import has_images
-from selfspec.serving.prompt_files import Encoded, as_turn, read_prompts
 
 if TYPE_CHECKING:
     from selfspec.cli.loading import Loaded

@@ -9,7 +9,7 @@ from selfspec.cli.loading import Loaded, load_all
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
 from selfspec.records import DRAFT_MODEL
-from selfspec.serving.prompt_files import Encoder, num_tokens
+from selfspec.serving.encoder import Encoder, num_tokens
 
 if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
@@ -59,7 +59,6 @@ class Writer:
         spec: SelfSpec | None,
         *,
         streamer: Any = None,
-        kv: Any = None,
         max_new_tokens: int | None = None,
         prediction: str | None = None,
     ) -> Any:
@@ -68,7 +67,6 @@ class Writer:
         A streamer that has a method `hear` gets the record of each step, too.
         """
         from selfspec.batch.requests import inputs_on
-        from selfspec.compat.generation import KV
 
         hear = getattr(streamer, "hear", None)
         with spec.listening(hear) if spec and hear else nullcontext():
@@ -78,7 +76,6 @@ class Writer:
                 prediction=prediction,
                 tokenizer=self.tokenizer,
                 streamer=streamer,
-                **{KV: kv},
                 return_dict_in_generate=True,
                 max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
                 **self.choice(),

@@ -58,6 +58,14 @@ def no_way_back(kv: Any) -> str | None:
     return None
 
 
+def keeps_nothing(layer: Any) -> bool:
+    """Does a layer of a cache stand for a layer of the model that has nothing to keep?
+
+    It is there since 5.18. Without it, Nemotron-H is decoded plainly.
+    """
+    return type(layer) is getattr(cache_utils, "DummyLayer", None)
+
+
 def keeps_only_states(kv: Any) -> bool:
     """Do all layers of this cache hold running states alone, as those of a recurrent model do?
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger, MeanRatio
+from selfspec.cost.slowness import SlowStep
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord, TimeBudget
 
@@ -106,6 +107,7 @@ class MeasuredBudget(Budget):
         if num_pending is not None:  # A wrong draft lets the root be read again, too.
             end -= self.curve.seconds(pending + 2) - plain
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
+        is_due = is_due or self.curve.slowness.needs_plain
         widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
         return MeasuredStep(self, max(widest, 1), num_pending)
 
@@ -170,18 +172,33 @@ class MeasuredStep(Step):
         A step is charged what the curve says once it has learned from it, since one slow step of a
         known width is bad luck. As the first step of a width may be unlucky too, no step is charged
         more than a plain step beyond what was expected. The curve will expect more of the next one.
+        What is missing then is charged once steps with drafts turn out to be slow for longer.
         """
         budget, curve = self._budget, self._budget.curve
         expected = curve.relative(took.width)
         curve.refine(took.width, took.rest)
         steps = min(curve.relative(took.width), expected + 1)
+        missing = self._missing(
+            SlowStep(took.rest, expected + max(expected, 1.0), steps), took.width
+        )
         steps += took.drafting / curve.seconds(1)
         num_tokens = sum(len(record.committed_ids) for record in records)
         drafts = self.max_nodes > 1 or took.width > 1
         saved = num_tokens / max(len(records), 1) - steps if drafts else 0.0
-        budget.ledger.observe(steps, saved)
+        budget.ledger.observe(steps + missing, saved - missing)
         if self.max_nodes > 1:
             budget.looking.observe(took.drafting, 1)
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
         for record in records:
             budget.ledger.kept.observe(record.num_accepted, sum(record.tree.scores) - 1)
+
+    def _missing(self, step: SlowStep, width: int) -> float:
+        """What is to be charged besides, in plain steps, since slowness was no bad luck."""
+        curve = self._budget.curve
+        plain = curve.seconds(1)
+        if width > 1:
+            return curve.slowness.of_wide(step, plain)
+        missing = curve.slowness.of_plain(step.seconds, plain)
+        if curve.slowness.is_over(plain):
+            self._budget.ledger.forgive()
+        return missing

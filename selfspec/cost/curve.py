@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from selfspec.cost.slowness import Slowness
+
 # The widths that have a time of their own. What lies between two of them costs as the wider one.
 WIDTHS: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _MORE = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
@@ -70,6 +72,7 @@ class CostCurve:
         self._named = {*map(_place, widths)}  # Those that were asked for or timed.
         for place in self._named if is_timed else ():
             self._counts[place] = _KNOWN
+        self.slowness = Slowness()
         self._was_plain = False  # Was the last step one of width 1?
         self._lock = threading.Lock()
         self._seconds = self._fitted()

@@ -178,6 +178,8 @@ def _trial(model: Any, attention: AttentionTypes, runner: Any, limits: Limits | 
     Where rows come and go, what several rows need is compiled too. Logits may differ from those of
     the layers as they are by about as much as these differ between forwards of two widths.
     """
+    if attention.states:
+        return "they keep running states, which a compiled layer would not show"
     layers = CompiledLayers.of(model)
     if isinstance(layers, str):
         return layers

@@ -64,6 +64,7 @@ class StaticRunner:
         self.setting_up = 0.0
         self.layers: CompiledLayers | None = None
         self._windows = attention.windows
+        self._functions = attention.functions
         self._device = device
         self._torch_device = torch_device
         self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
@@ -155,8 +156,14 @@ class StaticRunner:
         if isinstance(captured, str):
             self.reason = captured
             return None
-        self._replays[key] = captured
-        return captured
+        branches = self.kv.states.branches
+
+        def replay() -> None:
+            captured()
+            self.kv.states.branches = branches  # No Python tells what each replay tells.
+
+        self._replays[key] = replay
+        return replay
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
         """A function that runs the model over the inputs that were sent; it can be repeated."""
@@ -192,7 +199,7 @@ class StaticRunner:
         layers = nullcontext() if self.layers is None else self.layers.running(self.kv)
         try:
             with layers:
-                return logits_of(model, layout, self.kv.cache)
+                return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
         finally:
             self.kv.layout = None
 

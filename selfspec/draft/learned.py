@@ -39,9 +39,19 @@ class Learned:
     def for_request(self, learning: str) -> Learned:
         """What one call works on, by the learning scope."""
         if learning == "request":
-            sources = [source.copy() for source in self.sources]
-            return replace(self, sources=sources, calibration=self.calibration.copy(), learns=True)
+            calibration = self.calibration.copy()
+            return replace(self, sources=self._copies(), calibration=calibration, learns=True)
         return replace(self, learns=learning == "session")
+
+    def _copies(self) -> list[Source]:
+        """A copy of each source, without those that fail to make one."""
+        copies = []
+        for source in self.sources:
+            try:
+                copies.append(source.copy())
+            except Exception as error:
+                self.say_failed(source.name, error)
+        return copies
 
     def tables(self) -> dict[str, dict[str, NDArray[Any]]]:
         """The arrays of every source that a cache can keep."""

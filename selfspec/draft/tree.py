@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 from selfspec.config import SpecConfig
@@ -110,7 +110,9 @@ class TreeGrower:
         priority: Priority | None = None,
         max_nodes: int | None = None,
     ) -> list[TreePlace]:
-        """Adds the child with the highest priority next; returns the places of all.
+        """Adds the child with the highest priority next; returns the places of those it added.
+
+        Children that are there already stay, and the search goes on below them.
 
         `score(chance, depth, rank)` is a node's score, or None to leave it out with the siblings
         after it. `chance` is its parent's score times its own chance, `depth` is 1 below the root,
@@ -122,21 +124,29 @@ class TreeGrower:
         tree, places = self.tree, list[TreePlace]()
         num_nodes = len(tree)
         if num_nodes < max_nodes:
-            self._push(search, 0, 0, self._look(0))
+            self._push(search, 0, 0, tree.looked_at[0] or self._look(0))
         while search.waiting and num_nodes < max_nodes:
             _, _, parent, rank, node_score = heapq.heappop(search.waiting)
             siblings = tree.looked_at[parent]
             if siblings is None:  # Only a promise waited: the node's children come now.
                 self._push(search, parent, 0, self._look(parent))
                 continue
-            if self._pays is not None and not self._pays(tree, node_score):
-                break
+            token = siblings.tokens[rank]
+            node = tree.children[parent].get(token)
+            if node is None:
+                if self._config.top_k == 1 and tree.children[parent]:
+                    continue
+                if self._pays is not None and not self._pays(tree, node_score):
+                    break
+                node = tree.add(parent, token, node_score, siblings.evidence[rank])
+                num_nodes += 1
+                places.append((parent, rank))
             self._push(search, parent, rank + 1, siblings)
-            node = tree.add(parent, siblings.tokens[rank], node_score, siblings.evidence[rank])
-            num_nodes += 1
-            places.append((parent, rank))
             if num_nodes < max_nodes and tree.depths[node] < self.max_depth:
-                self._promise(search, node)
+                if (below := tree.looked_at[node]) is None:
+                    self._promise(search, node)
+                else:
+                    self._push(search, node, 0, below)
         return places
 
     def fill(self, places: Sequence[TreePlace]) -> None:
@@ -145,10 +155,14 @@ class TreeGrower:
         here = {0: 0}  # Maps each numbered place to its node in this tree.
         for place, (above, rank) in enumerate(places[: self.max_nodes - 1], start=1):
             parent = here.get(above)
-            if parent is None or not self._has_room(parent) or (rank and self._config.top_k == 1):
+            if parent is None or tree.depths[parent] >= self.max_depth:
                 continue
             siblings = tree.looked_at[parent] or self._look(parent)
-            if rank < len(siblings.tokens):
+            if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
+                continue
+            if (there := tree.children[parent].get(siblings.tokens[rank])) is not None:
+                here[place] = there
+            elif self._has_room(parent):
                 score = tree.scores[parent] * siblings.probabilities[rank]
                 if self._pays is not None and not self._pays(tree, score):
                     break
@@ -187,8 +201,19 @@ class TreeGrower:
                 cursor.read(states[index], tree.scores[node])
         evidence = self._evidence(states)
         self.asked = None
-        tree.looked_at[node] = siblings = self._ranked(evidence)
+        try:
+            siblings = self._ranked(evidence)
+        except Exception:
+            self._blame(states)
+            raise
+        tree.looked_at[node] = siblings
         return siblings
+
+    def _blame(self, states: States) -> None:
+        """Raises the error of the cursor whose candidates are no tokens with evidence."""
+        for index, state in states.items():
+            self._ranked(self._evidence({index: state}))
+        self.asked = None
 
     def _states_at(self, node: int) -> States:
         """The state of each cursor at a node, in the order of the sources."""
@@ -231,7 +256,10 @@ class TreeGrower:
         return evidence
 
     def _ranked(self, evidence: dict[int, tuple[Evidence, ...]]) -> Siblings:
-        """The likeliest tokens first, without those that the model can't read."""
+        """The likeliest tokens first, without those that the model can't read.
+
+        An error if a token is no whole number, or if evidence is none.
+        """
         # All of this runs for each candidate of each node: no calls but those that are needed.
         probability, num_ids, banned = self._probability, self._num_ids, self._banned
         ranked = [
@@ -239,11 +267,11 @@ class TreeGrower:
             for token, kinds in evidence.items()
             if 0 <= token < num_ids and token != banned
         ]
-        ranked.sort(key=itemgetter(0), reverse=True)
+        ranked.sort(key=operator.itemgetter(0), reverse=True)
         if not ranked:
             return Siblings([], [], [])
         chances, tokens, kinds = map(list, zip(*ranked, strict=True))
-        return Siblings(tokens, chances, kinds)
+        return Siblings(list(map(operator.index, tokens)), chances, kinds)
 
     def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
+from selfspec.compat.states import states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.columns import Held
@@ -254,8 +255,8 @@ class TreeBackend:
 Backend = TreeBackend | ChainBackend
 
 
-def column_bytes(model: Any, max_rows: int) -> int:
-    """What one column takes in each of `max_rows` rows that come and go.
+def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
+    """What one column takes in each of `max_rows` rows that come and go, and all their states.
 
     With it counts the column of a prompt that is being read, and the copy of a part that is made
     when rows get more columns. Reads a token, whose KV shows what is exact.
@@ -264,6 +265,7 @@ def column_bytes(model: Any, max_rows: int) -> int:
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{KV: cache})
-    kinds = kinds_in(cache, ["any"] * len(cache.layers))
+    kinds = kinds_in(cache, ["any" if hasattr(layer, "keys") else None for layer in cache.layers])
     sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
-    return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows
+    states = sum(state.nbytes for state in states_by_place(cache.layers).values())
+    return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows, states * (max_rows + 1)

@@ -64,6 +64,7 @@ class EagerForwards:
         self.reason = reason
         self._kind = kind
         self._windows = attention.windows
+        self._functions = attention.functions
 
     @property
     def kind(self) -> str:
@@ -84,4 +85,4 @@ class EagerForwards:
             visible=visible,
             dtype=kv.kind.dtype,
         )
-        return partial(logits_of, model, layout, kv.cache)
+        return partial(logits_of, model, layout, kv.cache, kv.states, self._functions)

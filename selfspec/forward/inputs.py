@@ -10,9 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from selfspec.compat.generation import KV_NAMES
+from selfspec.compat.states import keeps_nothing
 
 # What the forward of a draft sets or follows.
 _FOLLOWED = frozenset(
@@ -28,6 +36,14 @@ _FOLLOWED = frozenset(
         "return_dict",
         "use_cache",
     )
+)
+# Of a model that can verify trees.
+_BRANCHING = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 NO_TOKENS = "its KV has columns that are no tokens, such as images"
 
@@ -65,7 +81,7 @@ def numbers_of_columns(kv: Any) -> set[int]:
 def foreign_layer(cache: Cache) -> str | None:
     """Names a layer to which no tree can be appended; None if there is none."""
     for layer in cache.layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if type(layer) not in _BRANCHING and not keeps_nothing(layer):
             return f"a KV layer is a {type(layer).__name__}, which can't branch"
     return columns_reason(cache)
 
@@ -74,6 +90,6 @@ def can_hold_trees(cache: Cache, num_layers: int) -> str | None:
     """Why drafting can't take over a cache that some layers have filled; None if it can."""
     if len(cache.layers) != num_layers:
         return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
-    if not all(layer.is_initialized for layer in cache.layers):
+    if not all(getattr(layer, "is_initialized", True) for layer in cache.layers):
         return "a KV layer holds nothing, as where layers share their keys"
     return foreign_layer(cache)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from selfspec.forward.states.rules import Ancestry
 from selfspec.records import DraftTree
 
 
@@ -96,6 +97,7 @@ class Layout(NamedTuple):
     masks: dict[str, torch.Tensor | None]  # by attention type: (R, 1, W, columns)
     slots: dict[str, torch.Tensor]  # by attention type: (W,)
     front: torch.Tensor  # (): the column where the trees begin
+    ancestry: Ancestry
 
     def num_keys(self, attention_type: str) -> int:
         mask = self.masks[attention_type]
@@ -204,7 +206,8 @@ def read(
         for name, window in windows.items()
     }
     slots = {name: each.slots for name, each in own.items()}
-    return Layout(inputs.ids, inputs.positions, masks, slots, inputs.front[0])
+    ancestry = Ancestry(inputs.unseen, inputs.depths)
+    return Layout(inputs.ids, inputs.positions, masks, slots, inputs.front[0], ancestry)
 
 
 def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -14,6 +14,11 @@ from selfspec.compat.generation import KV
 from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.attention import grouped_attention
 from selfspec.forward.layout import Layout, Window
+from selfspec.forward.states.seam import Function, branching
+from selfspec.forward.states.slots import States
+
+# The types of layers that keep states and have no attention. Their masks hide padding of a prompt.
+STATE_TYPES = ("linear_attention", "conv")
 
 
 class AttentionTypes(NamedTuple):
@@ -21,11 +26,16 @@ class AttentionTypes(NamedTuple):
 
     `scale_period` is 0 for all models but Llama 4. That one scales a query by the block of
     `scale_period` columns that it is in, and takes its column from the length of the KV.
+
+    Layers may keep running states, beside attention or without it: those whose numbers are in
+    `states`. A layer without attention has no type. `functions` move the states on.
     """
 
-    by_layer: tuple[str, ...]
+    by_layer: tuple[str | None, ...]
     windows: dict[str, Window]
     scale_period: int
+    states: frozenset[int] = frozenset()
+    functions: tuple[Function, ...] = ()
 
 
 def device_of(model: Any) -> torch.device:
@@ -113,10 +123,14 @@ def takes(model: Any, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
-def logits_of(model: Any, layout: Layout, cache: Any) -> torch.Tensor:
+def logits_of(
+    model: Any, layout: Layout, cache: Any, states: States, functions: Sequence[Function]
+) -> torch.Tensor:
     """The logits (B, Q, V) of one forward of the model over trees."""
     masks = layout.masks
-    with grouped_attention():
+    if functions and len(masks) > 1:
+        masks = {**masks, **dict.fromkeys(STATE_TYPES)}
+    with grouped_attention(), branching(states, layout.ancestry, functions):
         output = model(
             input_ids=layout.input_ids,
             position_ids=layout.position_ids,

@@ -168,8 +168,8 @@ class PromptReader:
         if belongs_to_caller(self.cache):
             return "its KV cache is the caller's"
         mask, positions = (self._kwargs.get(name) for name in ("attention_mask", "position_ids"))
-        if mask is not None and not mask.all():
-            return "its prompt is padded"
+        if mask is not None and (mask.dim() != 2 or not mask.all()):
+            return "its prompt is padded, or has a mask of its own"
         counted = torch.arange(self._input_ids.shape[1], device=self._input_ids.device)
         if positions is not None and not torch.equal(positions, counted.expand_as(positions)):
             return "its prompt has positions of its own"

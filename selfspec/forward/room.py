@@ -39,17 +39,19 @@ class Limits(NamedTuple):
     """How many rows may be there together, and how many slots they may have; None: any number.
 
     All rows have as many columns as the longest, and `spare` more. One column of all of them takes
-    `column_bytes`, with what is needed while a prompt is read.
+    `column_bytes`, with what is needed while a prompt is read, and their running states take
+    `state_bytes`.
     """
 
     max_rows: int
     max_tokens: int | None = None
     spare: int = 0
     column_bytes: int = 0
+    state_bytes: int = 0
 
     def bytes_for(self, longest: int) -> int:
         """What all rows take where the longest may come to need so many columns."""
-        return _rounded(longest + self.spare) * self.column_bytes
+        return _rounded(longest + self.spare) * self.column_bytes + self.state_bytes
 
     def fits(self, all_max_columns: Sequence[int]) -> bool:
         """Can rows be here together that may come to need this many columns each?"""
@@ -90,7 +92,7 @@ class Shared:
 
     def room(self, slots: Slots, rows: Sequence[KVRow], end: int, *, spare: bool = True) -> Room:
         """As it is, or larger. With a limit, each row has at once all that it may need."""
-        max_rows, max_tokens, extra, _ = self._limits
+        max_rows, max_tokens, extra, *_ = self._limits
         longest, (num_rows, capacity, _) = max(row.max_columns for row in rows), slots.room
         if max_tokens is not None:
             end = max(end, longest + extra)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
@@ -175,17 +177,24 @@ class Slots:
 def new_slots(kind: Kind, num_members: int, num_rows: int, capacity: int) -> torch.Tensor:
     """Slots full of zeros: a hidden slot has weight 0, and 0 times old memory may be NaN.
 
-    They are not made in inference mode, since later calls could not write to them outside of it.
+    They are not made in inference mode, since later calls could not write to them outside of it. On
+    a CPU they take neither memory nor time before they are written to: there may be many rows to
+    come, and torch would write each of their zeros.
     """
     shape = (num_members, num_rows, kind.num_heads, capacity, kind.dim)
     with torch.inference_mode(False):
+        if kind.device.type == "cpu" and (num_bytes := prod(shape) * kind.dtype.itemsize):
+            data = torch.from_numpy(np.zeros(num_bytes, np.uint8))
+            return data.view(kind.dtype).view(shape)
         return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
 
 
-def kinds_in(cache: Cache, attention_types: Sequence[str]) -> dict[Kind, list[Member]]:
+def kinds_in(cache: Cache, attention_types: Sequence[str | None]) -> dict[Kind, list[Member]]:
     """The members of each kind among the layers of a cache that holds something."""
     kinds: dict[Kind, list[Member]] = {}
     for index, (layer, name) in enumerate(zip(cache.layers, attention_types, strict=True)):
+        if name is None:
+            continue
         for member in ("keys", "values"):
             held: torch.Tensor = getattr(layer, member)
             kind = Kind(name, held.shape[1], held.shape[3], held.dtype, held.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -28,6 +29,7 @@ from selfspec.forward.slots import (
     move_columns,
     split,
 )
+from selfspec.forward.states.slots import StateLayer, States
 
 _LEAST_LENGTH = 256
 
@@ -39,6 +41,29 @@ def length_bucket(length: int) -> int:
     [256, 256, 512, 4096]
     """
     return max(_LEAST_LENGTH, 1 << (length - 1).bit_length())
+
+
+class _KVAndStateLayer(StateLayer, KVLayer):
+    """One layer that has attention beside running states."""
+
+    def __init__(self, kv: TreeKV, attention_type: str, states: States, index: int) -> None:
+        KVLayer.__init__(self, kv, attention_type)
+        StateLayer.__init__(self, states, index)
+
+
+def layers_for(attention: AttentionTypes, kv: TreeKV) -> list[Any]:
+    """The layers of a cache as a model sees it in forwards over trees."""
+    layers: list[Any] = []
+    for index, name in enumerate(attention.by_layer):
+        if index not in attention.states:
+            layers.append(KVLayer(kv, str(name)))
+        elif name is None:
+            layers.append(StateLayer(kv.states, index))
+        else:
+            layers.append(_KVAndStateLayer(kv, name, kv.states, index))
+        if index in attention.states:
+            kv.states.layers[index] = layers[-1]
+    return layers
 
 
 class TreeKV:
@@ -60,10 +85,11 @@ class TreeKV:
         self.first_columns = dict.fromkeys(attention.windows, 0)
         self.visible: torch.Tensor | None = None  # (B, P) bool
         self.layout: Layout | None = None
-        self.generation = 0
+        self._generation = 0
         self.num_taken = 0  # How many places belong to rows.
+        self.states = States()
         self.cache = DynamicCache()
-        self.cache.layers = [KVLayer(self, name) for name in attention.by_layer]
+        self.cache.layers = layers_for(attention, self)
         self._attention = attention
         self._rows: Sequence[KVRow] = ()  # Those of the forward under way.
         self._loan: tuple[list[CacheLayerMixin], Sequence[KVRow]] = [], ()
@@ -78,6 +104,10 @@ class TreeKV:
         return self._parts[0].kind
 
     @property
+    def generation(self) -> int:
+        return self._generation + self.states.generation
+
+    @property
     def num_rows(self) -> int:
         """How many rows have slots; fewer may be in use."""
         return min((part.room.rows for part in self._parts), default=0)
@@ -89,7 +119,7 @@ class TreeKV:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.tensor.nbytes for part in self._parts)
+        return sum(part.tensor.nbytes for part in self._parts) + self.states.nbytes
 
     @property
     def bytes_each(self) -> int:
@@ -122,6 +152,7 @@ class TreeKV:
                 if not self._make_room(part, everyone, front):
                     part.tensor[:, places].zero_()  # An earlier row may leave a NaN.
                 part.fill(first, layers, length)
+            self.states.add(layers, first, max(self.num_rows, places.stop))
         except BaseException:  # No memory, or an interrupt.
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
@@ -146,6 +177,7 @@ class TreeKV:
                     self._make_room(part, rows, end, spare=False)
             self.first_columns[part.kind.attention_type] = part.first
         self._end = max(self._end, end)
+        self.states.make_room(num_rows or len(rows))
         shown = rows[0].place, num_rows or len(rows), self.generation
         if shown == self._shown:
             return
@@ -153,6 +185,7 @@ class TreeKV:
         for part in self._parts:
             for member, (index, name) in enumerate(part.members):
                 self.cache.layers[index].stores[name] = part.tensor[member, places]
+        self.states.show(places)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path of nodes and forgets the rest of the trees.
@@ -167,10 +200,12 @@ class TreeKV:
             moves += [(row.place, self.front + n, to) for to, n in targets if self.front + n != to]
         if moves:
             move_columns(self._parts, moves)
+        self.states.follow(self._rows[0].place, paths)
         for row, path in zip(self._rows, paths, strict=True):
             row.length += len(path)
             row.position = row.position + len(path)
         self.front = max(row.length for row in self._rows)
+        self.states.settle()
 
     def held(self, row: KVRow) -> Held:
         """Views of a row's committed columns, as far as windows have not dropped them."""
@@ -180,7 +215,7 @@ class TreeKV:
             columns = slice(first - part.first, row.length - part.first)
             held = part.tensor[:, row.place, :, columns].unsqueeze(1)  # (members, 1, H, N, D)
             found.update(zip(part.members, held, strict=True))
-        return Held(found)
+        return Held(found, self.states.shown_of(slice(row.place, row.place + 1)))
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.
@@ -199,6 +234,7 @@ class TreeKV:
                 for part in self._parts:
                     end = self._end - part.first
                     part.tensor[:, place, :, :end] = part.tensor[:, row.place, :, :end]
+                self.states.move_row(row.place, place)
                 row.place = place
         self.num_taken, self._loan = len(rows), (self._loan[0], rows)
         self.front = max((row.length for row in rows), default=0)
@@ -214,6 +250,9 @@ class TreeKV:
             length, places = min(row.length for row in rows), slice(0, len(rows))
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
+            if fills:
+                self.states.settle()
+                self.states.give_back(layers, places)
         self.clear()
 
     def clear(self) -> None:
@@ -223,9 +262,11 @@ class TreeKV:
         if not self.policy.outlives:
             self._parts, self._kinds = [], {}
         self._shown = 0, 0, -1
+        self.states.clear(keeps_stores=self.policy.outlives)
         for layer in self.cache.layers:
-            layer.stores.clear()
-            layer.keys = layer.values = None
+            if isinstance(layer, KVLayer):
+                layer.stores.clear()
+                layer.keys = layer.values = None
 
     def _begin(self, cache: Cache, num_tokens: int) -> None:
         """Slots of the right kinds for a first row; those of an earlier call, if they will do."""
@@ -233,7 +274,7 @@ class TreeKV:
         if kinds != self._kinds:
             self._kinds = kinds
             self._parts = split(kinds, num_tokens if self.policy.drops else LARGE)
-            self.generation += 1
+            self._generation += 1
         for part in self._parts:
             size = self._attention.windows[part.kind.attention_type].size
             window = size if self.policy.drops else 0
@@ -250,7 +291,7 @@ class TreeKV:
         part.resize(room, self.num_taken)
         moved = room[:2] != before[:2]
         if moved:
-            self.generation += 1
+            self._generation += 1
             for index, name in part.members:  # What layers had can be freed.
                 self.cache.layers[index].stores.pop(name, None)
                 setattr(self.cache.layers[index], name, None)

@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from importlib.metadata import version
 from time import perf_counter
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.gate import Gate, key_check
-from selfspec.serving.images import MAX_IMAGE_BYTES
+from selfspec.serving.images import MAX_IMAGE_BYTES, has_images
+from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder
-from selfspec.serving.replies import DONE, Form, error_body, event, usage_of
-from selfspec.serving.schema import Chat, Completion, RequestError, checked, json_object
-
-T = TypeVar("T")
+from selfspec.serving.replies import Form, error_body, usage_of
+from selfspec.serving.responses import ResponseForm, Responses
+from selfspec.serving.schema import (
+    Chat,
+    Completion,
+    RequestError,
+    TextRequest,
+    Tokens,
+    checked,
+    json_object,
+)
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20
 _BYTES_A_POSITION = 16
 _PATIENCE = 5  # At the end running answers get 5 seconds, and then error messages 5 more.
 _MAX_CONNECTIONS = 1024
-_GONE = 499  # nginx counts requests whose client has gone under this status.
+_MOST_FETCHING = 32  # Requests whose images are being fetched.
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
@@ -43,6 +52,13 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
     def __init__(self, config: uvicorn.Config, model: ModelThread) -> None:
         super().__init__(config)
         self._model = model
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Breaks off at a second signal what runs. After one more, uvicorn leaves tracebacks."""
+        if self.should_exit and not self._model.is_stopping:
+            self._model.break_off()
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: Any = None) -> None:
         asyncio.get_running_loop().call_later(_PATIENCE, self._model.break_off)
@@ -95,12 +111,18 @@ def application(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, encoder)
-    app.add_api_route("/health", routes.health)  # Monitors ask for it without a key.
+    app.add_api_route(
+        "/health", routes.health, methods=["GET", "HEAD"]
+    )  # Monitors ask for it without a key.
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
     guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
     guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
+    guarded.add_api_route("/v1/responses", routes.respond, methods=["POST"])
     guarded.add_api_route("/v1/models", routes.models)
     guarded.add_api_route("/v1/models/{name:path}", routes.model)
+    guarded.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    guarded.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
+    guarded.add_api_route("/version", lambda: {"version": version("selfspec")})
     guarded.add_api_route("/metrics", routes.metrics)
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
@@ -124,8 +146,9 @@ class _Routes:
         self._name = name
         self._encoder = encoder
         self._meters = Meters(model, name)
-        self._turn = asyncio.Lock()
-        self._exchanges = WeakSet[Exchange]()  # Those that are not over.
+        self._budget = ByteBudget()
+        self._turn = asyncio.Semaphore(1)
+        self._fetching = asyncio.Semaphore(_MOST_FETCHING)
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
         if encoder.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
@@ -135,6 +158,28 @@ class _Routes:
 
     async def complete(self, request: Request) -> Response:
         return await self._counted(request, Completion)
+
+    async def respond(self, request: Request) -> Response:
+        return await self._counted(request, Responses)
+
+    async def tokenize(self, request: Request) -> Any:
+        """As vLLM's. Takes what chats and completions take, but no images."""
+        with ExitStack() as until_over:
+            body, _ = await self._read(request, until_over)
+            fields = checked(Chat if "messages" in body else Completion, body)
+            if has_images(fields.prompts[0]):
+                raise RequestError("messages must be text, without images", field="messages")
+            encoded = partial(self._encoder.encoded, fields.prompts[0], fields)
+            ids = await in_thread(self._turn, encoded)
+        return {"count": len(ids), "max_model_len": self._encoder.max_positions, "tokens": ids}
+
+    async def detokenize(self, request: Request) -> Any:
+        with ExitStack() as until_over:
+            body, _ = await self._read(request, until_over)
+            ids = checked(Tokens, body).tokens
+            self._encoder.check_ids("tokens", ids)
+            decoded = partial(self._encoder.tokenizer.decode, ids)
+            return {"prompt": await in_thread(self._turn, decoded)}
 
     async def models(self) -> Any:
         return {"object": "list", "data": [await self.model(self._name)]}
@@ -153,43 +198,49 @@ class _Routes:
     async def stats(self) -> Any:
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
-    async def _counted(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
+    async def _counted(self, request: Request, kind: type[TextRequest]) -> Response:
         try:
             response = await self._answer(request, kind)
         except RequestError as error:
             response = await _error_response(request, error)
         self._meters.requests[request.url.path, response.status_code] += 1
+        self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
         return response
 
-    async def _answer(self, request: Request, kind: type[Chat] | type[Completion]) -> Response:
+    async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
         arrived = perf_counter()
-        self._model.check_open()
-        asked = checked(kind, json_object(await _body(request, self._max_body), "the body"))
-        self._check_model(asked.model)
-        exchange = Exchange(self._model, asked)
-        self._exchanges.add(exchange)
-        await exchange.prepare(self._encoder, self._turn, self._exchanges)
-        form = Form(self._name, is_chat=kind is Chat)
-        if asked.stream:
-            headers = {"cache-control": "no-cache"}
-            events = self._events(form, exchange, arrived)
-            return StreamingResponse(events, headers=headers, media_type="text/event-stream")
-        choices = await _while_there(request, exchange.whole())
-        if choices is None:
-            self._meters.counts["requests_cancelled_total"] += 1
-            return Response(status_code=_GONE)
-        return JSONResponse(form.whole(choices, self._usage(exchange, arrived)))
+        with ExitStack() as until_over:
+            body, hold = await self._read(request, until_over)
+            fields = checked(kind, body)
+            self._check_model(fields.model)
+            form = ResponseForm(self._name, body) if kind is Responses else Form(self._name, fields)
+            exchange, streams = Exchange(self._model, fields, hold), fields.stream
+            until_over.callback(exchange.close)
+            del body, fields  # Their images may be large.
+            prepared = exchange.prepare(self._encoder, self._turn, self._fetching)
+            await while_there(request, prepared)
+            if streams:
+                return _Stream(self._events(form, exchange, arrived), until_over.pop_all())
+            pieces = await while_there(request, exchange.all_pieces())
+            return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
 
-    async def _events(self, form: Form, exchange: Exchange, arrived: float) -> AsyncIterator[bytes]:
+    async def _read(
+        self, request: Request, until_over: ExitStack
+    ) -> tuple[dict[str, Any], Callable[[int], object]]:
+        """The body of a request, and what counts the bytes that it has until all is over."""
+        hold = partial(self._budget.hold, object())
+        until_over.callback(hold, 0)
+        return json_object(await body_of(request, self._max_body, hold), "the body"), hold
+
+    async def _events(
+        self, form: Form | ResponseForm, exchange: Exchange, arrived: float
+    ) -> AsyncIterator[bytes]:
         try:
             async for piece in exchange.pieces():
                 yield form.chunk(piece)
-            usage, options = self._usage(exchange, arrived), exchange.request.stream_options
-            if options is not None and options.include_usage:
-                yield form.chunk(usage=usage)
-            yield DONE
+            yield form.end(self._usage(exchange, arrived))
         except RequestError as error:
-            yield event(error_body(error))
+            yield form.failed(error)
         except (asyncio.CancelledError, GeneratorExit):
             self._meters.counts["requests_cancelled_total"] += 1
             raise
@@ -213,33 +264,17 @@ class _Routes:
             raise RequestError(f"{rule} {got}", field="model", status=404, code=code)
 
 
-async def _body(request: Request, max_bytes: int) -> bytes:
-    data = bytearray()
-    try:
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > max_bytes:
-                rule = f"the body must have at most {max_bytes} bytes (got more)"
-                raise RequestError(rule, status=413)
-    except ClientDisconnect:
-        raise RequestError("the client has gone", status=_GONE) from None
-    return bytes(data)
+class _Stream(StreamingResponse):  # type: ignore[misc]
+    """Events, and what is given up when they end, however they do."""
 
+    def __init__(self, events: AsyncIterator[bytes], until_over: ExitStack) -> None:
+        headers = {"cache-control": "no-cache"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._until_over = until_over
 
-async def _while_there(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The outcome of some work; None if the client disconnected, which breaks the work off."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        working.cancel()
-        watching.cancel()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._until_over:
+            await super().__call__(scope, receive, send)
 
 
 async def _error_response(request: Request, error: Any) -> Response:

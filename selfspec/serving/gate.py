@@ -34,7 +34,8 @@ class Gate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         rule = self._broken_rule(Headers(scope=scope)) if scope["type"] == "http" else None
         if rule is None:
-            await self._app(scope, receive, send)
+            path = scope.get("path", "").rstrip("/") or "/"  # A slash at the end means nothing.
+            await self._app({**scope, "path": path}, receive, send)
         else:
             refused = error_body(RequestError(rule, status=403))
             await JSONResponse(refused, 403)(scope, receive, send)

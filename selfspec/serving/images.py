@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -18,9 +18,8 @@ from selfspec.serving.schema import RequestError
 MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together, and so are the next two.
 _MOST_PIXELS = 50_000_000
 _MOST_IMAGES = 16
-_MOST_PIXELS_OF_ALL = 4 * _MOST_PIXELS  # Of all requests that were not answered yet.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_PATIENCE = 10.0  # An address must answer within 10 seconds, and send all within 10 more.
+_PATIENCE = 10.0  # An address must answer within 10 seconds, and all of a request within 20.
 _CHUNK = 1 << 16
 _IN_DATA = re.compile(r"data:image/[\w.+-]+;base64,(?P<base64>.*)", re.ASCII | re.DOTALL)
 
@@ -36,67 +35,82 @@ class ImageReader:
     reason: str = "it has no image processor"
     fetches: bool = False
 
-    def fetched(self, prompt: Any) -> Any:
-        """The same prompt with the data of its images. Their sizes are checked; none is decoded."""
-        found = list(_images_in(prompt))
-        urls = [(where, part["image_url"]["url"]) for where, part in found if "image_url" in part]
-        if not urls:
-            return prompt
-        if self.processor is None:
-            rule = "must be left out, since this model reads no images"
-            raise _wrong(urls[0][0], f"{rule} ({self.reason})")
-        if len(urls) > _MOST_IMAGES:
-            rule = f"must be one of at most {_MOST_IMAGES} images of a request"
-            raise _wrong(urls[_MOST_IMAGES][0], f"{rule} (got {len(urls)})")
-        left = {"bytes": MAX_IMAGE_BYTES, "pixels": _MOST_PIXELS}
-        return _with_images(prompt, [self._part(where, url, left) for where, url in urls])
+    def fetched(self, prompt: Any, hold: Callable[[int], object] = int) -> Any:
+        """The same prompt with what its addresses answer; `hold` hears how many bytes it has."""
+        found, end = self._images_in(prompt), monotonic() + 2 * _PATIENCE
+        urls = [part["image_url"]["url"] for _, part in found if "image_url" in part]
+        num_others = sum(map(len, urls))
+        num_bytes, parts = 0, list[dict[str, Any]]()
+        for where, part in found:
+            data = bytearray()
+            if _is_address(part):
+                for chunk in _fetched(where, part["image_url"]["url"], end):
+                    data += chunk
+                    num_bytes += len(chunk)
+                    hold(num_others + num_bytes)
+                    if num_bytes > MAX_IMAGE_BYTES:
+                        raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
+            parts.append({"type": "data", "data": data} if _is_address(part) else part)
+        return _with_images(prompt, parts) if found else prompt
 
     def pictured(self, prompt: Any) -> Any:
-        """The same prompt, with pictures where its messages have images."""
-        prompt = self.fetched(prompt)
+        """The same prompt, with pictures where its messages have images.
+
+        The sizes of all are checked before the first one is decoded.
+        """
+        found = self._images_in(self.fetched(prompt) if self.fetches else prompt)
+        if not found:
+            return prompt
+        num_bytes = num_pixels = 0
+        data = [(where, self._data(where, part)) for where, part in found]
+        for where, each in data:
+            num_bytes += len(each)
+            if num_bytes > MAX_IMAGE_BYTES:
+                raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
+            with _opened(where, each) as image:
+                num_pixels += image.width * image.height
+            if num_pixels > _MOST_PIXELS:
+                raise _too_large(where, f"{_MOST_PIXELS} pixels")
+        return _with_images(prompt, [{"type": "image", "image": _decoded(*each)} for each in data])
+
+    def _images_in(self, prompt: Any) -> list[tuple[str, dict[str, Any]]]:
+        """The images of a prompt, not too many; a model that reads none refuses them."""
         found = list(_images_in(prompt))
-        images = [{"type": "image", "image": _decoded(where, part)} for where, part in found]
-        return _with_images(prompt, images) if images else prompt
+        if found and self.processor is None:
+            rule = "must be left out, since this model reads no images"
+            raise _wrong(found[0][0], f"{rule} ({self.reason})")
+        if len(found) > _MOST_IMAGES:
+            rule = f"must be one of at most {_MOST_IMAGES} images of a request"
+            raise _wrong(found[_MOST_IMAGES][0], f"{rule} (got {len(found)})")
+        return found
 
-    def _part(self, where: str, url: str, left: dict[str, int]) -> dict[str, Any]:
-        """The part of an image, which takes its share of what is left for the request."""
-        data = self._data(where, url, left["bytes"])
-        if len(data) > left["bytes"]:
-            raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
-        left["bytes"] -= len(data)
-        with _opened(where, data) as image:
-            num_pixels = image.width * image.height
-        left["pixels"] -= num_pixels
-        if left["pixels"] < 0:
-            raise _too_large(where, f"{_MOST_PIXELS} pixels")
-        return {"type": "data", "data": data, "pixels": num_pixels}
-
-    def _data(self, where: str, url: str, most: int) -> bytes:
+    def _data(self, where: str, part: dict[str, Any]) -> bytes:
+        if "data" in part:
+            return bytes(part["data"])
+        url = part["image_url"]["url"]
         if found := _IN_DATA.fullmatch(url):
             try:
                 return base64.b64decode(found["base64"], validate=True)
             except ValueError as error:
                 raise _wrong(where, f"must have whole base64 after its comma ({error})") from None
-        if not url[:8].lower().startswith(("http://", "https://")):
-            form = "data:image/png;base64,..."
-            raise _wrong(where, f"must be a data URL such as {form!r} (got {url!r:.80})")
-        if not self.fetches:
+        if _is_address(part):
             rule = "must be a data URL, since this server fetches no addresses"
             raise _wrong(where, f"{rule} (got {url!r:.80}); selfspec serve has --fetch-images")
-        return _fetched(where, url, most)
+        form = "data:image/png;base64,..."
+        raise _wrong(where, f"must be a data URL such as {form!r} (got {url!r:.80})")
 
 
 def has_images(prompt: Any) -> bool:
     return any(_images_in(prompt))
 
 
-def check_pixels(prompts: Iterable[Any], others: int) -> int:
-    """How many pixels the fetched images of prompts have; refuses too many beside `others`."""
-    number = sum(int(part.get("pixels", 0)) for each in prompts for _, part in _images_in(each))
-    if number and number + others > _MOST_PIXELS_OF_ALL:
-        rule = f"the images of all requests may have {_MOST_PIXELS_OF_ALL} pixels at a time"
-        raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
-    return number
+def has_addresses(prompt: Any) -> bool:
+    return any(_is_address(part) for _, part in _images_in(prompt))
+
+
+def _is_address(part: dict[str, Any]) -> bool:
+    url = part["image_url"]["url"] if "image_url" in part else ""
+    return bool(url[:8].lower().startswith(("http://", "https://")))
 
 
 def _images_in(prompt: Any) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -119,26 +133,24 @@ def _with_images(prompt: Any, images: Sequence[dict[str, Any]]) -> Any:
     ]
 
 
-def _fetched(where: str, url: str, most: int) -> bytes:
-    """What an address answers, up to one byte more than it may."""
-    data, end = bytearray(), monotonic() + _PATIENCE
+def _fetched(where: str, url: str, end: float) -> Iterator[bytes]:
+    """What an address answers until a time, in chunks."""
     try:
-        with urlopen(url, timeout=_PATIENCE) as response:
-            while (chunk := response.read1(_CHUNK)) and len(data) <= most:
-                data += chunk
+        with urlopen(url, timeout=min(_PATIENCE, max(end - monotonic(), 0.001))) as response:
+            while chunk := response.read1(_CHUNK):
+                yield chunk
                 if monotonic() > end:
                     raise TimeoutError("it took too long")
     except (OSError, ValueError) as error:
         rule = f"must be an address that answers with an image ({one_line(error):.120})"
         raise _wrong(where, rule) from None
-    return bytes(data)
 
 
-def _decoded(where: str, part: dict[str, Any]) -> Any:
-    """The picture of a part upright and in RGB, as transformers loads it from a file."""
+def _decoded(where: str, data: bytes) -> Any:
+    """A picture upright and in RGB, as transformers loads it from a file."""
     from PIL import ImageOps
 
-    with _opened(where, part["data"]) as image:
+    with _opened(where, data) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,10 +27,49 @@ from selfspec.session import ReadingPace, Session
 _log = logging.getLogger("selfspec")
 
 Event = list[int] | Answer  # New tokens of a text, or its complete answer.
+_Heard = tuple[int, Event | RequestError]  # With the number of the text in its request.
 
 
 def _stopping() -> RequestError:
     return RequestError("the server is being stopped", status=503, code="stopping")
+
+
+class Texts:
+    """The texts of one request, from when it enters until they are closed."""
+
+    def __init__(
+        self, model: ModelThread, indices: Sequence[int], queue: asyncio.Queue[_Heard]
+    ) -> None:
+        self._model = model
+        self._indices = indices
+        self._left = iter(indices)  # Those of which nothing was prepared yet.
+        self._queue = queue
+
+    def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
+        """The next prompt for `events`; any thread may ask. Refuses what can never be answered."""
+        prompt = self._model.requests.prompt(next(self._left), inputs, seed, arguments)
+        self._model.session.check_fits(prompt)
+        return prompt
+
+    async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:
+        """The events of each prompt, with its number here, until all have their answers.
+
+        An error that has ended a text is in its answer. Raises where the server is being stopped.
+        """
+        for prompt in prompts:
+            self._model.add(prompt)
+        num_left = len(prompts)
+        while num_left:
+            number, event = await self._queue.get()
+            if isinstance(event, RequestError):
+                raise event
+            num_left -= isinstance(event, Answer)
+            yield number, event
+
+    def close(self) -> None:
+        """Gives up the places. Texts that are not complete are dropped within a step."""
+        for index in self._indices:
+            self._model.forget(index)
 
 
 class ModelThread:
@@ -82,63 +121,45 @@ class ModelThread:
         self._thread.start()
         self._is_open.result()
 
-    def check_open(self, num_more: int = 1) -> None:
-        """Refuses `num_more` texts if too many wait already, or if the server is ending."""
+    def enter(self, number: int) -> Texts:
+        """Gives the texts of a request their places in the line, or refuses them.
+
+        This is the only time that it is asked whether there is room, so they must be closed.
+        """
         if self.is_stopping:
             raise _stopping()
-        if len(self._clients) + num_more > self._max_texts:
+        if len(self._clients) + number > self._max_texts:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
-
-    def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
-        """A prompt for `events`; any thread may ask. Refuses what can never be answered."""
-        prompt = self.requests.prompt(next(self._indices), inputs, seed, arguments)
-        self.session.check_fits(prompt)
-        return prompt
-
-    async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of each prompt, with its number here, until all have their answers.
-
-        An error that has ended a text is in its answer. Raises where the server is being stopped.
-        When the reader stops, the texts are dropped within a step.
-        """
-        queue: asyncio.Queue[tuple[int, Event | RequestError]] = asyncio.Queue()
+        queue: asyncio.Queue[_Heard] = asyncio.Queue()
         soon = asyncio.get_running_loop().call_soon_threadsafe
 
-        def tell(number: int, event: Event | RequestError) -> None:
-            soon(queue.put_nowait, (number, event))
+        def tell(place: int, event: Event | RequestError) -> None:
+            soon(queue.put_nowait, (place, event))
 
-        self.check_open(len(prompts))
-        try:
-            for number, prompt in enumerate(prompts):
-                self._clients[prompt.index] = partial(tell, number)
-                self._inbox.put(partial(self.session.add, prompt))
-            num_left = len(prompts)
-            while num_left:
-                number, event = await queue.get()
-                if isinstance(event, RequestError):
-                    raise event
-                num_left -= isinstance(event, Answer)
-                yield number, event
-        finally:
-            for prompt in prompts:
-                self._forget(prompt.index)
+        indices = list(islice(self._indices, number))
+        self._clients |= {index: partial(tell, place) for place, index in enumerate(indices)}
+        return Texts(self, indices, queue)
+
+    def add(self, prompt: Prompt) -> None:
+        self._inbox.put(partial(self.session.add, prompt))
+
+    def forget(self, index: int) -> None:
+        """Drops a text within a step, if it is not complete."""
+        if self._clients.pop(index, None) is not None:
+            self._inbox.put(lambda: self.session.cancel(index))
 
     def break_off(self) -> None:
         self.is_stopping = True
         for index, tell in list(self._clients.items()):
             tell(_stopping())
-            self._forget(index)
+            self.forget(index)
 
     def join(self, timeout: float | None = None) -> None:
         """Ends the thread, as soon as its present step is done."""
         self.break_off()
         self._inbox.put(None)
         self._thread.join(timeout)
-
-    def _forget(self, index: int) -> None:
-        if self._clients.pop(index, None) is not None:
-            self._inbox.put(lambda: self.session.cancel(index))
 
     # What follows runs in the thread.
 
@@ -163,7 +184,7 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            for answer in [Answer.to(prompt, self.tokenizer) for prompt in self.session.step()]:
+            for answer in map(Answer.to, self.session.step()):  # without texts
                 if answer.error is not None and not isinstance(answer.error, SelfSpecError):
                     _log.error("an answer broke off", exc_info=answer.error)
                 self._tell(answer.index, answer)

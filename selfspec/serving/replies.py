@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.serving.schema import RequestError
-from selfspec.serving.tools import joined
+from selfspec.batch.call_reader import joined
+from selfspec.serving.schema import Chat, RequestError, Settings, TextRequest
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
     from selfspec.batch.token_scores import TokenScore
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
     `calls` are parts of calls of tools, as OpenAI streams them. `scores` are those of its tokens,
-    where they are asked for, and `offset` is where the first of these begins.
+    where they are asked for, and `offsets` say where in the text each of these begins.
     """
 
     choice: int
@@ -31,23 +32,36 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     calls: Sequence[dict[str, Any]] = ()
     scores: Sequence[TokenScore] = ()
-    offset: int = 0
+    offsets: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Piece:
+        """All pieces of a choice as one, with whole calls."""
+        texts, _ends, *lists = list(zip(*pieces, strict=True))[1:]
+        calls, scores, offsets = (list(chain.from_iterable(each)) for each in lists)
+        about = (pieces[0].choice, "".join(texts), pieces[-1].finish_reason)
+        return cls(*about, joined(calls), scores, offsets)
 
 
 class Form:
-    def __init__(self, model: str, *, is_chat: bool) -> None:
-        self._is_chat = is_chat
-        self._object = "chat.completion" if is_chat else "text_completion"
+    def __init__(self, model: str, request: Settings) -> None:
+        self._is_chat = isinstance(request, Chat)
+        self._object = "chat.completion" if self._is_chat else "text_completion"
+        options = request.stream_options if isinstance(request, TextRequest) else None
+        self._tells_usage = options is not None and options.include_usage
         self._same = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model,
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request; each piece is all of a choice."""
-        pieces = [each._replace(calls=joined(each.calls)) for each in pieces]
-        choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
+        """The answer to a request, of all its pieces."""
+        of_choices: defaultdict[int, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            of_choices[piece.choice].append(piece)
+        whole = [Piece.of(of_choices[choice]) for choice in sorted(of_choices)]
+        choices = [self._choice(piece, "message", is_first=True) for piece in whole]
         return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
     def chunk(self, *pieces: Piece, **more: Any) -> bytes:
@@ -55,6 +69,14 @@ class Form:
         name = f"{self._object}.chunk" if self._is_chat else self._object
         choices = [self._choice(each, "delta", is_first=not any(each[1:5])) for each in pieces]
         return event({"object": name, **self._same, "choices": choices, **more})
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        """The last events of a stream."""
+        return (self.chunk(usage=usage) if self._tells_usage else b"") + _DONE
+
+    def failed(self, error: RequestError) -> bytes:
+        """The last event of a stream that is broken off."""
+        return event(error_body(error))
 
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if is_first else {}
@@ -70,13 +92,17 @@ class Form:
 
 
 def _of_chat(piece: Piece) -> dict[str, Any]:
+    return {"content": entries_of(piece), "refusal": None}
+
+
+def entries_of(piece: Piece) -> list[dict[str, Any]]:
+    """The log probabilities of its tokens, as in OpenAI's chats and responses."""
+
     def entry(score: TokenScore) -> dict[str, Any]:
-        # A token may be a part of a character, which is no text.
-        data = None if "\ufffd" in score.text else list(score.text.encode())
+        data = None if score.data is None else list(score.data)
         return {"token": score.text, "logprob": score.logprob, "bytes": data}
 
-    content = [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in piece.scores]
-    return {"content": content, "refusal": None}
+    return [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in piece.scores]
 
 
 def _of_completion(piece: Piece) -> dict[str, Any]:
@@ -89,7 +115,7 @@ def _of_completion(piece: Piece) -> dict[str, Any]:
         "tokens": texts,
         "token_logprobs": [each.logprob for each in scores],
         "top_logprobs": [{each.text: each.logprob for each in top} or None for top in tops],
-        "text_offset": list(accumulate(map(len, texts[:-1]), initial=piece.offset)),
+        "text_offset": list(piece.offsets),
     }
 
 

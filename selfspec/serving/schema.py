@@ -7,9 +7,12 @@ model and knows nothing of HTTP.
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Sequence
+from inspect import signature
 from reprlib import Repr
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -24,11 +27,15 @@ from pydantic import (
 from selfspec.errors import SelfSpecError, one_line, unknown_name
 
 MAX_CHOICES = 16  # Answers to one request.
-_LEAST_TEMPERATURE = 0.001  # A smaller one divides by what float32 may take for zero.
+_LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
-_SCHEMAS = ("response_format", "guided_json", "structured_outputs")
+_LONGEST_STOP = 256  # characters
+_SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
+_HINTS = {"annotations", "cache_control"}  # Parts of a message may have them, for others.
+
+_log = logging.getLogger("selfspec")
 _short = Repr()
 _short.maxstring = _short.maxother = 80
 
@@ -72,7 +79,7 @@ def text_of_parts(content: Any) -> str:
     parts = content if isinstance(content, list) else [content]
     for part in parts:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
-        if not is_text or set(part) != {"type", "text"} or part["type"] != "text":
+        if not is_text or {*part} - _HINTS != {"type", "text"} or part["type"] != "text":
             raise ValueError("must be text, or a list of parts with type: 'text', and text")
     return "".join(part["text"] for part in parts)
 
@@ -87,19 +94,14 @@ def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
             continue
         image = part.get("image_url")
         url = image.get("url") if isinstance(image, dict) else None
-        if not isinstance(url, str) or {*part, *image} - {"type", "image_url", "url", "detail"}:
+        known = {"type", "image_url", "url", "detail", *_HINTS}
+        if not isinstance(url, str) or {*part, *image} - known:
             raise ValueError(f"must have a url, or url and detail alone, in [{index}].image_url")
     return content
 
 
 def _is_image(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
-
-
-def _not_tiny(temperature: float) -> float:
-    if 0 < temperature < _LEAST_TEMPERATURE:
-        raise ValueError(f"must be 0, or a number from {_LEAST_TEMPERATURE} to 2")
-    return temperature
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -114,54 +116,82 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
+def _not_long(text: str) -> str:
+    if len(text) > _LONGEST_STOP:
+        raise ValueError(f"must have at most {_LONGEST_STOP} characters")
+    return text
+
+
 FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters)]
 Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _Limit = Annotated[int, Field(ge=1, le=1 << 16)]
-Speculative = Annotated[dict[Literal["max_nodes"], _Limit], Field(min_length=1)]
-StructuredOutputs = Annotated[dict[Literal["json"], dict[str, Any] | str], Field(min_length=1)]
+Words = Annotated[list[FilledText], Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
-Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_not_tiny)]
-StopString = Annotated[FilledText, Field(max_length=256)]
+Temperature = Annotated[
+    float, Field(ge=0, le=2), AfterValidator(lambda t: t if t >= _LEAST_TEMPERATURE else 0.0)
+]
+_TopK = Annotated[int, Field(ge=-1, le=_MOST_TOKENS), AfterValidator(lambda k: max(k, 0))]
 Stops = Annotated[
-    list[StopString],
+    list[Annotated[FilledText, AfterValidator(_not_long)]],
     Field(min_length=1, max_length=4),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-# Fields of OpenAI's protocol that are not served here, with the values that ask for nothing.
+# The values of fields that ask for nothing, in OpenAI's protocol and in vLLM's. Those that are no
+# fields of the models below are not served here.
 _NOTHING: dict[str, Any] = {
+    "background": False,
     "best_of": 1,
+    "conversation": None,
     "echo": False,
     "frequency_penalty": 0,
     "function_call": "none",
     "functions": [],
     "logprobs": False,
+    "max_completion_tokens": -1,
+    "max_tokens": -1,
     "modalities": ["text"],
     "presence_penalty": 0,
-    "response_format": {"type": "text"},  # which is served, and so are tools
+    "previous_response_id": None,
+    "reasoning": None,
+    "response_format": {"type": "text"},
+    "seed": -1,
+    "stop": [],
     "store": False,
     "suffix": "",
+    "text": {"format": {"type": "text"}},
     "tools": [],
     "top_logprobs": 0,
+    "truncation": "disabled",
 }
 
 
 class _Fields(BaseModel):
-    """Fields as JSON has them. One that is null or asks for nothing counts as left out."""
+    """Fields as JSON has them. One that is null or asks for nothing counts as left out.
+
+    A field with an alias has that name in requests and messages (`spelled`).
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    # Of what was answered before and comes back, that a model is not shown; and hints.
+    ignored: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
     def _that_ask(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: each for name, each in value.items() if not _asks_nothing(name, each)}
+        fields = {name: each for name, each in value.items() if name not in cls.ignored}
+        return {name: each for name, each in fields.items() if not _asks_nothing(name, each)}
+
+    @classmethod
+    def spelled(cls, name: str) -> str:
+        return (cls.model_fields[name].alias or name) if name in cls.model_fields else name
 
 
 def _asks_nothing(name: str, value: Any) -> bool:
@@ -179,8 +209,10 @@ class Called(_Fields):
 
 
 class ToolCall(_Fields):
+    ignored = frozenset({"index"})
+
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Called
 
     def as_dict(self) -> dict[str, Any]:
@@ -194,16 +226,20 @@ class ToolCall(_Fields):
 
 
 class Message(_Fields):
+    ignored = frozenset({"annotations", "cache_control", "reasoning_details"})
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Any, AfterValidator(text_or_parts)] = ""
     name: str | None = None
     refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # Its newer name.
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def _check_content(self) -> Message:
-        if not self.tool_calls and "content" not in self.model_fields_set:
+        if self.role != "assistant" and "content" not in self.model_fields_set:
             raise ValueError("must have content")
         return self
 
@@ -214,6 +250,8 @@ class Message(_Fields):
             message["tool_calls"] = [each.as_dict() for each in self.tool_calls]
         if self.tool_call_id is not None:
             message |= {"tool_call_id": self.tool_call_id}
+        if thoughts := self.reasoning_content or self.reasoning:
+            message |= {"reasoning_content": thoughts}  # Templates that show it know this name.
         return message
 
 
@@ -237,15 +275,22 @@ class ResponseFormat(_Fields):
         return self
 
 
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
 class Function(_Fields):
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    parameters: Annotated[dict[str, Any], AfterValidator(lambda given: {**_OBJECT, **given})] = (
+        _OBJECT
+    )
     strict: bool | None = None
 
 
 class Tool(_Fields):
-    type: Literal["function"]
+    ignored = frozenset({"cache_control"})
+
+    type: Literal["function"] = "function"
     function: Function
 
 
@@ -266,6 +311,22 @@ class PredictedContent(_Fields):
     content: Content
 
 
+class Speculative(_Fields):
+    max_nodes: _Limit
+
+
+class StructuredOutputs(_Fields):
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    choice: Words | None = None
+    regex: FilledText | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> StructuredOutputs:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("must have one of json, choice and regex")
+        return self
+
+
 class Settings(_Fields):
     """How an answer is written. What is left out is as the command or the model has it."""
 
@@ -274,7 +335,7 @@ class Settings(_Fields):
     max_new_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    top_k: _TopK | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
@@ -290,28 +351,45 @@ class Settings(_Fields):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    bad_words: Words | None = None
+    truncate_prompt_tokens: Count | None = None
     guided_json: dict[str, Any] | str | None = None
-    structured_outputs: StructuredOutputs | None = None  # The newer name of `guided_json`.
+    guided_choice: Words | None = None
+    guided_regex: FilledText | None = None
+    structured_outputs: StructuredOutputs | None = None  # The newer name of these three.
 
     @property
     def schema_field(self) -> str | None:
         """The field that says what an answer must be; None if any text will do."""
-        return next((name for name in _SCHEMAS if getattr(self, name) is not None), None)
+        given = (name for name in _SCHEMAS if getattr(self, name) is not None)
+        return next(map(self.spelled, given), None)
 
     @property
     def answer_schema(self) -> Any:
-        """What an answer must be: a JSON schema, or None for any text."""
+        """The JSON schema that an answer must keep to, if there is one."""
         if self.structured_outputs is not None:
-            return self.structured_outputs["json"]
+            return self.structured_outputs.json_
         if self.response_format is None:
             return self.guided_json
         given = self.response_format.json_schema
         return {"type": "object"} if given is None else given.schema_
 
     @property
+    def answer_grammar(self) -> str | None:
+        """What an answer must be if that is no JSON: one of some texts, or what a regex matches."""
+        outputs = self.structured_outputs or StructuredOutputs.model_construct()
+        if choice := self.guided_choice or outputs.choice:
+            return f"start: {' | '.join(map(json.dumps, choice))}"
+        if regex := self.guided_regex or outputs.regex:
+            escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", regex, flags=re.DOTALL)
+            return f"start: /{escaped}/"
+        return None
+
+    @property
     def lengths(self) -> dict[str, int]:
         """The fields that say how long the answer may be. Where several do, all say the same."""
-        return {name: getattr(self, name) for name in _LENGTHS if name in self.model_fields_set}
+        given = [name for name in _LENGTHS if name in self.model_fields_set]
+        return {self.spelled(name): getattr(self, name) for name in given}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Settings:
@@ -353,11 +431,13 @@ class Settings(_Fields):
             arguments["min_new_tokens"] = self.min_tokens
         if self.speculative is not True:
             limit = self.speculative
-            arguments["max_nodes"] = limit["max_nodes"] if isinstance(limit, dict) else 1
+            arguments["max_nodes"] = limit.max_nodes if isinstance(limit, Speculative) else 1
         return arguments
 
 
 class StreamOptions(_Fields):
+    ignored = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
 
 
@@ -397,6 +477,9 @@ class Chat(TextRequest):
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
@@ -406,6 +489,20 @@ class Chat(TextRequest):
     def prompts(self) -> list[Any]:
         return [[each.as_dict() for each in self.messages]]
 
+    def template_options(self, owner: Any) -> dict[str, Any]:
+        """What the chat template of a tokenizer or processor gets beside the messages."""
+        options = dict(self.chat_template_kwargs)
+        if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
+            rule = "chat_template_kwargs must be variables of the template's own"
+            raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
+        if self.reasoning_effort is not None and "reasoning_effort" in str(owner.chat_template):
+            options["reasoning_effort"] = self.reasoning_effort
+        elif self.reasoning_effort is not None:
+            _log.info("reasoning_effort is ignored, since the chat template does not know it")
+        if self.continue_final_message:
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        return options
+
     @property
     def callable_tools(self) -> list[Tool]:
         """The tools that an answer may call: one that is named, or all of them."""
@@ -413,6 +510,11 @@ class Chat(TextRequest):
         if isinstance(self.tool_choice, ToolChoice):
             return [each for each in tools if each.function.name == self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else tools
+
+    @property
+    def must_call(self) -> bool:
+        """Is the answer nothing but calls?"""
+        return self.tool_choice not in (None, "none", "auto")
 
     def arguments(self) -> dict[str, Any]:
         scores = {"logprobs": self.top_logprobs or 0} if self.logprobs else {}
@@ -442,6 +544,7 @@ class Completion(TextRequest):
     max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
     logprobs: NumScores | None = None
     echo: bool = False
+    add_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[Any]:
@@ -460,6 +563,13 @@ class Completion(TextRequest):
         return {**super().arguments(), **scores}
 
 
+class Tokens(_Fields):
+    """What `/detokenize` takes."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(max_length=_MOST_TOKENS)]
+
+
 Known = TypeVar("Known", bound=BaseModel)
 
 
@@ -468,26 +578,66 @@ def checked(kind: type[Known], value: Any) -> Known:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
+        wrong = error.errors(include_url=False)
+    cause = wrong[0].get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
         raise cause
-    name, *inside = first["loc"] or ("the value",)
+    path, first = _innermost(value, wrong)
+    name, *inside = path or ("the value",)
     field = str(name)[:40]
-    got = _short.repr(first["input"])
-    rule = re.sub(r"^(Value error, must|\w+ should) ", "", first["msg"])
-    if issubclass(kind, _Fields) and field in _NOTHING and field not in kind.model_fields:
+    got, rule = _short.repr(first["input"]), _rule(first)
+    known = [each.alias or name for name, each in kind.model_fields.items()]
+    if issubclass(kind, _Fields) and field in _NOTHING and field not in known:
         rule = f"be {_NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
-        raise RequestError(unknown_name("field", field, kind.model_fields), field=field)
+        raise RequestError(unknown_name("field", field, known), field=field)
     elif first["type"] == "extra_forbidden":
         rule = "be left out, since it is not known here"
     elif first["type"] == "missing":
         rule, got = "be given", "nothing"
+    else:  # Where a field may have several forms, all that it could have been.
+        same = [each for each in wrong if _path(value, each) == path]
+        rule = ", or ".join(dict.fromkeys(map(_rule, same)))
     where = field + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
     )
+    where = f"each key of {where}" if "[key]" in first["loc"] else where
     raise RequestError(f"{where} must {rule} (got {got})", field=field)
+
+
+def _innermost(value: Any, wrong: Sequence[Any]) -> tuple[list[int | str], Any]:
+    """Of the first wrong field the error that is deepest in it, and where that is.
+
+    Where a field may have several forms, each form has an error. One that has the form but a wrong
+    part says so inside of it.
+    """
+    paths = [_path(value, each) for each in wrong]
+    start = len(paths[0])
+    inside = [n for n, path in enumerate(paths) if path[:start] == paths[0]]
+    deepest = max(inside, key=lambda n: len(paths[n]))
+    return paths[deepest], wrong[deepest]
+
+
+def _path(value: Any, error: Any) -> list[int | str]:
+    """Where in a value an error is, without the names that pydantic gives to forms."""
+    *parts, last = error["loc"] or [None]
+    path = []
+    for part in parts[:-1] if last == "[key]" else [*parts, last]:
+        if part in (
+            value
+            if isinstance(value, dict)
+            else range(len(value) if isinstance(value, list) else 0)
+        ):
+            value = value[part]
+        elif error["type"] != "missing" or part is not last:
+            continue
+        path.append(part)
+    return path
+
+
+def _rule(error: Any) -> str:
+    rule = re.sub(r"^(Value error, must|\w+ should) ", "", error["msg"])
+    return re.sub(r"be a valid dictionary( or instance of \w+)?$", "be an object", rule)
 
 
 def choice_of(temperature: float) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from functools import cache
 import numpy as np
 import torch
 
+from selfspec.machine.device import default_generator
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
 NoiseOf = Callable[[int], float]  # The noise of each token.
+_Source = torch.Generator | None
 
 _AS_THEY_ARE = Warpers()
 # Rounding, here and in stock, changes a ratio by about 1e-6 at most.
@@ -30,21 +32,55 @@ def next_noise(
     num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
 ) -> Noise:
     """The next noise of a generator; of the one that stock draws from if none is given."""
-    shape = (num_rows, like.shape[-1])
-    if like.device.type == "cpu" and like.dtype == torch.float32 and _is_made_of_uniforms():
-        return _Uniforms(shape, generator or torch.default_generator)
-    return _Exponentials(like.new_empty(shape).exponential_(1, generator=generator))
+    shape, dtype, device = (num_rows, like.shape[-1]), like.dtype, like.device
+    if generator is None and device.type in ("cpu", "cuda"):
+        generator = default_generator(device)
+    if device.type == "cpu" and dtype == torch.float32 and _is_made_of_uniforms():
+        return _Uniforms(shape, generator)
+
+    def draw(source: _Source) -> torch.Tensor:  # Holds no scores.
+        return torch.empty(shape, dtype=dtype, device=device).exponential_(generator=source)
+
+    return _Exponentials(Drawn(draw, generator))
+
+
+class Drawn:
+    """Random numbers of a generator, which may be forgotten: they are drawn again then.
+
+    Without a generator, they are those of a device whose generator nobody knows, and are kept.
+    """
+
+    def __init__(self, draw: Callable[[_Source], torch.Tensor], generator: _Source) -> None:
+        self.state = None if generator is None else generator.get_state()  # before it drew
+        self._draw = draw
+        self._numbers: torch.Tensor | None = draw(generator)  # (B, V)
+        self._device, self.nbytes = self._numbers.device, self._numbers.nbytes
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        if self._numbers is None:
+            self._numbers = self._draw(self.generator())
+        return self._numbers
+
+    def generator(self) -> torch.Generator:
+        """One that draws the same numbers next."""
+        assert self.state is not None
+        return torch.Generator(self._device).set_state(self.state)
+
+    def forget(self) -> None:
+        if self.state is not None:
+            self._numbers = None
 
 
 class _Exponentials:
     """One step's noise for all rows, itself."""
 
-    def __init__(self, noise: torch.Tensor) -> None:
-        self._noise = noise  # (B, V)
+    def __init__(self, drawn: Drawn) -> None:
+        self.drawn = drawn
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """The token that stock would draw for a row out of its scores (V,)."""
-        ratios = (scores.softmax(-1) / self._noise[row]).max(-1)
+        ratios = (scores.softmax(-1) / self.drawn.numbers[row]).max(-1)
         # Both in one copy, since each copy waits for the device: as floats, which hold every id
         # below 2**24. Not every device has doubles.
         best, token = torch.stack([each.float() for each in ratios]).tolist()
@@ -54,28 +90,31 @@ class _Exponentials:
 
     def least(self, row: int) -> float:
         """No token of the row has less noise than this."""
-        return self._noise[row].min().item()
+        return self.drawn.numbers[row].min().item()
 
     def of(self, row: int) -> NoiseOf:
         """A function that gives the noise of a token, on a CPU."""
-        noise = self._noise[row]
+        noise = self.drawn.numbers[row]
         return lambda token: noise[token].item()
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """At least all tokens whose noise is not above a limit, and their noise, on a CPU."""
-        noise = self._noise[row]
+        noise = self.drawn.numbers[row]
         tokens = (noise <= limit).nonzero()[:, 0]
         return tokens.numpy(), noise[tokens].double().numpy()
 
 
 class _Uniforms:
-    """The uniform numbers that noise is made from, and the generator's state before them."""
+    """The uniform numbers that noise is made from."""
 
-    def __init__(self, shape: tuple[int, int], generator: torch.Generator) -> None:
+    def __init__(self, shape: tuple[int, int], generator: _Source) -> None:
         self._shape = shape
-        self._state = generator.get_state()
-        values = torch.empty(shape, dtype=torch.float64, device="cpu")
-        self._values = values.uniform_(generator=generator)
+        self.drawn = Drawn(
+            lambda source: self._empty(torch.float64).uniform_(generator=source), generator
+        )
+
+    def _empty(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(self._shape, dtype=dtype, device="cpu")
 
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """Looks at a shortlist first, and makes all noise only if that is not clear."""
@@ -84,24 +123,24 @@ class _Uniforms:
         return self._made().pick(scores, row) if token is None else token
 
     def least(self, row: int) -> float:
-        return -math.log1p(-self._values[row].min().item())
+        return -math.log1p(-self.drawn.numbers[row].min().item())
 
     def of(self, row: int) -> NoiseOf:
         """Computes noise in plain Python, which is faster than arrays for a few tokens."""
-        values = self._values[row].numpy().data  # A view that Python reads faster than an array.
+        # A view that Python reads faster than an array.
+        values = self.drawn.numbers[row].numpy().data
         return lambda token: -math.log(1 - values[token])
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Takes logarithms only for tokens whose uniform number is small enough."""
         most = -math.expm1(-limit) * _CLEARLY
-        numbers = self._values[row].numpy()
+        numbers = self.drawn.numbers[row].numpy()
         tokens = np.flatnonzero(numbers <= most)
         return tokens, np.abs(np.log(1 - numbers[tokens]))
 
     def _made(self) -> _Exponentials:
-        generator = torch.Generator("cpu").set_state(self._state)
-        noise = torch.empty(self._shape, dtype=torch.float32, device="cpu")
-        return _Exponentials(noise.exponential_(1, generator=generator))
+        noise, same = self._empty(torch.float32), self.drawn.generator()
+        return _Exponentials(Drawn(lambda source: noise.exponential_(generator=source), same))
 
 
 Noise = _Exponentials | _Uniforms

@@ -50,6 +50,12 @@ def contents_of(model: nn.Module) -> tuple[Hashable, ...]:
     )
 
 
+def is_offloaded(model: nn.Module) -> bool:
+    """Are weights elsewhere until their layer computes, as those that accelerate moves?"""
+    weights = (weight for weight in model.parameters() if not isinstance(weight, HeldWeight))
+    return any(weight.is_meta for weight in weights)
+
+
 def _known_of(tensor: torch.Tensor) -> Hashable:
     if isinstance(tensor, HeldWeight):  # Nobody can write to it.
         return id(tensor)

@@ -75,9 +75,18 @@ def test_a_window_of_the_models_own_making_is_refused():
     assert "its config sets 'window_size'" in attention_types(GPTNeoConfig())
 
 
-def test_recurrent_layers_are_refused_by_their_type():
-    reason = types_of("qwen3_next", num_hidden_layers=2, layer_types=["linear_attention"] * 2)
-    assert reason == "it has layers of type 'linear_attention', which can't branch"
+def test_layers_with_states_are_told_from_those_without():
+    types = types_of("qwen3_next", num_hidden_layers=2, layer_types=["linear_attention", FULL])
+    assert (types.by_layer, types.windows) == ((None, FULL), {FULL: Window()})
+    assert types.states == {0}
+    types = types_of("falcon_h1", num_hidden_layers=2)
+    assert (types.by_layer, types.states) == ((FULL, FULL), {0, 1})
+
+
+def test_unknown_layers_are_refused_by_their_type():
+    kind = "compressed_sparse_attention"
+    reason = types_of("llama", num_hidden_layers=1, layer_types=[kind])
+    assert reason == f"it has layers of type {kind!r}, which can't branch"
 
 
 def in_training(attention: str) -> PreTrainedModel:

@@ -20,7 +20,7 @@ from tests.lossless.same import GREEDY, run_both
 from tests.recorder import record_compiled_layers, use_recorders
 from tests.sessions import TextSession
 
-NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2")
+NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2", "qwen3-5", "falcon-h1", "lfm2")
 LENGTHS = (1, 2, 3, 17, 40, 90, 300)
 
 

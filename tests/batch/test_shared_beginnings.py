@@ -236,6 +236,35 @@ def test_samples_of_one_prompt_read_it_once(name: str) -> None:
     assert memory or session.kept_kv_bytes == 0
 
 
+class Writing:
+    """Writes into the scores that it is given, as stock lets processors do."""
+
+    looks_at_rows = True
+
+    def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, ::2] = -float("inf")
+        return scores
+
+
+@pytest.mark.parametrize("max_rows", [1, 4])
+def test_processors_that_write_into_scores_change_no_other_text(max_rows: int) -> None:
+    options = {"max_rows": max_rows, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
+    for index in range(6):
+        own = {"logits_processor": [Writing()]} if index % 2 == 0 else {}
+        session.submit(index, list(IDS), 0, {"max_new_tokens": 4, **own})
+    answers = {}
+    while not session.is_empty:
+        answers |= {answer.index: answer for answer in session.work()}
+    inputs = torch.tensor([IDS])
+    for index, answer in answers.items():
+        own = {"logits_processor": [Writing()]} if index % 2 == 0 else {}
+        mask = torch.ones_like(inputs)
+        alone = tiny_model().generate(inputs, attention_mask=mask, max_new_tokens=4, **own)
+        assert answer.ids == alone[0, len(IDS) :].tolist()
+    assert kept_of([answers[index] for index in range(6)]) == [0, 40, 40, 40, 40, 40]
+
+
 @pytest.mark.parametrize(
     ("knobs", "kept"),
     [({}, [0, 30]), ({"kept_kv": 0}, [0, 0]), ({"learning": "request"}, [0, 0])],

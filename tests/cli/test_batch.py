@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from selfspec import load
 from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
-from selfspec.serving.prompt_files import Encoder
+from selfspec.serving.encoder import Encoder
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
 from tests.streamed import saved_model
@@ -169,6 +169,7 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
         (given, tmp_path / "none" / "out.jsonl", "OUTPUT"),
         (given, tmp_path / "pipe", "OUTPUT"),
         (given, Path(os.devnull), "OUTPUT"),
+        (given, Path("."), "OUTPUT"),
         (given, given, "OUTPUT"),
         (given, other, "no answer to this INPUT"),
         (given, tmp_path / "mine.jsonl", "mine.errors.jsonl'"),

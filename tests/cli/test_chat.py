@@ -1,5 +1,6 @@
-"""`selfspec chat`: turns, the KV cache between them, commands, questions, and ways to leave."""
+"""`selfspec chat`: turns, what is not read again, commands, questions, and ways to leave."""
 
+import io
 import sys
 from unittest.mock import Mock
 
@@ -25,6 +26,11 @@ QUESTIONS = ("the quick brown fox", "read a file", "dog")
 def begin(writer, show=lambda _piece, _origin: None, **knobs) -> Conversation:
     """A conversation, on a screen that nobody looks at if none is given."""
     return Conversation(writer, SelfSpec(**knobs), show)
+
+
+@pytest.fixture(autouse=True)
+def short_ones_count(monkeypatch):
+    monkeypatch.setattr("selfspec.kept_kv.LEAST", 3)
 
 
 @pytest.fixture
@@ -66,25 +72,19 @@ def test_two_turns_are_stocks(chat, stock_answers):
     assert "\x1b" not in out
 
 
-def test_with_and_without_reuse_the_same_text(writer, stock_answers):
-    texts = []
-    for reuses in (True, False):
-        conversation = begin(writer)
-        num_reused = []
-        for question in QUESTIONS:
-            num_reused.append(conversation.ask(question).num_reused)
-            if not reuses:
-                conversation.forget_kv()
-        assert [n > 0 for n in num_reused] == [False, reuses, reuses]
-        texts.append(contents(conversation)[1::2])
-    assert texts[0] == texts[1] == stock_answers(*QUESTIONS)
+@pytest.mark.parametrize("kept_kv", ["1GB", 0])
+def test_with_and_without_reuse_the_same_text(writer, stock_answers, kept_kv):
+    conversation = begin(writer, kept_kv=kept_kv)
+    num_kept = [conversation.ask(question).num_kept for question in QUESTIONS]
+    assert [n > 0 for n in num_kept] == [False, bool(kept_kv), bool(kept_kv)]
+    assert contents(conversation)[1::2] == stock_answers(*QUESTIONS)
 
 
-def test_a_history_that_changed_crops_the_kv_to_what_still_holds(writer, stock_text):
-    conversation = begin(writer)
+def test_a_history_that_changed_is_read_from_where_it_differs(writer, stock_text):
+    conversation = begin(writer, kept_kv="1GB")
     conversation.ask(QUESTIONS[0])
     conversation.messages[-1]["content"] = "cat"
-    assert conversation.ask(QUESTIONS[1]).num_reused > 0
+    assert conversation.ask(QUESTIONS[1]).num_kept > 0
     prompt = f"<|user|>{QUESTIONS[0]}<|assistant|>cat<|eos|><|user|>{QUESTIONS[1]}<|assistant|>"
     assert contents(conversation)[-1] == stock_text(prompt, 16)
 
@@ -102,17 +102,17 @@ def sliding(loaded):
     return Writer(Loaded("sliding", model, loaded.tokenizer), asked)
 
 
-def test_a_window_that_slid_goes_on_but_is_not_cropped(sliding):
-    conversation, oracle = begin(sliding), begin(sliding, sources=())
+def test_a_window_that_slid_goes_on_after_what_still_holds(sliding):
+    """After a change that is the end of an earlier turn, whose window is kept too."""
+    conversation, oracle = begin(sliding, kept_kv="1GB"), begin(sliding, sources=())
     for question in QUESTIONS:
-        num_reused = conversation.ask(question).num_reused
-        oracle.forget_kv()
+        num_kept = conversation.ask(question).num_kept
         oracle.ask(question)
         assert contents(conversation) == contents(oracle)
-    assert num_reused > 0
+    assert num_kept > 0
     conversation.messages[-1]["content"] = oracle.messages[-1]["content"] = "cat"
-    oracle.forget_kv()
-    assert conversation.ask("why").num_reused == oracle.ask("why").num_reused == 0
+    assert 0 < conversation.ask("why").num_kept < num_kept + 16
+    oracle.ask("why")
     assert contents(conversation) == contents(oracle)
 
 
@@ -124,11 +124,11 @@ def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_te
         if len(pieces) == 4:
             raise KeyboardInterrupt
 
-    conversation = begin(writer, show)
+    conversation = begin(writer, show, kept_kv="1GB")
     assert conversation.ask(QUESTIONS[0]).interrupted
     assert contents(conversation) == [QUESTIONS[0], "".join(pieces)]
     messages = [*conversation.messages, {"role": "user", "content": QUESTIONS[1]}]
-    assert conversation.ask(QUESTIONS[1]).num_reused == 0
+    assert conversation.ask(QUESTIONS[1]).num_kept == 0
     assert contents(conversation)[-1] == stock_text(messages, 16)
 
 
@@ -152,6 +152,16 @@ def test_commands(chat, stock_answers):
     ):
         assert said in out
     assert "> dog" not in out
+
+
+def test_what_is_no_utf_8_is_refused_and_the_chat_goes_on(writer, monkeypatch, capsys):
+    data = io.BytesIO(b"\xff fox\n/exit\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data, encoding="utf-8"))
+    sys.stdout.reconfigure(errors="replace")  # As the command does.
+    ChatLoop(writer, SpecConfig()).run(_reader())
+    assert "error: a message must be UTF-8 text (got '\\udcff fox')" in capsys.readouterr().out
+    with pytest.raises(CliError, match="must be UTF-8 text"):
+        begin(writer).begin("\udcff")
 
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):

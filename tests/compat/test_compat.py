@@ -25,6 +25,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
 from selfspec.compat import (
+    branching,
     checkpoints,
     generation,
     grammars,
@@ -32,6 +33,7 @@ from selfspec.compat import (
     kernels,
     modules,
     states,
+    timing,
     versions,
 )
 from selfspec.draft.sources.grammar import TokenBytes
@@ -42,7 +44,18 @@ from tests.heads import heads_of, model_with_heads, needs_heads
 
 PEFT_NOTE = "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 
-MODULES = (checkpoints, generation, grammars, heads, kernels, modules, states, versions)
+MODULES = (
+    branching,
+    checkpoints,
+    generation,
+    grammars,
+    heads,
+    kernels,
+    modules,
+    states,
+    timing,
+    versions,
+)
 HERE = Path(__file__)
 
 
@@ -319,6 +332,31 @@ def test_models_that_bound_time_steps_are_told(name):
     assert states.bounds_time_steps(tiny_model(name)) == (name in ("nemotron-h", "zamba2"))
     if name == "bamba":
         assert states.bounds_time_steps(new_model(name, time_step_limit=(0.0, 9.0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [
+        ("lfm2", ["convolution"]),
+        ("qwen3-5", ["convolution", "delta rule"]),
+        ("kimi-linear", ["convolution", "delta rule"]),
+        ("bamba", ["convolution", "scan"]),
+        ("zaya", []),
+        ("llama", []),
+    ],
+)
+def test_layers_call_functions_of_their_module(name, roles):
+    """Each has one for a single token, too."""
+    found = branching.state_functions(tiny_model(name))
+    whole = [branching.ROLES[function].removesuffix(" step") for _, function in found]
+    assert sorted(whole) == sorted(2 * roles)
+    assert all(callable(getattr(module, function)) for module, function in found)
+
+
+def test_a_layer_of_a_cache_may_keep_nothing():
+    model = tiny_model("nemotron-h")
+    kept = [states.keeps_nothing(layer) for layer in DynamicCache(config=model.config).layers]
+    assert kept in ([False, False, True], [False] * 3)  # Before 5.18 it is a layer of states.
 
 
 def test_a_window_beside_states_is_kept_whole():
@@ -669,6 +707,26 @@ def test_a_cache_is_taken_and_given_under_both_names(name):
         output = model.generate(**prompt(), **asked, **{name: DynamicCache()}, **extra)
         lengths.append((output.sequences.tolist(), getattr(output, name).get_seq_length()))
     assert lengths[0] == lengths[1]
+
+
+# --- timing
+
+
+@pytest.mark.parametrize("loop", ["plain", "prompt lookup", "assisted"])
+def test_the_end_of_a_prompt_is_told_once_and_before_the_second_forward(loop):
+    model, told = new_model(), []
+    options = {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 3}}
+    more = options.get(loop, {"assistant_model": tiny_model()})
+    handle = model.register_forward_hook(lambda *_: told.append("forward"))
+    with timing.told_of_prompt(model, lambda: told.append("read")):
+        model.generate(**prompt(), max_new_tokens=6, do_sample=False, **more)
+    handle.remove()
+    assert (told.count("read"), told.index("read")) == (1, 1)
+    assert "_update_model_kwargs_for_generation" not in vars(model)
+
+
+def test_a_cpu_compiles_no_static_kv():
+    assert timing.compiles_static_kv(tiny_model()) is False
 
 
 # --- heads

@@ -235,3 +235,48 @@ def test_growth_reads_the_calibration_as_it_stands():
     for _ in range(20):
         calibration.observe(told(tree, 2))
     assert paths_of(trees.grow(0, 3)) == [(2,), (1,)]
+
+
+class Ways(Shape):
+    """Grows by several of the grower's ways, one after the other."""
+
+    def __init__(self, ways: list) -> None:
+        self._ways = ways
+
+    def grow(self, grower: TreeGrower) -> None:
+        for way in self._ways:
+            way(grower)
+
+
+ways = st.one_of(
+    st.integers(1, 9).map(lambda most: lambda grower: grower.best_first(max_nodes=most)),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=5).map(
+        lambda places: lambda grower: grower.fill(places)
+    ),
+    st.tuples(st.integers(0, 3), st.integers(0, 5)).map(
+        lambda new: lambda grower: grower.add(new[0] % len(grower.tree), new[1])
+    ),
+)
+
+
+@given(tables(), configs, st.lists(ways, max_size=4), st.integers(1, 9))
+def test_the_ways_to_grow_may_follow_one_another(table, config, several, max_nodes):
+    cursor = ScriptedCursor(table)
+    trees = TreeGrower([cursor], config, probability_of, shape=Ways(several))
+    tree = trees.grow(0, max_nodes)
+    tree.check()
+    assert len(tree) <= max_nodes
+    assert cursor.num_expanded == sum(siblings is not None for siblings in tree.looked_at)
+    if config.top_k == 1:
+        assert all(len(children) <= 1 for children in tree.children)
+    for num_nodes in range(len(tree), 0, -1):
+        tree.cut(num_nodes)
+        tree.check()
+
+
+def test_best_first_goes_on_below_what_was_filled():
+    table = {0: [(1, 0.9), (2, 0.5)], 1: [(3, 0.9)], 3: [(4, 0.9)]}
+    for places, added in (([(0, 0)], [(1, 3), (1, 3, 4), (2,)]), ([(0, 1)], [(1,), (1, 3)])):
+        shape = Ways([lambda grower, places=places: grower.fill(places), TreeGrower.best_first])
+        tree = grower(ScriptedCursor(table), shape=shape).grow(0, 5 if places[0][1] == 0 else 4)
+        assert paths_of(tree)[1:] == added

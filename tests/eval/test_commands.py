@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
 from eval.again import WAYS
 from eval.benches.stdlib import Edit
+from eval.jobs.one_call import Result as Called
+from eval.jobs.streamed import Job, Result
 from eval.methods.method import Method
-from eval.methods.one_call import Result as Called
 from eval.methods.registry import METHODS
-from eval.methods.streamed_job import Job, Result
 from eval.models import hybrid
 from eval.report.statistics import STAGES
 from eval.units import attention

@@ -108,7 +108,7 @@ def write_tree(kv: HeldKV, stamps: list[list[int]], *, captured: bool = False):
         slots = {name: first[name] + torch.arange(width) for name in first}
         masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
         nothing = torch.empty(0)
-        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front))
+        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front), None)
     seen = write(kv.cache, stamps)
     kv.layout = None
     return seen

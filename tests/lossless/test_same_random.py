@@ -22,6 +22,7 @@ from transformers import (
 
 from selfspec import SelfSpec, generate_many, per_token
 from selfspec.compat.generation import KV
+from selfspec.compat.states import states_by_place
 from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.odd_steps import with_odd_steps
@@ -38,8 +39,9 @@ from tests.lossless.test_same_failures import Broken, Fuse, Told
 from tests.lossless.test_same_streamers import Recorder
 from tests.recorder import use_recorders
 
-NAMES = ("llama", "mistral", "gemma3", "gpt2", "gpt-oss", "qwen3-moe", "bloom", "lfm2", "llama4")
-CHAINS = ("bloom", "lfm2")
+HYBRIDS = ("qwen3-5", "kimi-linear", "falcon-h1", "lfm2")
+NAMES = ("llama", "mistral", "gemma3", "gpt2", "gpt-oss", "qwen3-moe", "bloom", "llama4", *HYBRIDS)
+CHAINS = ("bloom",)
 STRINGS = ["a", "th", "e ", "ra", "on"]
 PLACES = ("processor", "criterion", "streamer", "forward")
 
@@ -48,7 +50,7 @@ PLACES = ("processor", "criterion", "streamer", "forward")
 def moved_model(name: str, move: str | None) -> Any:
     """A tiny model that moves positions in its plain steps, where stock can."""
     is_table = name == "gpt2" and move == "floats"  # It looks positions up.
-    is_plain = move is None or is_table or name == "lfm2"
+    is_plain = move is None or is_table or name in HYBRIDS
     return tiny_model(name) if is_plain else with_odd_steps(new_model(name), move)
 
 
@@ -182,7 +184,7 @@ class RandomCall:
         assert_same_ids(ours.ids, stock.ids)
         assert torch.equal(ours.rng_state, stock.rng_state)
         assert spec.stats.disabled_reason is None or self.may_be_chains
-        if self.has_kv and self.name == "lfm2":
+        if self.has_kv and self.name in HYBRIDS:
             assert_same_states(our_extras[KV], stock_extras[KV])
         elif self.has_kv:
             assert_same_kv(our_extras[KV], stock_extras[KV])
@@ -217,11 +219,16 @@ def assert_same_told(ours: Recorder, stock: Recorder) -> None:
 
 
 def assert_same_states(ours: DynamicCache, stock: DynamicCache) -> None:
-    """The states of convolutions, beside the keys of the layers that have some."""
-    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
-        held, true = (getattr(x, "keys", None) for x in (mine, theirs))
-        if held is None:
-            held, true = mine.conv_states[0], theirs.conv_states[0]
+    """All running states, beside the keys of the layers that have some."""
+    mine, theirs = (states_by_place(kv.layers) for kv in (ours, stock))
+    assert mine.keys() == theirs.keys()
+    pairs = [(mine[place], state) for place, state in theirs.items()]
+    pairs += [
+        (our_layer.keys, layer.keys)
+        for our_layer, layer in zip(ours.layers, stock.layers, strict=True)
+        if getattr(layer, "keys", None) is not None
+    ]
+    for held, true in pairs:
         assert held.shape == true.shape
         assert torch.allclose(held, true, rtol=1e-4, atol=1e-4)
 
@@ -229,7 +236,7 @@ def assert_same_states(ours: DynamicCache, stock: DynamicCache) -> None:
 def check_many(seed: int) -> None:
     """Rows that come and go: each text is what stock gives for that prompt alone."""
     dice, call = random.Random(seed), RandomCall(seed)
-    name = dice.choice(["llama", "mistral", "gemma3", "gpt2", "bloom"])
+    name = dice.choice(["llama", "mistral", "gemma3", "gpt2", "bloom", *HYBRIDS])
     move = dice.choice([None, "shifted", "dropped", "floats", "doubled"])
     model = moved_model(name, move)
     left_out = ("return_dict_in_generate", "output_scores", "num_return_sequences", "tokenizer")

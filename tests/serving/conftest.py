@@ -19,11 +19,12 @@ from starlette.testclient import TestClient
 
 from selfspec import SelfSpec
 from selfspec.batch.requests import Requests
+from selfspec.cli.batch_file import results
+from selfspec.cli.prompt_files import read_line
 from selfspec.serving.app import application
-from selfspec.serving.batch_file import results
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.prompt_files import Encoder, read_line
 from selfspec.session import Session
 from tests.processors import seeing_pair
 
@@ -125,14 +126,18 @@ class Served:
 
 
 @contextmanager
-def seeing_client(pair: tuple[Any, Any], kind: type[Encoder] = Encoder) -> Iterator[Any]:
+def seeing_client(
+    pair: tuple[Any, Any], kind: type[Encoder] = Encoder, *, fetches: bool = False
+) -> Iterator[Any]:
     """A client of a model that sees, with its thread."""
     model, processor = pair
     spec = SelfSpec(max_nodes=6, budget="fixed")
     thread = ModelThread(model, processor.tokenizer, spec, max_rows=4, max_memory=1 << 24)
     thread.start()
     vocab_size = model.config.text_config.vocab_size
-    encoder = kind(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
+    encoder = kind(
+        processor.tokenizer, vocab_size, 512, images=ImageReader(processor, fetches=fetches)
+    )
     with TestClient(application(thread, name=NAME, encoder=encoder), "http://localhost") as made:
         made.thread = thread
         yield made

@@ -21,7 +21,7 @@ from openai import OpenAI
 from selfspec.batch.guides import GuideProcessor
 from selfspec.engine import Engine
 from selfspec.prompt import Prompt
-from selfspec.serving.prompt_files import Encoder
+from selfspec.serving.encoder import Encoder
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.serving.test_images import asked, text_alone

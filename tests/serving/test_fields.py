@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -127,3 +129,83 @@ def test_schemas_by_vllms_names(served: Served, field: dict[str, Any]) -> None:
     broken = {"type": "objekt"}
     body = {**asked, name: {"json": broken} if name == "structured_outputs" else broken}
     assert served.post(CHAT, body).json()["error"]["param"] == name
+
+
+def test_answers_that_are_one_of_some_texts_or_match_a_regex(served: Served) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
+    choice, regex = ['a/b "c"', "fox"], "[0-9]{2}/[a-c]+x"
+    for field, value in (("choice", choice), ("regex", regex)):
+        for sent in ({f"guided_{field}": value}, {"structured_outputs": {field: value}}):
+            text = text_of(served, **sent, seed=3, temperature=1)
+            assert text in choice if field == "choice" else re.fullmatch(regex, text)
+    both = {"guided_choice": choice, "guided_regex": regex}
+    for sent, field in (({"guided_regex": "("}, "guided_regex"), (both, "guided_regex")):
+        response = served.post(COMPLETION, {**ASKED, **sent})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+def test_bad_words_are_those_of_a_plain_loop(served: Served) -> None:
+    ids, whole = served.tokenizer(PROMPT)["input_ids"], text_of(served)
+    words = [each for each in (" Que", "fox", "-", "V") if each in whole]
+    assert words
+    tokens = [served.tokenizer(form)["input_ids"] for word in words for form in (word, f" {word}")]
+    expected = served.text_alone(ids, max_new_tokens=30, bad_words_ids=tokens)
+    assert text_of(served, bad_words=words) == expected != whole
+
+
+def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """The template's variables, a last message that is gone on with, and the last tokens alone."""
+
+    def num_tokens(**body: Any) -> int:
+        body = {"messages": MESSAGES, "max_tokens": 1, **body}
+        return int(served.ask(CHAT, **body)["usage"]["prompt_tokens"])
+
+    plain, template = num_tokens(), served.tokenizer.chat_template
+    caplog.set_level("INFO", "selfspec")
+    assert num_tokens(reasoning_effort="high") == plain
+    assert "reasoning_effort is ignored" in caplog.text
+    try:
+        served.tokenizer.chat_template = template + "{{ reasoning_effort }}{{ mood }}"
+        assert num_tokens(reasoning_effort="high") == plain + 4
+        assert num_tokens(chat_template_kwargs={"mood": "good"}) == plain + 4
+    finally:
+        served.tokenizer.chat_template = template
+    assert num_tokens(truncate_prompt_tokens=3) == 3
+    begun = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    gone_on = served.ask(
+        CHAT, messages=begun, continue_final_message=True, max_tokens=9, temperature=0
+    )
+    ids = served.tokenizer.apply_chat_template(
+        begun, continue_final_message=True, return_dict=False
+    )
+    assert gone_on["choices"][0]["message"]["content"] == served.text_alone(ids, max_new_tokens=9)
+    for name in ("chat_template", "tokenize", "messages", "tools"):
+        body = {"messages": MESSAGES, "chat_template_kwargs": {name: "x"}}
+        error = served.post(CHAT, body).json()["error"]
+        assert error["param"] == "chat_template_kwargs"
+        assert "must be variables of the template's own" in error["message"]
+
+
+def test_tokenize_and_detokenize(served: Served) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    told = served.post("/tokenize", {"prompt": PROMPT, "add_special_tokens": False}).json()
+    assert told == {"count": len(ids), "max_model_len": 512, "tokens": ids}
+    assert served.post("/detokenize", {"tokens": ids}).json() == {"prompt": PROMPT}
+    chat = served.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    assert chat == served.tokenizer.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
+    for path, body in (
+        ("/detokenize", {"tokens": [999]}),
+        ("/detokenize", {"tokens": ["x"]}),
+        ("/tokenize", {"prompt": ""}),
+    ):
+        error = served.post(path, body).json()["error"]
+        assert error["param"] == next(iter(body))
+
+
+def test_version_health_and_a_slash_at_the_end(served: Served) -> None:
+    assert served.client.get("/version").json() == {"version": version("selfspec")}
+    assert served.client.head("/health").status_code == 200
+    assert served.client.get("/v1/models/").json() == served.client.get("/v1/models").json()
+    assert served.post(f"{CHAT}/", {"messages": MESSAGES, "max_tokens": 1}).status_code == 200

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gc
 import http.server
 import io
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ from PIL import Image
 
 from selfspec.cli.loading import images_of, load_all
 from selfspec.cli.options import DraftOptions
+from selfspec.cli.prompt_files import read_line
 from selfspec.serving import images as images_module
+from selfspec.serving import limits
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
-from selfspec.serving.prompt_files import Encoder, read_line
-from selfspec.serving.schema import RequestError
+from selfspec.serving.limits import ByteBudget
+from selfspec.serving.model_thread import Texts
+from selfspec.serving.schema import Chat, RequestError
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
+from tests.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -157,26 +164,62 @@ def test_limits(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[1].image_url must leave the images of a request at most 20 bytes" in message(PNG)
 
 
-def test_sizes_are_known_before_anything_is_decoded(
+def test_sizes_are_known_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images_module, "_decoded", None)
+    monkeypatch.setattr(images_module, "_MOST_PIXELS", 2 * 12 * 9 - 1)
+    with pytest.raises(RequestError, match="at most 215 pixels"):
+        ImageReader(processor=object()).pictured(asked(PNG, PNG))
+
+
+def test_what_images_take_is_counted_and_their_base64_is_dropped(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve small files once became pictures of gigabytes while they waited for a place."""
-    cut = PNG[: 22 + 4 * 40]
-    reader = ImageReader(processor=object())
-    prompt = reader.fetched(asked(PNG, cut))
-    assert images_module.check_pixels([prompt], 0) == 2 * 12 * 9
-    assert reader.fetched(prompt) == prompt
-    with pytest.raises(RequestError, match="must be a picture"):
-        reader.pictured(prompt)
-    monkeypatch.setattr(images_module, "_MOST_PIXELS_OF_ALL", 200)
-    for _ in range(3):  # What was answered counts no more.
-        text_of(client, asked(PNG))
-        response = client.post(CHAT, json={"messages": asked(PNG, PNG)})
-        assert response.status_code == 503
-        assert "the images of all requests" in response.json()["error"]["message"]
-    monkeypatch.setattr(client.thread, "check_open", lambda *_: (_ for _ in ()).throw(FULL))
+    """Forty waiting requests once held two gigabytes of base64."""
+    held: list[int] = []
+    monkeypatch.setattr(limits, "_FREE_BYTES", 0)
+    monkeypatch.setattr(ByteBudget, "hold", lambda _self, _request, size: held.append(size))
+    events = Texts.events
+
+    def is_it(value: Any) -> bool:
+        return isinstance(value, Chat) and value.max_tokens == 11
+
+    def watched(self: Texts, calls: Any) -> Any:
+        wait_until(lambda: not any(map(is_it, gc.get_objects())))
+        return events(self, calls)
+
+    monkeypatch.setattr(Texts, "events", watched)
+    messages = asked(PNG, PNG)
+    text_of(client, messages, max_tokens=11)
+    size = len(json.dumps({"messages": messages, "max_tokens": 11}, separators=(",", ":")))
+    assert (held[-3], held[-1]) == (size, 0)
+    pixels = 2 * 3 * 8 * 8 * 4  # as the processor made them
+    assert pixels < held[-2] < 2 * pixels
+
+
+def test_a_full_server_asks_no_address(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.thread, "enter", lambda *_: (_ for _ in ()).throw(FULL))
     monkeypatch.setattr(ImageReader, "fetched", None)
     assert client.post(CHAT, json={"messages": asked(PNG)}).status_code == 503
+
+
+def test_text_waits_for_no_address(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty addresses that never answered once let a text wait for half a minute."""
+    is_over, num_asked = threading.Event(), [0]
+
+    def never_answers(*_address: Any, **_options: Any) -> None:
+        num_asked[0] += 1
+        is_over.wait(PATIENCE)
+        raise OSError("it never answered")
+
+    monkeypatch.setattr(images_module, "urlopen", never_answers)
+    with seeing_client(pair, fetches=True) as client, ThreadPoolExecutor(40) as clients:
+        body = {"messages": asked(AN_ADDRESS)}
+        waiting = [clients.submit(client.post, CHAT, json=body) for _ in range(40)]
+        wait_until(lambda: num_asked[0] >= 5)
+        text_of(client, asked())
+        assert not any(each.done() for each in waiting)
+        is_over.set()
+        assert {each.result().status_code for each in waiting} == {400}
 
 
 FULL = RequestError("full", status=503)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -18,16 +18,22 @@ from tests.fakes import tiny_model, tiny_tokenizer
 async def last(thread: ModelThread, **arguments: Any) -> Any:
     """The answer to a prompt, of which it hears before."""
     heard: list[Any] = []
-    async for _number, event in thread.events([thread.prepare([5, 6, 7], 0, arguments)]):
-        heard.append(event)
+    texts = thread.enter(1)
+    with closing(texts):
+        async for _number, event in texts.events([texts.prepare([5, 6, 7], 0, arguments)]):
+            heard.append(event)
     *parts, answer = heard
     assert [each for part in parts for each in part] == answer.ids
     return answer
 
 
-def endless(thread: ModelThread) -> Any:
-    arguments = {"max_new_tokens": 5000, "do_sample": False}
-    return thread.events([thread.prepare([5, 6, 7], 0, arguments)])
+@asynccontextmanager
+async def endless(thread: ModelThread) -> AsyncIterator[Any]:
+    """The events of a text that nobody waits for after it."""
+    texts = thread.enter(1)
+    with closing(texts):
+        arguments = {"max_new_tokens": 5000, "do_sample": False}
+        yield texts.events([texts.prepare([5, 6, 7], 0, arguments)])
 
 
 def thread_of(name: str, **options: Any) -> ModelThread:
@@ -48,19 +54,19 @@ def play(thread: ModelThread, work: Callable[[ModelThread], Awaitable[None]]) ->
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
     async def work(thread: ModelThread) -> None:
-        async with aclosing(endless(thread)) as left:
+        async with endless(thread) as left:
             await anext(left)
         assert len((await last(thread, max_new_tokens=4)).ids) == 4
         while thread.session.num_running:
             await asyncio.sleep(0.005)
-        async with aclosing(endless(thread)) as broken_off:
+        async with endless(thread) as broken_off:
             await anext(broken_off)
             thread.break_off()
             with pytest.raises(RequestError, match="being stopped"):
                 async for _ in broken_off:
                     pass
         with pytest.raises(RequestError, match="being stopped"):
-            thread.check_open()
+            thread.enter(1)
 
     thread = play(thread_of(name), work)
     assert bool(thread.session.alone_reasons) == (name == "bloom")

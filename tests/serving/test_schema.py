@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfspec.serving.schema import _NOTHING, Chat, Completion
+from selfspec.serving.schema import _NOTHING, Chat, Completion, RequestError, checked
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.strategies import any_json
 
@@ -35,13 +35,13 @@ def refused(served: Served, path: str, body: Any, status: int = 400) -> dict[str
 IMAGE = {"type": "image_url", "image_url": "file:///etc"}
 USER = {"role": "user", "content": "x"}
 EITHER: dict[str, tuple[Any, ...]] = {
-    "max_tokens": (0, -1, "x", 1.5, True, 10**12, [], {}, 513),
+    "max_tokens": (0, -2, "x", 1.5, True, 10**12, [], {}, 513),
     "n": (0, -1, 17, "two", 1.0),
-    "seed": (-1, 2**64, 1.5, "x", True),
-    "stop": ([], "", [""], ["a"] * 5, ["x"] * 3000, "y" * 257, 7, [7]),
-    "temperature": (-0.1, 2.1, "hot", 1e-9, 10**400, [0.5], True),
+    "seed": (-2, 2**64, 1.5, "x", True),
+    "stop": ("", [""], ["a"] * 5, ["x"] * 3000, "y" * 257, 7, [7]),
+    "temperature": (-0.1, 2.1, "hot", 10**400, [0.5], True),
     "top_p": (-0.1, 1.1, "x"),
-    "top_k": (-1, 1.5, 10**9),
+    "top_k": (-2, 1.5, 10**9),
     "min_p": (-0.1, 1.1),
     "repetition_penalty": (0, -1, 1000, "x"),
     "frequency_penalty": (2.1, -3, math.nan, "x", True),
@@ -52,9 +52,12 @@ EITHER: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": (7, [-1], [10**9], ["x"], [1] * 65),
     "skip_special_tokens": (0, "x"),
     "include_stop_str_in_output": (1,),
-    "structured_outputs": ({}, {"regex": "a"}, {"json": 7}, "x"),
+    "structured_outputs": ({}, {"regex": 7}, {"json": 7}, {"json": {}, "regex": "a"}, "x"),
     "guided_json": (7, []),
-    "guided_regex": ("a",),
+    "guided_regex": (7, ""),
+    "guided_choice": ([], "x", [""], [7]),
+    "bad_words": ([], "x", [7]),
+    "truncate_prompt_tokens": (0, -1, "x"),
     "stream": ("yes", 1, []),
     "stream_options": ({"include_usage": True}, [], "x"),
     "user": (7, ["x"]),
@@ -81,7 +84,9 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
     "logprobs": (5, "x", [True]),
     "top_logprobs": (3, -1, 10**9, "x"),
     "echo": (True,),
-    "reasoning_effort": ("high",),
+    "reasoning_effort": (7,),
+    "chat_template_kwargs": ("x", {"chat_template": "{{ 1 }}"}, {"tokenize": False}),
+    "continue_final_message": ("x",),
     "prompt": ("x",),
 }
 OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {
@@ -108,10 +113,87 @@ def test_each_field_has_a_rule(served: Served, path: str, own: dict[str, Any]) -
             assert name in error["message"]
 
 
+FORMS: list[tuple[str, Any, str]] = [
+    ("speculative", {"max_nodes": 0}, ".max_nodes must be greater than or equal to 1 (got 0)"),
+    ("speculative", "no", " must be a valid boolean, or be an object (got 'no')"),
+    ("tool_choice", "x", " must be 'none', 'auto' or 'required', or be an object (got 'x')"),
+    (
+        "tool_choice",
+        {"type": "function", "function": {"name": "a b"}},
+        ".function.name must match pattern '^[a-zA-Z0-9_-]{1,64}$' (got 'a b')",
+    ),
+    ("tool_choice", {"type": "function"}, ".function must be given (got nothing)"),
+    ("guided_json", 7, " must be an object, or be a valid string (got 7)"),
+    ("structured_outputs", {"json": 7}, ".json must be an object, or be a valid string (got 7)"),
+    ("stop", "y" * 257, " must have at most 256 characters (got 'yyy"),
+    ("stop", ["a", 7], "[1] must be a valid string (got 7)"),
+    ("stop", 7, " must be a valid list (got 7)"),
+    ("prediction", "x", " must be an object (got 'x')"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "said"), FORMS)
+def test_the_message_names_what_is_wrong_in_a_field_of_several_forms(
+    field: str, value: Any, said: str
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        checked(Chat, {"messages": MESSAGES, field: value})
+    assert raised.value.field == field
+    assert str(raised.value).startswith(f"{field}{said}")
+
+
+def test_a_wrong_key_is_no_wrong_value() -> None:
+    with pytest.raises(RequestError, match="each key of logit_bias must match pattern"):
+        checked(Chat, {"messages": MESSAGES, "logit_bias": {"x": 1}})
+
+
+def test_the_words_of_others_for_none(served: Served) -> None:
+    """vLLM's clients send -1; a temperature that is almost 0 means 0."""
+    for path, body in OF_PATH.items():
+        plain = {**body, "max_tokens": 5}
+        expected = served.ask(path, **plain)["choices"]
+        sent: dict[str, Any] = {"top_k": -1, "seed": -1, "stop": [], "temperature": 1e-9}
+        assert served.ask(path, **{**plain, **sent})["choices"] == expected
+        longest = served.ask(path, **{**body, "max_tokens": -1})
+        assert longest["usage"]["completion_tokens"] > 5
+
+
+def test_what_clients_send_back_of_a_conversation(served: Served) -> None:
+    """From our own replies and from those of others, which have more fields."""
+    call = {"id": "call_1", "index": 0, "type": "function"}
+    call["function"] = {"name": "weather", "arguments": "{}"}
+    part = {"type": "text", "text": "the quick", "cache_control": {"type": "ephemeral"}}
+    history = [
+        {"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}},
+        {"role": "assistant", "content": None, "annotations": [], "refusal": None, "audio": None},
+        {"role": "assistant", "content": "fox", "reasoning_content": "hm", "function_call": None},
+        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    plain = [
+        {"role": "user", "content": "the quick"},
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "fox"},
+        {
+            "role": "assistant",
+            "tool_calls": [{each: call[each] for each in call if each != "index"}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    asked = {**PLAIN, "max_tokens": 6}
+    expected = served.ask(CHAT, messages=plain, **asked)["choices"]
+    assert served.ask(CHAT, messages=history, **asked)["choices"] == expected
+    thoughts = [
+        each.as_dict().get("reasoning_content")
+        for each in checked(Chat, {"messages": history}).messages
+    ]
+    assert thoughts == [None, None, "hm", "hm", None]
+
+
 def test_what_asks_for_nothing_is_no_fault(served: Served) -> None:
     for path, body in OF_PATH.items():
         for extra in (_NOTHING, dict.fromkeys([*_NOTHING, "stop", "n", "user"])):
-            assert served.ask(path, **body, **extra)["choices"]
+            assert served.ask(path, **{**extra, **body})["choices"]
     error = refused(served, CHAT, {**OF_PATH[CHAT], "store": True})
     assert "False" in error["message"]
 

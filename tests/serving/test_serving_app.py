@@ -101,14 +101,48 @@ def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str])
 
 
 def test_a_prediction_is_drafted_from_and_counted(served: Served) -> None:
-    asked = {"prompt": "the quick", "max_tokens": 40, "temperature": 0}
-    before = served.ask(COMPLETION, **asked)
-    text = before["choices"][0]["text"]
-    parts = [{"type": "text", "text": "nothing like that at all"}]
-    for content, count in ((text, "accepted"), (parts, "rejected")):
-        told = served.ask(COMPLETION, prediction={"type": "content", "content": content}, **asked)
-        assert told["choices"] == before["choices"]
+    """Each text is new to the server, which would draft it from memory otherwise."""
+    wrong = [{"type": "text", "text": "nothing like that at all"}]
+    for prompt, is_right in (("jumps over", True), ("self.file", False)):
+        ids = served.tokenizer(prompt)["input_ids"]
+        text = served.text_alone(ids, max_new_tokens=40)
+        prediction = {"type": "content", "content": text if is_right else wrong}
+        asked = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
+        told = served.ask(COMPLETION, prediction=prediction, **asked)
+        assert told["choices"][0]["text"] == text
+        count = "accepted" if is_right else "rejected"
         assert told["usage"]["completion_tokens_details"][f"{count}_prediction_tokens"] > 0
+
+
+def test_what_was_read_is_counted(served: Served) -> None:
+    """The first of several answers reads the prompt, and later requests only what is new."""
+
+    def counted() -> tuple[int, int]:
+        lines = served.client.get("/metrics").text.splitlines()
+        found = dict(line.rsplit(" ", 1) for line in lines)
+        names = ("read", "kept")
+        read, kept = (int(found[f"selfspec_prompt_tokens_{name}_total"]) for name in names)
+        assert int(found["selfspec_kept_kv_bytes"]) > 0
+        hits = found[f'vllm:prefix_cache_hits_total{{model_name="{NAME}"}}']
+        assert int(hits) == kept
+        return read, kept
+
+    text = "a text of which nobody has asked before, and which is long enough"
+    asked = {"prompt_cache_key": "key", "prompt_cache_retention": "24h", "max_tokens": 3}
+    usages, messages = [], [{"role": "user", "content": text}]
+    for n in (3, 1):
+        told = served.ask(CHAT, messages=messages, n=n, temperature=0, **asked)
+        usages.append(told["usage"])
+    num_tokens = usages[0]["prompt_tokens"]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached == [0, num_tokens]
+    before = counted()
+    messages += [{"role": "assistant", "content": "so"}, {"role": "user", "content": "what?"}]
+    usage = served.ask(CHAT, messages=messages, temperature=0, **asked)["usage"]
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    assert num_tokens <= cached_tokens < usage["prompt_tokens"]
+    read = usage["prompt_tokens"] - cached_tokens
+    assert counted() == (before[0] + read, before[1] + cached_tokens)
 
 
 def test_the_routes_that_are_meant_and_no_others(served: Served) -> None:
@@ -118,7 +152,7 @@ def test_the_routes_that_are_meant_and_no_others(served: Served) -> None:
     assert get(f"/v1/models/{NAME}").json() == listed["data"][0]
     assert get("/v1/models/other/one").status_code == 404
     assert f"POST {CHAT}" in get("/").json()["routes"]
-    for route in ("/docs", "/openapi.json", "/load_model", "/v1/responses", f"{CHAT}/"):
+    for route in ("/docs", "/openapi.json", "/load_model", f"{CHAT}/more"):
         for response in (get(route), served.client.post(route, json={"model": "/etc"})):
             assert response.status_code in (404, 405), route
             assert response.json()["error"]["code"] == "no_such_route"

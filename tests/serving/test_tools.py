@@ -13,11 +13,11 @@ from transformers import LogitsProcessorList
 
 from selfspec import SelfSpec
 from selfspec.batch import generate_many
+from selfspec.batch.call_forms import form_of, grammar_of
+from selfspec.batch.call_reader import CallReader, joined
 from selfspec.batch.guides import Guide, Guides
 from selfspec.serving.schema import Chat, checked
-from selfspec.serving.tool_forms import form_of, grammar_of
-from selfspec.serving.tools import CallReader, joined
-from tests.serving.conftest import MESSAGES, NAME, Served
+from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
 from tests.tiny import make_model, make_tokenizer
 
@@ -225,6 +225,24 @@ def test_calls_that_are_required(family: str, asked: Any) -> None:
     assert (content, len(calls)) == (None, 1)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"properties": {"city": {"enum": ["Rome"]}}}, None])
+def test_parameters_need_no_type(asked: Any, family: str, parameters: Any) -> None:
+    """An object is all that they may be."""
+    tool = {"type": "function", "function": {**WEATHER["function"], "parameters": parameters}}
+    content, (arguments,), _ = asked(written(family, '{"city": "Rome"}'), tools=[tool])
+    assert (content, json.loads(arguments)) == (None, {"city": "Rome"})
+
+
+def test_a_call_that_is_cut_in_its_head_ends_by_its_length(family: str, steered: Steered) -> None:
+    """What may only be a call is not searched for stop strings, as in calls that are whole."""
+    steered.script = written(family, ROME)
+    asked = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required"}
+    for length in (2, 6, 9):
+        (choice,) = steered.ask(CHAT, **asked, max_tokens=length, stop=["e", "<", "["])["choices"]
+        assert choice["finish_reason"] == "length"
+        assert steered.script.startswith(choice["message"]["content"])
+
+
 @pytest.mark.parametrize("family", ["llama3", "unknown"], indirect=True)
 def test_without_a_tag_json_inside_a_line_is_text(family: str, asked: Any) -> None:
     text = f"Write {written(family, ROME)} or [{written(family, PARIS)}]."
@@ -242,7 +260,9 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     """Sampled texts leave the script here and there, inside and outside of calls."""
     model, tokenizer = steered.model, steered.tokenizer
     chat = checked(Chat, {"messages": MESSAGES, "tools": [OTHER, WEATHER]})
-    guide = Guide(grammar_of(chat, tokenizer), is_lark=True)
+    functions = {each.function.name: each.function.parameters for each in chat.callable_tools}
+    grammar = grammar_of(functions, tokenizer, must_call=False, is_single=False)
+    guide = Guide(grammar, is_lark=True)
     guides = Guides(tokenizer, model)
     script = tokenizer.encode(script_of(family, "two calls"), add_special_tokens=False)
     ids = tokenizer.encode("the quick brown fox")

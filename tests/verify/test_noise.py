@@ -199,7 +199,8 @@ def test_another_default_dtype_changes_nothing(monkeypatch):
 
 def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "double", None)
-    assert noise._Exponentials(torch.ones(1, 3)).pick(torch.tensor([0.0, 3.0, 1.0]), 0) == 1
+    ones = noise.Drawn(lambda _: torch.ones(1, 3), None)
+    assert noise._Exponentials(ones).pick(torch.tensor([0.0, 3.0, 1.0]), 0) == 1
 
 
 @needs_uniforms
@@ -248,7 +249,9 @@ def test_a_shortlist_is_drawn_from_as_all_of_it_is():
         with seeded(seed):
             assert NoiseTape(1).draw_from(few, scores, 0, 0) == expected
         with seeded(seed):
-            drawn = noise._Exponentials(torch.empty(1, 9).exponential_(1))
+            drawn = noise._Exponentials(
+                noise.Drawn(lambda _: torch.empty(1, 9).exponential_(), None)
+            )
             assert noise.pick_from(few, drawn, 0) == expected
 
 
@@ -271,6 +274,42 @@ def test_tokens_beside_the_shortlist_win_as_often_as_by_stock(spread, way):
 
     assert first_difference(new_draw, [0] * 300, table, seed=11) is None
     assert asked.count(None) <= 2
+
+
+# -- rows that are far apart ---------------------------------------------------------------------
+
+
+def in_memory(tape: NoiseTape) -> int:
+    drawn = [noise.drawn._numbers for noise in tape._kept]
+    return sum(numbers.nbytes for numbers in drawn if numbers is not None)
+
+
+def test_noise_of_rows_that_are_far_apart_takes_little_memory(way, monkeypatch):
+    """What was forgotten is drawn again, and nobody who draws later gets other numbers."""
+    table = scores_of(40, 3, 200, seed=2)
+    order, tapes = [0] * 40 + [1] * 20 + [2, 1] * 20 + [2] * 20, []
+
+    def new_draw(num_rows: int) -> Draw:
+        tape = NoiseTape(num_rows)
+        tapes.append(tape)
+
+        def draw(scores: torch.Tensor, row: int, step: int) -> int:
+            token = tape.draw(scores, row, step)
+            tape.reach(row, step + 1)
+            most.append(in_memory(tape))
+            return token
+
+        return draw
+
+    most: list[int] = []
+    assert first_difference(new_draw, order, table, seed=7) is None
+    whole = max(most)
+    monkeypatch.setattr("selfspec.verify.tape._MOST_BYTES", whole // 10)
+    most.clear()
+    assert first_difference(new_draw, order, table, seed=7) is None
+    assert max(most) <= whole // 10 + whole // 40
+    for tape in tapes:
+        assert (tape._kept, tape._in_memory, tape._num_bytes) == ([], {}, 0)
 
 
 # -- noise read ahead is the noise that will be drawn ------------------------------------------

@@ -59,6 +59,6 @@ def test_the_command(figures, monkeypatch, tmp_path):
     monkeypatch.setattr(edge_network, "FIGURES", few)
     monkeypatch.setattr(edge_network, "CLAIMS", ())
     monkeypatch.setattr(edge_network, "Network", lambda **more: replace(FEW, **more))
-    found = figures("edge_network", "--draws", "1", "--out", str(tmp_path / "edge.html"))
+    found = figures("edge_network", "--draws", "1", "--pictures", str(tmp_path))
     assert set(found["figures"]["weights are read"]) == {"6"}
-    assert (tmp_path / "edge.html").read_text().count("</svg>") == 2
+    assert len(list(tmp_path.glob("edge-figure-6-*.svg"))) == 2

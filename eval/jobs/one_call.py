@@ -1,6 +1,6 @@
 """A process of its own for a single `generate()` call; `eval first_call` starts it.
 
-    echo '{"model": PATH, "method": "selfspec", ...}' | python -m eval methods.one_call
+    echo '{"model": PATH, "method": "selfspec", ...}' | python -m eval.jobs.one_call
 
 Reads a job as JSON from its standard input and prints a result as one line of JSON. Nothing is
 imported or run before the call but what a user's own script needs for it.

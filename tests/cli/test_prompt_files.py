@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.batch import Answer
-from selfspec.serving.batch_file import record
-from selfspec.serving.prompt_files import read_line, read_prompts
+from selfspec.cli.batch_file import record
+from selfspec.cli.prompt_files import read_line, read_prompts
 from selfspec.serving.replies import Piece
 from selfspec.serving.schema import RequestError
 from selfspec.stats import GenerationStats
@@ -93,7 +93,7 @@ WRONG = {
     '{"id": "\\ud800", "prompt": "x"}': "id",
     '{"messages": "hello"}': "messages",
     '{"messages": [{"role": "nobody", "content": "x"}]}': "messages[0].role",
-    '{"prompt": "x", "stop": "\\ud800"}': "stop[0]",
+    '{"prompt": "x", "stop": "\\ud800"}': "stop must",
     '{"prompt": "x", "temperature": "hot"}': "temperature",
     '{"prompt": "x", "seed": 1e70}': "seed",
     '{"prompt": "x", "temprature": 0}': "'temperature'?",

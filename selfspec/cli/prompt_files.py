@@ -1,21 +1,18 @@
-"""Prompts as users give them: the lines of a prompt file, and how a prompt becomes the tokens and
-arguments of a `generate()` call.
-"""
+"""The lines of a prompt file, in OpenAI's form or in a short one."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from selfspec.errors import one_line, unknown_name
-from selfspec.serving.images import ImageReader
+from selfspec.errors import unknown_name
 from selfspec.serving.schema import (
     Chat,
     Completion,
@@ -23,7 +20,6 @@ from selfspec.serving.schema import (
     Messages,
     RequestError,
     Settings,
-    Tool,
     checked,
     json_object,
     whole_characters,
@@ -31,15 +27,6 @@ from selfspec.serving.schema import (
 
 _FORMS = ("prompt", "messages", "turns", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
-
-
-# Token ids, or what a processor made of a prompt.
-Encoded = list[int] | dict[str, Any]
-
-
-def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
-    return int(encoded["input_ids"].shape[1]) if isinstance(encoded, Mapping) else len(encoded)
 
 
 @dataclass(frozen=True)
@@ -148,85 +135,3 @@ def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:
         field = "stream" if request.stream else "n" if request.n != 1 else "prompt"
         raise RequestError(f"{field} must ask for one answer, as a whole", field=field)
     return request.prompts[0], request
-
-
-@dataclass(frozen=True)
-class Encoder:
-    """Turns prompts and settings into tokens and arguments, within what the model allows.
-
-    What the settings leave out is as in `default`, whose length the user names `length_option`.
-    """
-
-    tokenizer: Any
-    vocab_size: int
-    max_positions: int | None
-    default: Mapping[str, Any] = field(default_factory=dict)
-    length_option: str = "max_tokens"
-    images: ImageReader = field(default_factory=ImageReader)
-    end_ids: Sequence[int] = ()  # The tokens that end the model's texts.
-
-    def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
-        """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
-        tools = settings.tools if isinstance(settings, Chat) else None
-        encoded, own = self._encoded(self.images.pictured(prompt), tools), settings.arguments()
-        if isinstance(settings, Chat) and settings.callable_tools:
-            from selfspec.batch.guides import Guide
-            from selfspec.serving.tool_forms import grammar_of
-
-            own["schema"] = Guide(grammar_of(settings, self.tokenizer), is_lark=True)
-        self._check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
-        own |= self._ends(settings)
-        arguments = {**self.default, **own}
-        wanted = arguments.get("max_new_tokens")
-        setting = next(iter(settings.lengths), self.length_option)
-        length = self._length(num_tokens(encoded), wanted, setting)
-        if (settings.min_tokens or 0) > length:
-            rule = f"min_tokens must be <= {length}, the most tokens of the answer"
-            raise RequestError(f"{rule} (got {settings.min_tokens})", field="min_tokens")
-        return encoded, {**arguments, "max_new_tokens": length}
-
-    def _ends(self, settings: Settings) -> dict[str, Any]:
-        """The tokens that end the answer, where the request says which."""
-        more = settings.stop_token_ids or []
-        self._check_ids("stop_token_ids", more)
-        if not (more or settings.ignore_eos):
-            return {}
-        ends = [*more, *(() if settings.ignore_eos else self.end_ids)]
-        # Without any, transformers takes those of the model. An unknown token ends nothing.
-        return {"eos_token_id": ends or [self.vocab_size]}
-
-    def _encoded(self, prompt: Any, tools: Sequence[Tool] | None) -> Encoded:
-        from selfspec.batch.prompts import inputs_of  # It brings torch along.
-
-        is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
-        field = "messages" if is_chat else "prompt"
-        try:
-            shown = [each.model_dump(exclude_none=True) for each in tools] if tools else None
-            ids = inputs_of(prompt, self.images.processor or self.tokenizer, shown)
-        except Exception as error:  # A template may raise whatever it likes.
-            why = one_line(error)[:300]
-            raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error
-        if not num_tokens(ids):
-            raise RequestError(f"{field} must have at least one token (got none)", field=field)
-        if isinstance(ids, list) and isinstance(prompt, list):
-            self._check_ids(field, ids)
-        return ids
-
-    def _check_ids(self, field: str, ids: list[int]) -> None:
-        if wrong := [each for each in ids if not 0 <= each < self.vocab_size]:
-            rule = f"{field} must have ids of the model's {self.vocab_size} tokens"
-            raise RequestError(f"{rule} (got {wrong[0]!r:.40})", field=field)
-
-    def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
-        if self.max_positions is None:
-            return _DEFAULT_TOKENS if wanted is None else wanted
-        room = self.max_positions - num_ids
-        wanted = min(_DEFAULT_TOKENS, max(room, 1)) if wanted is None else wanted
-        if wanted > room:
-            raise RequestError(
-                f"prompt and answer must fit into the model's {self.max_positions} positions (got "
-                f"{num_ids} + {wanted} tokens); shorten the prompt, or lower {setting}",
-                field=setting if room > 0 else None,
-                code="context_length_exceeded",
-            )
-        return wanted

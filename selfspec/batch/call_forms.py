@@ -8,11 +8,11 @@ the grammar allows only what the function's schema does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from selfspec.serving.schema import Chat, RequestError, Tool
+from selfspec.errors import UnsupportedError
 
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -49,12 +49,16 @@ def form_of(template: str) -> CallForm:
     return _PARAMETERS if '"parameters":' in template else _PLAIN
 
 
-def grammar_of(chat: Chat, tokenizer: Any) -> str:
-    """The grammar, in the syntax of Lark, of texts that may or must call one of the tools."""
-    form, tools = form_of(str(tokenizer.chat_template)), chat.callable_tools
-    grammar = _Grammar(form, tokenizer, tools)
-    is_single = chat.parallel_tool_calls is False
-    if chat.tool_choice not in (None, "auto"):
+def grammar_of(
+    functions: Mapping[str, dict[str, Any]], tokenizer: Any, *, must_call: bool, is_single: bool
+) -> str:
+    """The grammar, in the syntax of Lark, of texts that may or must call functions.
+
+    `functions` has the schema of the arguments of each. With `is_single` there is one call at most.
+    """
+    form = form_of(str(tokenizer.chat_template))
+    grammar = _Grammar(form, tokenizer, functions)
+    if must_call:
         rules = grammar.calls_alone(is_single)
     else:
         rules = (grammar.tagged if form.needs_tag else grammar.untagged)(is_single)
@@ -62,14 +66,16 @@ def grammar_of(chat: Chat, tokenizer: Any) -> str:
 
 
 class _Grammar:
-    """The rules for the tools of one request.
+    """The rules for the functions of one request.
 
     A `lazy` rule ends as soon as it matches, so that text can't run past a tag. In llguidance text
     matches no special tokens, so these stand between texts.
     """
 
-    def __init__(self, form: CallForm, tokenizer: Any, tools: Sequence[Tool]) -> None:
-        self._form, self._tools = form, tools
+    def __init__(
+        self, form: CallForm, tokenizer: Any, functions: Mapping[str, dict[str, Any]]
+    ) -> None:
+        self._form, self._functions = form, functions
         self._ids: dict[str, int] = tokenizer.get_added_vocab()
         added = tokenizer.added_tokens_decoder
         # llguidance takes <think> for a special token too.
@@ -101,7 +107,7 @@ class _Grammar:
         token = self._ids.get(self._form.tag)
         tagged = [] if token is None else [f"(line | inside) TEXT <[{token}]> group"]
         called = " | ".join(["line first", "inside later", *tagged])
-        heads = [json.dumps(self._form.head(each.function.name)) for each in self._tools]
+        heads = [json.dumps(self._form.head(name)) for name in self._functions]
         rules = ["start: (line | inside) TEXT" + " | called" * is_single, f"called: {called}"]
         rules += [
             f"line: | (line | line LINES | inside LINES) {self._special}",
@@ -119,13 +125,14 @@ class _Grammar:
     def groups(self, is_single: bool) -> list[str]:
         """What follows a tag, and what a text is."""
         form = self._form
-        heads = (json.dumps(form.head(each.function.name)) for each in self._tools)
+        heads = (json.dumps(form.head(name)) for name in self._functions)
         calls = (f'{head} args_{i} "}}"' for i, head in enumerate(heads))
         begins = " | ".join(json.dumps(each) for each in form.begins)
         several = f" ({json.dumps(form.between)} call)*" * (not is_single and bool(form.between))
         end = " ".join(map(self._mark, form.end))
         rules = [f"group: ({begins}) call{several} {end}", f"call: {' | '.join(calls)}"]
-        rules += [f"args_{i}: %json {_arguments(i, each)}" for i, each in enumerate(self._tools)]
+        schemas = enumerate(self._functions.items())
+        rules += [f"args_{i}: %json {_arguments(*function)}" for i, function in schemas]
         return [*rules, "TEXT: /(.|\\n)*/"]
 
     def _mark(self, text: str) -> str:
@@ -141,9 +148,8 @@ def _ranges(ids: Iterable[int]) -> str:
     return f"<[{','.join(f'{run[0]}-{run[-1]}' for run in runs)}]>"
 
 
-def _arguments(number: int, tool: Tool) -> str:
-    schema = tool.function.parameters
+def _arguments(name: str, schema: dict[str, Any]) -> str:
     if schema.get("type") != "object":
-        rule = f"tools[{number}].function.parameters must be a schema of type 'object'"
-        raise RequestError(f"{rule} (got {schema.get('type')!r:.80})", field="tools")
+        rule = f"the parameters of the function {name!r} must be a schema of type 'object'"
+        raise UnsupportedError(f"{rule} (got {schema.get('type')!r:.80})")
     return json.dumps({"x-guidance": _JSON, **schema})

@@ -5,12 +5,13 @@ Knows one model and a callable; nothing of methods, questions or tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+
+from selfspec.compat.timing import told_of_prompt
 
 
 class Timed(NamedTuple):
@@ -27,13 +28,14 @@ class Timed(NamedTuple):
 
 def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:
     """Runs a call of `model.generate()` with the device idle before and after it."""
-    device = model.device
+    device, ends = model.device, list[Any]()
     synchronise(device)
-    start = perf_counter()
-    with _reading_timed(model, device) as prefill_seconds:
+    start, first = perf_counter(), _stamp(device)
+    with told_of_prompt(model, lambda: ends.append(_stamp(device))):
         output = run()
         synchronise(device)
-    return Timed(output, perf_counter() - start, prefill_seconds())
+    seconds = perf_counter() - start
+    return Timed(output, seconds, _seconds_between(first, ends[0]) if ends else 0.0)
 
 
 def num_new_tokens(output: torch.Tensor, prompt_ids: torch.Tensor) -> int:
@@ -45,43 +47,6 @@ def synchronise(device: torch.device) -> None:
     """Returns when the device has done all that was queued; on a CPU at once."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
-
-
-@contextmanager
-def _reading_timed(model: Any, device: torch.device) -> Iterator[Callable[[], float]]:
-    """Yields what tells the seconds from here until the model has read its prompt.
-
-    After the prompt's forward, every loop updates the arguments of the next one with its outputs;
-    assisted decoding has read the prompt with its first forward. A hook on the model in any other
-    case would be seen by what captures forwards, and all of them would be run eagerly.
-    """
-    start, update = _stamp(device), model._update_model_kwargs_for_generation
-    assist = model._get_candidate_generator
-    ends: list[Any] = []
-    is_assisted = False
-
-    def updating(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if outputs and not is_assisted and not ends:
-            ends.append(_stamp(device))
-        return update(outputs, *args, **kwargs)
-
-    def assisting(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_assisted
-        is_assisted = True
-
-        def fire(*_args: object) -> None:
-            handle.remove()
-            ends.append(_stamp(device))
-
-        handle = model.register_forward_hook(fire)
-        return assist(*args, **kwargs)
-
-    model._update_model_kwargs_for_generation = updating
-    model._get_candidate_generator = assisting
-    try:
-        yield lambda: _seconds_between(start, ends[0]) if ends else 0.0
-    finally:
-        del model._update_model_kwargs_for_generation, model._get_candidate_generator
 
 
 def _stamp(device: torch.device) -> Any:

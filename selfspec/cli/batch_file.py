@@ -16,14 +16,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from selfspec.cli.prompt_files import PromptLine, numbered_lines, read_line
 from selfspec.errors import CliError, one_line
-from selfspec.serving.prompt_files import Encoder, PromptLine, numbered_lines, read_line
+from selfspec.serving.encoder import Encoder
 from selfspec.serving.replies import Form, Piece, usage_of
-from selfspec.serving.schema import Chat, RequestError
+from selfspec.serving.schema import RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer
     from selfspec.batch.requests import Requests
+    from selfspec.serving.exchange import Reply
     from selfspec.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
@@ -123,7 +125,8 @@ class BatchFiles:
 
     def _check(self) -> None:
         next(numbered_lines(self.prompts, "INPUT"))
-        for path in (self.answers, self.errors):
+        for which in ("answers", "errors"):  # In this order: a folder has no name for errors.
+            path: Path = getattr(self, which)
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(
                     "OUTPUT must be a plain file in a folder that exists, since a stopped run "
@@ -179,10 +182,10 @@ def results(
     Without a seed of its own, line number 1 has `seed`, and line `n` has `seed + n - 1`.
     """
     from selfspec.batch.answers import Answer
-    from selfspec.serving.exchange import Reply, prompts_of  # They bring torch along.
+    from selfspec.serving.exchange import choices_of  # They bring torch along.
 
-    waiting: dict[int, PromptLine] = {}
-    left, tokenizer = iter(lines), encoder.tokenizer
+    waiting: dict[int, tuple[PromptLine, Reply]] = {}
+    left = iter(lines)
     while True:
         fresh = list(islice(left, session.num_wanted))
         if not fresh and session.is_empty:
@@ -191,20 +194,19 @@ def results(
             settings, prepare = line.settings, partial(requests.prompt, line.number)
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                prompts = [line.prompt_for(tokenizer)]
-                (prompt,) = prompts_of(settings, prompts, encoder, prepare, own_seed)
+                prompts = [line.prompt_for(encoder.tokenizer)]
+                ((prompt, reply),) = choices_of(settings, prompts, encoder, prepare, own_seed)
                 session.add(prompt)
             except Exception as error:  # Whatever it is, the other lines go on.
                 yield LineResult.failed(line.number, error, line.name)
                 continue
-            waiting[line.number] = line
-        for prompt in session.work():
-            line, answer = waiting.pop(prompt.index), Answer.to(prompt, tokenizer)
+            waiting[line.number] = line, reply
+        for answer in map(Answer.to, session.work()):  # without texts
+            line, reply = waiting.pop(answer.index)
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            piece = Reply(0, tokenizer, line.settings, prompt.scores).end(answer)
-            text = record(line, answer, piece, model_name)
+            text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 
@@ -216,10 +218,8 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
     if line.in_body:
-        form = Form(model_name, is_chat=isinstance(line.settings, Chat))
-        num_kept_tokens = answer.stats.num_prompt_tokens_kept
-        usage = usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens)
-        body = form.whole([piece], usage)
+        form, num_kept_tokens = Form(model_name, line.settings), answer.stats.num_prompt_tokens_kept
+        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:

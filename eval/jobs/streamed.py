@@ -1,6 +1,6 @@
 """A process of its own that answers questions with one method, within a budget of memory.
 
-    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval methods.streamed_job
+    echo '{"model": PATH, "method": "streamed", ...}' | python -m eval.jobs.streamed
 
 Reads a job as JSON from its standard input and prints a result as one line of JSON, for
 `eval bench_streamed`. What the process takes is sampled meanwhile: its own memory beyond what it
@@ -28,7 +28,8 @@ import torch
 import transformers
 
 from eval.methods.method import Method, SelfSpecMethod
-from eval.methods.timing import num_new_tokens, timed
+from eval.methods.registry import LOOKUP_TOKENS
+from eval.runs.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load, per_token
 from selfspec.weights.streamed.stream import stream_of
 
@@ -39,7 +40,6 @@ ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
     "streamed selfspec",
     "streamed draft model",
 )
-_LOOKUP_TOKENS = 10
 _EVERY = 0.25  # seconds between two samples of memory
 
 
@@ -157,7 +157,7 @@ def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
 def _method(job: Job, small: Any) -> Method:
     if job.method in (OURS, SMALL):
         return SelfSpecMethod(job.method, SelfSpec(**job.knobs, draft_model=small))
-    arguments = {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if job.method == LOOKUP else {}
+    arguments = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if job.method == LOOKUP else {}
     return Method(job.method, arguments)
 
 

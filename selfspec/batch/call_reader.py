@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from selfspec.batch.call_forms import CallForm
 from selfspec.draft.sources.json_text import JsonText
-from selfspec.serving.tool_forms import CallForm
 
 
 class CallReader:

@@ -1,0 +1,34 @@
+"""The functions of transformers that move running states on, as modelling files call them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+# What each function does, by its name in the module that defines a layer. A name that is gone
+# means that its models get chains in place of trees.
+ROLES = {
+    "causal_conv1d_fn": "convolution",
+    "causal_conv1d_update": "convolution step",
+    "chunk_kimi_delta_attention": "delta rule",
+    "mamba2_chunk_scan": "scan",
+    "mamba2_selective_state_update": "scan step",
+    "recurrent_kimi_delta_attention": "delta rule",
+    "torch_chunk_gated_delta_rule": "delta rule",
+    "torch_recurrent_gated_delta_rule": "delta rule",
+}
+
+
+def state_functions(model: Any) -> tuple[tuple[ModuleType, str], ...]:
+    """The modules that define a model's layers, with the names of such functions in them."""
+    return tuple(dict.fromkeys(_state_functions(model)))
+
+
+def _state_functions(model: Any) -> Iterator[tuple[ModuleType, str]]:
+    for name in {type(part).__module__ for part in model.modules()}:
+        module = sys.modules.get(name)
+        for function in ROLES:
+            if module is not None and callable(vars(module).get(function)):
+                yield module, function

@@ -1,0 +1,209 @@
+"""What layers with running states compute over a tree: each node goes on from its own ancestors.
+
+A layer of transformers reads the tokens of a forward one after the other, in chunks. Its rule for a
+chunk holds for a tree too if "all tokens before this one" becomes "all ancestors of this node".
+Parents come before their children. The rules write to no state: what the nodes would add to it is
+told (`Told`), and `move` lets it follow one path. Sums are in float32, as in transformers.
+
+Shapes: B rows, W nodes, H heads, C channels of a convolution; a state is (K, V) for each head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import softplus
+from transformers.activations import ACT2FN
+
+from selfspec.machine.device import upload
+
+
+class Ancestry:
+    """Which nodes of a forward go on from which."""
+
+    def __init__(self, unseen: torch.Tensor, depths: torch.Tensor) -> None:
+        self.unseen = unseen  # (B, W, W) bool: is node j neither node i nor one of its ancestors?
+        self.depths = depths  # (B, W)
+        self._windows: dict[int, torch.Tensor] = {}
+
+    def windows(self, size: int) -> torch.Tensor:
+        """(B, W, size): where each node is, and the tokens before it, the node coming last.
+
+        They are counted from the first of `size` columns of a state, after which the nodes come.
+        """
+        if size not in self._windows:
+            steps = torch.arange(size - 1, -1, -1, device=self.depths.device)
+            depths = self.depths[..., None] - steps  # below 0: before the root
+            is_it = self.depths[:, None, None] == depths[..., None]  # (B, W, size, W)
+            nodes = torch.arange(self.depths.shape[1], device=steps.device)
+            found = ((is_it & ~self.unseen[:, :, None]) * nodes).sum(-1)
+            self._windows[size] = torch.where(depths < 0, depths, found) + size
+        return self._windows[size]
+
+
+class Told(NamedTuple):
+    """What each node adds to a state, and how much of the state is left after it."""
+
+    keys: torch.Tensor  # (..., B, H, W, K)
+    values: torch.Tensor  # (..., B, H, W, V)
+    decays: torch.Tensor  # (..., B, H, W, 1 or K): the logarithm of what is left
+
+
+class Paths(NamedTuple):
+    """The accepted nodes of each row; none where a row keeps its states, whatever was told."""
+
+    is_on: torch.Tensor  # (B, W) bool
+    last: torch.Tensor  # (B,): the last node; 0 where there is none
+
+    @property
+    def moves(self) -> torch.Tensor:
+        """(B,): whether there are any."""
+        return self.is_on.any(1)
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], width: int, device: torch.device) -> Paths:
+        table = torch.zeros(len(paths), width + 1, dtype=torch.long, device="cpu")
+        for row, path in enumerate(paths):
+            table[row, list(path)] = 1
+            table[row, width] = path[-1] if path else 0
+        table = upload(table, device)
+        return cls(table[:, :width].bool(), table[:, width])
+
+
+def along(told: Told, paths: Paths) -> Told:
+    """What paths add to states, and what they leave of them, (..., B, H, 1 or K, 1)."""
+    is_on, moves = paths.is_on[:, None, :, None], paths.moves[:, None, None, None]
+    ends = paths.last.view(*[1] * (told.decays.dim() - 4), -1, 1, 1, 1)
+    left = told.decays.take_along_dim(ends, dim=-2)
+    keys = told.keys * (left - told.decays).masked_fill(~is_on, -torch.inf).exp()
+    keys, values = (part.masked_fill(~is_on, 0) for part in (keys, told.values))
+    return Told(keys, values, left.masked_fill(~moves, 0).exp().mT)
+
+
+def move(keys: torch.Tensor, values: torch.Tensor, left: torch.Tensor, state: torch.Tensor) -> None:
+    """Moves states (B, H, K, V) on, in one write; the other arguments are those of `along`."""
+    parts = (state.float() * left, keys.mT, values)
+    torch.baddbmm(*(part.flatten(0, 1) for part in parts), out=state.view(-1, *state.shape[2:]))
+
+
+def delta_rule(
+    query: torch.Tensor,  # (B, W, H or fewer, K)
+    key: torch.Tensor,
+    value: torch.Tensor,  # (B, W, H, V)
+    decay: torch.Tensor,  # (B, W, H), or (B, W, H, K) if each channel has a decay of its own
+    beta: torch.Tensor,  # (B, W, H)
+    state: torch.Tensor,  # (B, H, K, V)
+    ancestry: Ancestry,
+    *,
+    normalises: bool,
+) -> tuple[torch.Tensor, Told]:
+    """The gated delta rule: what it gives for each node (B, W, H, V), and what it tells.
+
+    With W = 1, this is a plain step.
+    """
+    dtype, num_sharing = query.dtype, value.shape[2] // key.shape[2]
+    parts = (query, key, value, decay, beta)
+    query, key, value, decay, beta = (part.transpose(1, 2).float() for part in parts)
+    if normalises:
+        query, key = _normalised(query), _normalised(key)
+    if num_sharing > 1:
+        query, key = (part.repeat_interleave(num_sharing, dim=1) for part in (query, key))
+    query, beta = query * query.shape[-1] ** -0.5, beta[..., None]
+    decays, between = _summed(decay if decay.dim() == 4 else decay[..., None], ancestry)
+    both = torch.stack([query, key])  # (2, B, H, W, K)
+    if decays.shape[-1] == 1:
+        seen, known = (both @ key.mT) * between[..., 0]
+    else:
+        seen, known = ((part[..., None, :] * key[:, :, None] * between).sum(-1) for part in both)
+    outcome, foretold = (both * decays.exp()) @ state.float()
+    values = beta * (value - foretold)
+    if values.shape[2] > 1:
+        solve = torch.linalg.solve_triangular
+        values = solve(beta * known, values, upper=False, unitriangular=True)
+    outcome = outcome + seen @ values
+    return outcome.transpose(1, 2).to(dtype), Told(key, values, decays)
+
+
+def scan(
+    x: torch.Tensor,  # (B, W, H, K)
+    time_steps: torch.Tensor,  # (B, W, H)
+    rates: torch.Tensor,  # (H,)
+    inputs: torch.Tensor,  # (B, W, groups of heads, V): B in the paper
+    outputs: torch.Tensor,  # (B, W, groups of heads, V): C in the paper
+    state: torch.Tensor,  # (B, H, K, V)
+    ancestry: Ancestry,
+    *,
+    skip: torch.Tensor | None,  # (H,): D in the paper
+) -> tuple[torch.Tensor, Told]:
+    """The scan of Mamba 2: what it gives for each node (B, W, H, K) in float32, and what it tells.
+
+    The time steps are final: with their bias, and positive.
+    """
+    num_sharing = x.shape[2] // inputs.shape[2]
+    x, time_steps = (part.transpose(1, 2).float() for part in (x, time_steps[..., None]))
+    inputs, outputs = (
+        part.transpose(1, 2).float().repeat_interleave(num_sharing, dim=1)
+        for part in (inputs, outputs)
+    )
+    decays, between = _summed(time_steps * rates.float()[:, None, None], ancestry)
+    added = x * time_steps
+    outcome = outputs @ inputs.mT * between[..., 0] @ added
+    outcome = outcome + outputs @ state.float().mT * decays.exp()
+    if skip is not None:
+        outcome = outcome + skip[:, None, None] * x
+    return outcome.transpose(1, 2), Told(added, inputs, decays)
+
+
+def final_time_steps(
+    time_steps: torch.Tensor,  # (B, W, H)
+    bias: torch.Tensor | None,
+    *,
+    is_softplus: bool,
+) -> torch.Tensor:
+    """The time steps of Mamba 2, in their own precision as in its functions."""
+    if bias is not None:
+        time_steps = time_steps + bias.to(time_steps.dtype)
+    return softplus(time_steps) if is_softplus else time_steps
+
+
+def convolved(
+    columns: torch.Tensor,  # (B, size + W, C): those of the state, then the nodes
+    windows: torch.Tensor,  # (B, W, size)
+    weight: torch.Tensor,  # (C, size)
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> torch.Tensor:
+    """The short convolution (B, W, C) of each node with the tokens in front of it."""
+    windows = across_rows(windows[..., -weight.shape[1] :], columns.shape[1])
+    picked = columns.flatten(0, 1).index_select(0, windows.flatten())
+    picked = picked.view(*windows.shape, -1).to(weight.dtype).float()
+    taps = weight.mT.float()
+    outcome = picked[:, :, 0] * taps[0]
+    for number in range(1, len(taps)):
+        outcome = torch.addcmul(outcome, picked[:, :, number], taps[number])
+    outcome = (outcome if bias is None else outcome + bias.float()).to(weight.dtype)
+    return (ACT2FN[activation](outcome) if activation else outcome).to(columns.dtype)
+
+
+def across_rows(windows: torch.Tensor, num_columns: int) -> torch.Tensor:
+    """The same columns (B, ...), counted from the first of all rows' columns."""
+    first = torch.arange(len(windows), device=windows.device) * num_columns
+    return windows + first.view(-1, *[1] * (windows.dim() - 1))
+
+
+def _summed(decay: torch.Tensor, ancestry: Ancestry) -> tuple[torch.Tensor, torch.Tensor]:
+    """The decay (B, H, W, ·) from the state to each node, and what is left of j's part at node i.
+
+    The first is a logarithm. The second (B, H, W, W, ·) is 0 where i does not go on from j.
+    """
+    unseen = ancestry.unseen[:, None, :, :, None]
+    sums = decay[:, :, None].masked_fill(unseen, 0).sum(3)
+    between = (sums[:, :, :, None] - sums[:, :, None]).masked_fill(unseen, -torch.inf)
+    return sums, between.exp()
+
+
+def _normalised(x: torch.Tensor) -> torch.Tensor:
+    lengths: torch.Tensor = (x * x).sum(-1, keepdim=True)
+    return x * torch.rsqrt(lengths + 1e-6)

@@ -1,0 +1,244 @@
+"""The running states of rows, which follow the paths that were accepted.
+
+A forward over trees reads states and writes none. What its nodes told is kept until the paths are
+known. Then the states move on, layer by layer, and nothing is copied before or read again after.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from selfspec.compat.modules import num_writes
+from selfspec.compat.states import StatePlace, states_by_place
+from selfspec.forward.states.rules import Ancestry, Paths, Told, across_rows, along, move
+
+Move = Callable[[torch.Tensor], None]
+_CONVOLUTION = "conv_states"
+
+
+class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
+    """The states of one layer, as the model sees them in a forward over trees."""
+
+    is_croppable = False
+    is_compileable = False
+
+    def __init__(self, states: States, index: int) -> None:
+        super().__init__()
+        self._states: States = weakref.proxy(states)
+        self._index = index
+        self.record_past = True  # So that a convolution of a single token asks for its columns.
+
+    def lazy_initialization(self, *_: Any, **__: Any) -> None:
+        """Does nothing, since the states exist before the layer is used."""
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """(B, C, size + W): the columns of the state, then those of the nodes."""
+        place = self._index, _CONVOLUTION, state_idx
+        return self._states.columns(place, conv_states)
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """Does nothing, since a path decides on the next state."""
+        return recurrent_states
+
+
+class Branches(NamedTuple):
+    """One forward over trees: which nodes go on from which, and what they tell of each state.
+
+    That is the columns (B, size + W, C) of a convolution, or what a rule adds to a state.
+    """
+
+    ancestry: Ancestry
+    told: dict[StatePlace, torch.Tensor | Told]
+
+
+class States:
+    """The states of all rows that have a place, in one tensor for each state of each layer.
+
+    `branches` belongs to the last forward, until its paths are known. `layers` are what the model
+    sees, by their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.layers: dict[int, StateLayer] = {}
+        self.branches: Branches | None = None
+        self.generation = 0  # Grows when states get another address.
+        self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
+        # By the ids of the tensors that layers show, which live as long as they are here.
+        self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
+        self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
+        self._places = slice(0, 0)
+        self._moves: list[Any] = []  # What is left of moving on: states, and what moves them.
+
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self._stores.values())
+
+    def add(self, layers: Sequence[Any], first: int, num_rows: int) -> None:
+        """Takes in the states of a prompt's rows, and makes room for `num_rows` in all.
+
+        If this breaks off, no other row has changed.
+        """
+        found = {p: _turned(p, state) for p, state in states_by_place(layers).items()}
+        kinds = [{p: _kind(s) for p, s in some.items()} for some in (found, self._stores)]
+        if kinds[0] != kinds[1] and not first:
+            self._stores = {place: _new_store(held, 0) for place, held in found.items()}
+        self.make_room(num_rows)
+        for place, held in found.items():
+            self._stores[place][first : first + len(held)] = held
+
+    def make_room(self, num_rows: int) -> None:
+        """Makes room for so many rows."""
+        for place, store in self._stores.items():
+            if len(store) < num_rows:
+                new = _new_store(store, num_rows)
+                new[: len(store)] = store
+                self._stores[place] = new
+                self.generation += 1
+
+    def show(self, places: slice) -> None:
+        """Lets the layers show the states of these rows, which the next forwards are over."""
+        self._places, self._shown = places, {}
+        for place, state in self.shown_of(places).items():
+            index, kind, number = place
+            layer = self.layers[index]
+            getattr(layer, kind)[number] = state
+            layer.has_previous_state[number] = True
+            self._shown[id(state)] = state, place
+
+    def place_of(self, *given: Any) -> StatePlace | None:
+        """Which state is among these; None if none is that the layers show in this forward."""
+        for tensor in given:
+            for shown in (self._shown, self._columns):
+                if id(tensor) in shown:
+                    return shown[id(tensor)][1]
+        return None
+
+    def columns(self, place: StatePlace, nodes: torch.Tensor) -> torch.Tensor:
+        """The columns (B, C, size + W) that a convolution sees: of its state, and of nodes."""
+        held = self._stores[place][self._places]
+        told = torch.cat([held, nodes.mT.to(held.dtype)], dim=1)
+        self.tell(place, told)
+        columns = told.mT
+        self._columns[id(columns)] = columns, place
+        return columns
+
+    def begin(self, ancestry: Ancestry) -> None:
+        """A forward begins."""
+        self.branches, self._columns = Branches(ancestry, {}), {}
+
+    @property
+    def ancestry(self) -> Ancestry:
+        assert self.branches is not None
+        return self.branches.ancestry
+
+    def tell(self, place: StatePlace, told: torch.Tensor | Told) -> None:
+        assert self.branches is not None
+        self.branches.told[place] = told
+
+    def follow(self, first: int, paths: Sequence[Sequence[int]]) -> None:
+        """The states of rows that lie side by side are to follow these paths (`settle`)."""
+        branches, self.branches = self.branches, None
+        if branches is None or not branches.told:
+            return
+        depths = branches.ancestry.depths
+        on_device = Paths.of(paths, depths.shape[1], depths.device)
+        rows = slice(first, first + len(paths))
+        moves = {**_moves_of_columns(branches, on_device), **_moves_of_rules(branches, on_device)}
+        self._moves = [
+            (store := self._stores[place], num_writes(store), partial(move, store[rows]))
+            for place, move in moves.items()
+        ]
+
+    def settle(self) -> None:
+        """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
+        while self._moves:
+            store, num_before, move = self._moves[-1]
+            if num_writes(store) == num_before:
+                move()
+            self._moves.pop()
+
+    def move_row(self, source: int, target: int) -> None:
+        for store in self._stores.values():
+            store[target] = store[source]
+
+    def give_back(self, layers: Sequence[Any], rows: slice) -> None:
+        """Lets stock layers hold the states of some rows."""
+        for (index, kind, number), state in self.shown_of(rows).items():
+            with torch.inference_mode(False):
+                held = state.clone(memory_format=torch.contiguous_format)
+            getattr(layers[index], kind)[number] = held
+
+    def shown_of(self, rows: slice) -> dict[StatePlace, torch.Tensor]:
+        """Views of the states of some rows, as layers have them."""
+        return {place: _turned(place, store[rows]) for place, store in self._stores.items()}
+
+    def clear(self, *, keeps_stores: bool) -> None:
+        """Forgets all rows, and unless it `keeps_stores`, where their states were."""
+        self.branches, self._moves, self._shown, self._columns = None, [], {}, {}
+        if not keeps_stores:
+            self._stores = {}
+        for layer in self.layers.values():
+            layer.conv_states.clear()
+            layer.recurrent_states.clear()
+
+
+def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:
+    """The columns of a convolution (B, C, size) as (B, size, C), and back; others as they are."""
+    return state.mT if place[1] == _CONVOLUTION else state
+
+
+def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Zeros, which later calls may write to outside of inference mode."""
+    with torch.inference_mode(False):
+        return like.new_zeros(num_rows, *like.shape[1:])
+
+
+def _kind(state: torch.Tensor) -> Any:
+    return state.shape[1:], state.dtype, state.device
+
+
+def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Move]:
+    """What lets the windows of convolutions follow paths."""
+    number, width = paths.is_on.shape
+    found, numbers = dict[StatePlace, Move](), dict[int, torch.Tensor]()
+    for place, told in branches.told.items():
+        if isinstance(told, Told):
+            continue
+        size = told.shape[1] - width
+        if size not in numbers:
+            rows, stays = (torch.arange(n, device=told.device) for n in (number, size))
+            ends = branches.ancestry.windows(size)[rows, paths.last]
+            ends = torch.where(paths.moves[:, None], ends, stays)
+            numbers[size] = across_rows(ends, size + width).flatten()
+        found[place] = partial(_shift, told[:number].flatten(0, 1), numbers[size])
+    return found
+
+
+def _moves_of_rules(branches: Branches, paths: Paths) -> dict[StatePlace, Move]:
+    """What lets other states follow paths; small operations are one for all layers together."""
+    alike: dict[Any, dict[StatePlace, Told]] = {}
+    for place, told in branches.told.items():
+        if isinstance(told, Told):
+            told = Told(*(part[: len(paths.last)] for part in told))
+            alike.setdefault(tuple(part.shape for part in told), {})[place] = told
+    found: dict[StatePlace, Move] = {}
+    for group in alike.values():
+        whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
+        for place, parts in zip(group, zip(*whole, strict=True), strict=True):
+            found[place] = partial(move, *parts)
+    return found
+
+
+def _shift(columns: torch.Tensor, numbers: torch.Tensor, state: torch.Tensor) -> None:
+    """Lets the window (B, size, C) of a convolution hold other columns, in one write."""
+    torch.index_select(columns, 0, numbers, out=state.flatten(0, 1))

@@ -1,0 +1,146 @@
+"""How a prompt becomes the tokens and arguments of a `generate()` call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from selfspec.errors import one_line
+from selfspec.serving.images import ImageReader
+from selfspec.serving.schema import Chat, Completion, RequestError, Settings
+
+_BYTES_A_POSITION = 16  # A text with more for each position of the model is too long for it.
+_DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
+
+# Token ids, or what a processor made of a prompt.
+Encoded = list[int] | dict[str, Any]
+
+
+def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
+    return int(encoded["input_ids"].shape[1]) if isinstance(encoded, Mapping) else len(encoded)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns prompts and settings into tokens and arguments, within what the model allows.
+
+    What the settings leave out is as in `default`, whose length the user names `length_option`.
+    """
+
+    tokenizer: Any
+    vocab_size: int
+    max_positions: int | None
+    default: Mapping[str, Any] = field(default_factory=dict)
+    length_option: str = "max_tokens"
+    images: ImageReader = field(default_factory=ImageReader)
+    end_ids: Sequence[int] = ()  # The tokens that end the model's texts.
+
+    def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
+        """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
+        encoded, own = self.encoded(prompt, settings), settings.arguments()
+        if grammar := self._grammar(settings):
+            from selfspec.batch.guides import Guide  # It brings torch along.
+
+            own["schema"] = Guide(grammar, is_lark=True)
+        if settings.bad_words:
+            words = [form for word in settings.bad_words for form in (word, f" {word}")]
+            found = self.tokenizer(words, add_special_tokens=False)["input_ids"]
+            own["bad_words_ids"] = [ids for ids in found if ids]
+        self.check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
+        own |= self._ends(settings)
+        arguments = {**self.default, **own}
+        wanted = arguments.get("max_new_tokens")
+        setting = next(iter(settings.lengths), self.length_option)
+        length = self._length(num_tokens(encoded), wanted, setting)
+        if (settings.min_tokens or 0) > length:
+            rule = f"min_tokens must be <= {length}, the most tokens of the answer"
+            raise RequestError(f"{rule} (got {settings.min_tokens})", field="min_tokens")
+        return encoded, {**arguments, "max_new_tokens": length}
+
+    def _ends(self, settings: Settings) -> dict[str, Any]:
+        """The tokens that end the answer, where the request says which."""
+        more = settings.stop_token_ids or []
+        self.check_ids("stop_token_ids", more)
+        if not (more or settings.ignore_eos):
+            return {}
+        ends = [*more, *(() if settings.ignore_eos else self.end_ids)]
+        # Without any, transformers takes those of the model. An unknown token ends nothing.
+        return {"eos_token_id": ends or [self.vocab_size]}
+
+    def _grammar(self, settings: Settings) -> str | None:
+        """What the answer must be, in the syntax of Lark, if no JSON schema says it."""
+        if isinstance(settings, Chat) and (tools := settings.callable_tools):
+            from selfspec.batch.call_forms import grammar_of
+
+            functions = {tool.function.name: tool.function.parameters for tool in tools}
+            is_single = settings.parallel_tool_calls is False
+            how = {"must_call": settings.must_call, "is_single": is_single}
+            return grammar_of(functions, self.tokenizer, **how)
+        return settings.answer_grammar
+
+    def encoded(self, prompt: Any, settings: Settings) -> Encoded:
+        from selfspec.batch.prompts import inputs_of  # It brings torch along.
+
+        prompt = self.images.pictured(prompt)
+        is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
+        field = settings.spelled("messages") if is_chat else "prompt"
+        self._check_size(field, prompt)
+        owner, options = self.images.processor or self.tokenizer, dict[str, Any]()
+        tools = None
+        if isinstance(settings, Chat):
+            tools = [each.model_dump(exclude_none=True) for each in settings.tools or ()] or None
+            options = settings.template_options(owner)
+        elif isinstance(settings, Completion) and not settings.add_special_tokens:
+            options = {"add_special_tokens": False}
+        try:
+            ids = inputs_of(prompt, owner, tools, **options)
+        except Exception as error:  # A template may raise whatever it likes.
+            why = one_line(error)[:300]
+            raise RequestError(f"{field} can't be made into tokens: {why}", field=field) from error
+        if isinstance(ids, list) and settings.truncate_prompt_tokens:
+            ids = ids[-settings.truncate_prompt_tokens :]
+        if not num_tokens(ids):
+            raise RequestError(f"{field} must have at least one token (got none)", field=field)
+        if isinstance(ids, list) and isinstance(prompt, list):
+            self.check_ids(field, ids)
+        return ids
+
+    def _check_size(self, field: str, prompt: Any) -> None:
+        """Refuses a text that is obviously too long, since tokenizing it may take seconds."""
+        most = _BYTES_A_POSITION * (self.max_positions or sys.maxsize)
+        size = sum(len(text.encode(errors="surrogatepass")) for text in _texts_of(prompt))
+        if size > most:
+            rule = f"{field} must have at most {most} bytes of text"
+            raise RequestError(
+                f"{rule}, for the model's {self.max_positions} positions (got {size})",
+                field=field,
+                code="context_length_exceeded",
+            )
+
+    def check_ids(self, field: str, ids: list[int]) -> None:
+        if wrong := [each for each in ids if not 0 <= each < self.vocab_size]:
+            rule = f"{field} must have ids of the model's {self.vocab_size} tokens"
+            raise RequestError(f"{rule} (got {wrong[0]!r:.40})", field=field)
+
+    def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
+        if self.max_positions is None:
+            return _DEFAULT_TOKENS if wanted is None else wanted
+        room = self.max_positions - num_ids
+        wanted = min(_DEFAULT_TOKENS, max(room, 1)) if wanted is None else wanted
+        if wanted > room:
+            raise RequestError(
+                f"prompt and answer must fit into the model's {self.max_positions} positions (got "
+                f"{num_ids} + {wanted} tokens); shorten the prompt, or lower {setting}",
+                field=setting if room > 0 else None,
+                code="context_length_exceeded",
+            )
+        return wanted
+
+
+def _texts_of(prompt: Any) -> Iterator[str]:
+    for each in [prompt] if isinstance(prompt, str) else prompt:
+        content = each["content"] if isinstance(each, Mapping) else each
+        parts = content if isinstance(content, list) else [{"text": content}]
+        yield from (text for part in parts if isinstance(text := part.get("text"), str))

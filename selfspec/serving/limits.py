@@ -1,0 +1,112 @@
+"""What one request may take from the others: bytes, time for its body, and threads.
+
+Knows HTTP as ASGI has it, and neither models nor fields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from selfspec.serving.schema import RequestError
+
+T = TypeVar("T")
+
+GONE = 499  # nginx counts requests whose client has gone under this status.
+_MOST_BYTES = 1 << 30  # What the bodies and images of all requests may take.
+_FREE_BYTES = 1 << 16  # Of each body, so that texts pass while images fill the rest.
+_BODY_SECONDS = 60.0  # A body must be complete by then.
+
+
+class ByteBudget:
+    """The bytes that all requests share. A request that is alone may take what it needs."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, int] = {}  # By request.
+        self._lock = Lock()
+
+    def hold(self, request: object, num_bytes: int) -> None:
+        """Gives a request this number of bytes, in place of those it had. Any thread may ask."""
+        with self._lock:
+            before = self._held.pop(request, 0)
+            total = sum(self._held.values()) + num_bytes
+            if self._held and num_bytes > before and total > _MOST_BYTES:
+                self._held[request] = before
+                rule = f"bodies and images of all requests may have {_MOST_BYTES} bytes at a time"
+                raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
+            if num_bytes:
+                self._held[request] = num_bytes
+
+
+async def body_of(request: Request, max_bytes: int, hold: Callable[[int], object]) -> bytes:
+    """The body of a request, which is refused once it is too large or takes too long."""
+
+    async def read() -> bytes:
+        data = bytearray()
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > max_bytes:
+                rule = f"the body must have at most {max_bytes} bytes (got more)"
+                raise RequestError(rule, status=413)
+            hold(max(len(data) - _FREE_BYTES, 0))
+        return bytes(data)
+
+    try:
+        return await asyncio.wait_for(read(), _BODY_SECONDS)
+    except asyncio.TimeoutError:
+        rule = f"the body must be complete within {_BODY_SECONDS:.0f} seconds (got a part)"
+        raise RequestError(rule, status=408) from None
+    except ClientDisconnect:
+        raise _gone() from None
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of some work, which ends as soon as the client has gone. Its body was read."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise _gone()
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+async def in_thread(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
+    """What some work gives, in a thread of its own that ends, once there is a place.
+
+    A thread that stayed would keep OpenMP threads, and more of these than cores slow down all
+    answers. Who is cancelled gives the place back when the thread has ended, and not before.
+    """
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    async with places:
+        Thread(target=run, name="selfspec request", daemon=True).start()
+        waiting = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(waiting)
+        finally:
+            await asyncio.wait({waiting})
+            waiting.exception()  # It is told to whoever is still there.
+
+
+def _gone() -> RequestError:
+    return RequestError("the client has gone", status=GONE)

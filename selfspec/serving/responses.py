@@ -1,0 +1,269 @@
+"""OpenAI's newer route for texts, `/v1/responses`: another spelling of a chat, and of its reply."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from selfspec.serving.replies import Piece, entries_of, event
+from selfspec.serving.schema import (
+    Chat,
+    Count,
+    Messages,
+    RequestError,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
+
+# What a request says of itself, which its response repeats.
+_REPEATED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+}
+_FIXED: dict[str, Any] = {
+    **dict.fromkeys(("error", "previous_response_id")),
+    **dict.fromkeys(("background", "store"), False),
+    "truncation": "disabled",
+}
+_SCORES, _THOUGHTS = "message.output_text.logprobs", "reasoning.encrypted_content"
+_OF_ITEMS = {"id", "status"}  # Of items that come back; they say nothing to a model.
+
+
+def _messages(given: Any) -> Any:
+    """The messages of a chat, one for each item of an input."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    items = given if isinstance(given, list) else [given]
+    return [_message(item) for item in items if not _is_thought(item)]
+
+
+def _is_thought(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "reasoning"
+
+
+def _message(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    kind = item.get("type", "message")
+    fields = {name: each for name, each in item.items() if name not in _OF_ITEMS | {"type"}}
+    if kind == "message":
+        return {**fields, "content": _parts(fields.get("content"))}
+    if kind == "function_call":
+        call = {"id": fields.pop("call_id", None), "function": fields}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind == "function_call_output":
+        output = {
+            "tool_call_id": fields.pop("call_id", None),
+            "content": fields.pop("output", None),
+        }
+        return {"role": "tool", **fields, **output, "content": _parts(output["content"])}
+    raise ValueError(f"must be items that are messages, or calls of functions (got {kind!r:.40})")
+
+
+def _parts(content: Any) -> Any:
+    return list(map(_part, content)) if isinstance(content, list) else content
+
+
+def _part(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    hidden = {"annotations", "logprobs", "detail"}
+    fields = {name: each for name, each in part.items() if name not in hidden and each is not None}
+    if part.get("type") in ("input_text", "output_text"):
+        return {**fields, "type": "text"}
+    if part.get("type") == "input_image" and "image_url" in fields:
+        return {**fields, "type": "image_url", "image_url": {"url": fields["image_url"]}}
+    return part
+
+
+def _format(text: Any) -> Any:
+    """The `response_format` of a chat."""
+    if isinstance(text, dict) and {*text} - {"format"}:
+        raise ValueError("must have a format alone")
+    given = text.get("format") if isinstance(text, dict) else text
+    if not isinstance(given, dict) or given.get("type") != "json_schema":
+        return given
+    schema = {name: each for name, each in given.items() if name != "type"}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _function(given: Any) -> Any:
+    """A tool, or the choice of one, with its fields one level deeper."""
+    if not isinstance(given, dict) or given.get("type") != "function":
+        return given
+    return {"type": "function", "function": {k: v for k, v in given.items() if k != "type"}}
+
+
+def _functions(given: Any) -> Any:
+    return list(map(_function, given)) if isinstance(given, list) else given
+
+
+def _wants_scores(include: Any) -> bool:
+    if not isinstance(include, list) or {*map(str, include)} - {_SCORES, _THOUGHTS}:
+        raise ValueError(f"must be a list with {_SCORES} or nothing")
+    return _SCORES in include
+
+
+class Responses(Chat):
+    """Another spelling of a chat. Fields of vLLM's are taken too."""
+
+    messages: Annotated[Messages, BeforeValidator(_messages), Field(alias="input")]
+    instructions: str | None = None
+    max_completion_tokens: Annotated[Count | None, Field(alias="max_output_tokens")] = None
+    response_format: Annotated[
+        ResponseFormat | None, BeforeValidator(_format), Field(alias="text")
+    ] = None
+    tools: Annotated[list[Tool] | None, BeforeValidator(_functions)] = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ToolChoice | None, BeforeValidator(_function)
+    ] = None
+    logprobs: Annotated[bool, BeforeValidator(_wants_scores), Field(alias="include")] = False
+    store: bool = False
+    n: Literal[1] = 1
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The messages, in which a text and calls that follow each other are one, as in chats."""
+        system = {"role": "system", "content": self.instructions}
+        merged: list[dict[str, Any]] = [system] if self.instructions else []
+        for message in super().prompts[0]:
+            before = merged[-1] if merged else {}
+            if "tool_calls" in message and before.get("role") == "assistant":
+                calls = [*before.get("tool_calls", ()), *message["tool_calls"]]
+                merged[-1] = {**before, "tool_calls": calls}
+            else:
+                merged.append(message)
+        return [merged]
+
+
+class ResponseForm:
+    """A response, whole and as events. Each item of its output is a message or a call."""
+
+    def __init__(self, model: str, body: dict[str, Any]) -> None:
+        about = {"id": _id("resp"), "object": "response", "created_at": int(time.time())}
+        given = {name: body[name] for name in _REPEATED if body.get(name) is not None}
+        self._same = {**about, **_FIXED, **_REPEATED, **given, "model": model}
+        self._items: list[dict[str, Any]] = []
+        self._is_open = False  # Is the last item being written?
+        self._num_events = 0
+        self._finish_reason: str | None = None
+
+    def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
+        for piece in pieces:
+            self.chunk(piece)
+        list(self._ended())
+        return self._response(self._status, usage)
+
+    def chunk(self, piece: Piece) -> bytes:
+        """The events of some more text, or of the beginning."""
+        if not any(piece[1:5]):
+            response = self._response("in_progress")
+            names = ("response.created", "response.in_progress")
+            return b"".join(self._event(name, response=response) for name in names)
+        self._finish_reason = piece.finish_reason
+        is_text = piece.text or (piece.scores and not self._same["tools"])
+        events = list(self._text(piece)) if is_text else []
+        return b"".join([*events, *(each for part in piece.calls for each in self._call(part))])
+
+    def end(self, usage: dict[str, Any]) -> bytes:
+        events = list(self._ended())
+        response = self._response(self._status, usage)
+        return b"".join([*events, self._event(f"response.{self._status}", response=response)])
+
+    def failed(self, error: RequestError) -> bytes:
+        about = {"code": error.code or "server_error", "message": str(error)}
+        response = {**self._response("failed"), "error": about}
+        return self._event("response.failed", response=response)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish_reason == "length" else "completed"
+
+    def _response(self, status: str, usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        output = {"status": status, "incomplete_details": reason, "output": self._items}
+        return {**self._same, **output, "usage": usage and _usage(usage)}
+
+    def _text(self, piece: Piece) -> Iterator[bytes]:
+        if not self._is_open or self._items[-1]["type"] != "message":
+            yield from self._open("msg", type="message", role="assistant", content=[])
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield self._of_item("content_part.added", content_index=0, part=part)
+            self._items[-1]["content"].append(part)
+        part, scores = self._items[-1]["content"][0], entries_of(piece)
+        part["text"] += piece.text
+        part["logprobs"] += scores
+        told = {"content_index": 0, "delta": piece.text, "logprobs": scores}
+        yield self._of_item("output_text.delta", **told)
+
+    def _call(self, part: dict[str, Any]) -> Iterator[bytes]:
+        function = part["function"]
+        if "id" in part:
+            about = {"call_id": part["id"], "name": function["name"], "arguments": ""}
+            yield from self._open("fc", type="function_call", **about)
+        if more := function["arguments"]:
+            self._items[-1]["arguments"] += more
+            yield self._of_item("function_call_arguments.delta", delta=more)
+
+    def _open(self, prefix: str, **item: Any) -> Iterator[bytes]:
+        yield from self._closed("completed")
+        self._items.append({"id": _id(prefix), "status": "in_progress", **item})
+        self._is_open = True
+        yield self._of_item("output_item.added", item=self._items[-1])
+
+    def _ended(self) -> Iterator[bytes]:
+        if not self._items:
+            yield from self._text(Piece(0, ""))
+        yield from self._closed(self._status)
+
+    def _closed(self, status: str) -> Iterator[bytes]:
+        if not self._is_open:
+            return
+        item = self._items[-1]
+        item["status"], self._is_open = status, False
+        if item["type"] == "message":
+            (part,) = item["content"]
+            told = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+            yield self._of_item("output_text.done", **told)
+            yield self._of_item("content_part.done", content_index=0, part=part)
+        else:
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("function_call_arguments.done", **told)
+        yield self._of_item("output_item.done", item=item)
+
+    def _of_item(self, kind: str, /, **told: Any) -> bytes:
+        about = {"output_index": len(self._items) - 1}
+        if "item" not in told:
+            about |= {"item_id": self._items[-1]["id"]}
+        return self._event(f"response.{kind}", **about, **told)
+
+    def _event(self, kind: str, /, **told: Any) -> bytes:
+        about = {"type": kind, "sequence_number": self._num_events}
+        self._num_events += 1
+        return f"event: {kind}\n".encode() + event({**about, **told})
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+    }
