@@ -15,12 +15,15 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-import pdoc
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
+try:
+    import pdoc
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+except ModuleNotFoundError as error:
+    sys.exit(f"the website needs {error.name}: pip install -e '.[dev]'")
 
 import selfspec
 

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 import transformers
 
+from eval.census_families.shrink import all_families
+from eval.census_families.trial import FAULTS, Verdict, verdict
 from eval.errors import EvalError
-from eval.families.shrink import all_families
-from eval.families.trial import FAULTS, Verdict, verdict
 from eval.options import check_at_least
 
 _INTRODUCTION = """# Models

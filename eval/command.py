@@ -142,7 +142,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    from eval.papers.fit_tree import run
+    from eval.fit.tree import run
 
     check_at_least(options, 2, "width")
     return run(options)

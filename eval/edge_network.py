@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from eval.edge.network import ASSUMED, PAIRS, Network, new_users
-from eval.edge.schemes import DESCRIPTIONS, PLANNED, UNIFORM, serve
+from eval.edge_network_model.network import ASSUMED, PAIRS, Network, new_users
+from eval.edge_network_model.schemes import DESCRIPTIONS, PLANNED, UNIFORM, serve
 from eval.options import check_at_least
 from eval.report.pages import write_pictures
 from eval.report.pictures import Picture, lines

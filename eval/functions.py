@@ -105,16 +105,21 @@ def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:
     spec = selfspec.SelfSpec()
     selfspec.attach(model)
     vocab_size = model.config.get_text_config().vocab_size
-    dice = torch.Generator().manual_seed(0)
-    ids = torch.randint(3, vocab_size, (1, _PROMPT_TOKENS // 2), generator=dice).repeat(1, 2)
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, "assistant": spec}
-    inputs = {"input_ids": ids.to(model.device), "attention_mask": torch.ones_like(ids)}
+    dice, options = torch.Generator().manual_seed(0), {"do_sample": False, "assistant": spec}
+
+    def answer(**more: Any) -> None:
+        """One call, to a prompt that says something twice."""
+        ids = torch.randint(3, vocab_size, (1, _PROMPT_TOKENS // 2), generator=dice).repeat(1, 2)
+        ids = ids.to(model.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        model.generate(**inputs, max_new_tokens=max_new_tokens, **options, **more)
+
     for _ in range(2):
-        model.generate(**inputs, **options)
+        answer()
     functions = Functions()
     parts = _Parts(functions)
     with spec.listening(parts.hear), functions.counting():
-        model.generate(**inputs, streamer=parts, **options)
+        answer(streamer=parts)
     assert parts.first is not None
     # The first record is that of the first token, and the next step also learns from the prompt.
     steps = sorted(parts.steps[2:], key=lambda step: len(step[0]))

@@ -38,6 +38,7 @@ from eval.report.table import Table
 from eval.runs.captured import decoder_layers, fixed_forward
 from eval.runs.environment import tell, versions, where
 from eval.runs.many import Many, answered
+from eval.runs.timing import timed
 from selfspec import SelfSpec
 
 _NO_CARD, _NO_TIME = "no card", "no time"
@@ -203,11 +204,11 @@ def _answers(method: Method, asked: Asked) -> tuple[float, list[list[int]]]:
         raise EvalError(reason)
     seconds, texts = [], []
     for prompt in asked.prompts:
-        ids, start = prompt.to(asked.model.device), perf_counter()
-        limits: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "temperature": 0.0}
-        output = method.answer(asked.model, ids, **limits, seed=0)
-        texts.append(output[0, ids.shape[1] :].tolist())  # Which waits for the device.
-        seconds.append(perf_counter() - start)
+        limits = {"max_new_tokens": asked.max_new_tokens, "temperature": 0.0, "seed": 0}
+        ids = prompt.to(asked.model.device)
+        result = timed(asked.model, partial(method.answer, asked.model, ids, **limits))
+        texts.append(result.output[0, ids.shape[1] :].tolist())
+        seconds.append(result.seconds)
     counted = slice(1 if len(texts) > 1 else 0, None)
     return 1000 * sum(seconds[counted]) / sum(map(len, texts[counted])), texts
 

@@ -32,19 +32,19 @@ from typing import Any
 import torch
 
 from eval.errors import EvalError
-from eval.models.loading import load_model
-from eval.models.shapes import SHAPES, named_shape
-from eval.options import check_at_least
-from eval.runs.environment import tell
-from eval.units.attention import (
+from eval.hetero_units.attention import (
     DTYPES,
     attention_table,
     boundary_table,
     timed_attention,
     timed_boundaries,
 )
-from eval.units.model import timed_widths, widths_table
-from eval.units.unit import Pair, busy_core, cores_for, two_units
+from eval.hetero_units.model import timed_widths, widths_table
+from eval.hetero_units.unit import Pair, busy_core, cores_for, two_units
+from eval.models.loading import load_model
+from eval.models.shapes import SHAPES, named_shape
+from eval.options import check_at_least
+from eval.runs.environment import tell
 
 # Rounding is far below this, by dtype; a part that is missing or joined wrongly is above it.
 _SAME = {"float32": 1e-4, "bfloat16": 0.05}

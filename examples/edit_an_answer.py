@@ -22,7 +22,8 @@ CODE = "class {}:\n    def __init__(self):\n        self.items = []\n\n    def p
 def main() -> None:
     options = parse_options()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = attach(AutoModelForCausalLM.from_pretrained(options.model))
+    # In float32 the text does not depend on how many tokens a forward has.
+    model = attach(AutoModelForCausalLM.from_pretrained(options.model, dtype="float32"))
 
     def answer(name: str, prediction: list[int] | None = None) -> tuple[list[int], float]:
         """The answer where the class has this name, and the tokens of a step."""

@@ -52,7 +52,10 @@ def main() -> None:
     spec = SelfSpec(extra_sources=[Phrases([tokenizer(text)["input_ids"] for text in PHRASES])])
     inputs = tokenizer("def list_files(folder):\n    for name in", return_tensors="pt")
     ids = model.generate(**inputs, assistant=spec, max_new_tokens=options.max_new_tokens)
-    print(f"{tokenizer.decode(ids[0])}\n[{spec.stats.tokens_per_step:.2f} tokens per step]")
+    stats = spec.stats
+    brought = f"{stats.accepted_by_source['phrases']} of {stats.drafted_by_source['phrases']}"
+    print(f"{tokenizer.decode(ids[0])}\n[{stats.tokens_per_step:.2f} tokens per step]")
+    print(f"[of the phrases {brought} drafted tokens were accepted]")
 
 
 if __name__ == "__main__":

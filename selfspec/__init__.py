@@ -5,6 +5,7 @@ What needs torch is imported when it is first asked for, so that `selfspec --hel
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,17 @@ __all__ = [
     "per_token",
 ]
 __version__: str
+
+
+class _Named(logging.Handler):
+    """Says whose a warning is where a program has set up no logging, which prints bare words."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers:
+            print(f"selfspec: {self.format(record)}", file=sys.stderr)
+
+
+logging.getLogger("selfspec").addHandler(_Named(logging.WARNING))
 
 
 def __getattr__(name: str) -> Any:

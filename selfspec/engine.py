@@ -14,17 +14,18 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from selfspec.ability.families import unplaced_id
 from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
-from selfspec.forward.model import num_readable, unplaced_id
+from selfspec.forward.model import num_readable
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
-from selfspec.learning import tables, teach
-from selfspec.machine.device import Device, Fetched, device_for
+from selfspec.learning import Committed, tables, teach, teach_steps
+from selfspec.machine.device import CPU, Device, Fetched, device_for
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row, stream_to
@@ -35,7 +36,6 @@ from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
 Listener: TypeAlias = Callable[[StepRecord], None]
-Committed: TypeAlias = tuple[Row, StepRecord]
 
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
@@ -75,7 +75,7 @@ class Engine:
         *,
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
         budget: Budget | None = None,  # None: what the config says.
-        device: Device | None = None,
+        device: Device = CPU,  # until the first prompt shows another one
         listeners: Collection[Listener] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
@@ -91,7 +91,7 @@ class Engine:
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
-        self._device = Device() if device is None else device
+        self._device = device
         self._listeners = listeners
         self.sharing = Sharing(kept_kv, backend)
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
@@ -105,13 +105,16 @@ class Engine:
         were.
         """
         runner, reader, stats = self._runner, prompt.reader, prompt.stats
-        num_others, start = len(self.rows), self._clock()
+        num_others, num_new, start = len(self.rows), len(prompt.input_ids), self._clock()
+        num_rows = num_others + num_new
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_forward(reader.num_rows * max(num_read, 1))
+        runner.before_forward(num_new * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         with self.sharing.giving_way(), runner.reading():
-            prefilled = reader.read(num_tokens, num_states=self._num_states(reader.num_rows))
+            # The model's own sources learn from a prompt's last hidden states.
+            wanted = [source.num_states(num_rows) for source in self._model_sources]
+            prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is None:
                 return False
@@ -123,11 +126,6 @@ class Engine:
                 raise
         prompt.kv = prefilled.cache
         return True
-
-    def _num_states(self, num_more: int) -> int:
-        """How many of a prompt's last hidden states the model's own sources learn from."""
-        num_rows = len(self.rows) + num_more
-        return max((source.num_states(num_rows) for source in self._model_sources), default=0)
 
     def _join(self, prompt: Prompt, prefilled: Prefilled) -> None:
         """Lets the rows of a prompt in that was read."""
@@ -143,14 +141,13 @@ class Engine:
             teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        held = self.backend.admit(
+        self.backend.admit(
             prefilled,
-            [row.kv for row in self.rows],
+            rows,
+            self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
-        for row, kv in zip(rows, held, strict=True):
-            row.kv = kv
         self.add(rows, first)
 
     def _new_rows(self, prompt: Prompt, prefilled: Prefilled, learned: Learned) -> list[Row]:
@@ -180,23 +177,25 @@ class Engine:
         self.rows += rows
         tops = self._fetch_tops(first.logits.logits)
         committed = self._observed(rows, first.records, _Seen(first.logits, tops, None))
-        _teach(committed)
+        teach_steps(committed)
         laps.end("learn")
         for row in rows:
             row.stats.count_first(laps.seconds, len(rows))
         self._call_listeners(committed)
 
     def step(self) -> None:
-        """One forward over a tree for each row, and all that belongs to it."""
-        with self._runner.decoding():
-            laps = Laps(self._clock)
-            self._runner.before_forward(_STEP * len(self.rows))
-            laps.end("prepare")
-            drafts = self._draft(laps)
-            committed = self._verify(drafts.trees, laps)
-            _teach(committed)
-            self._account(drafts, committed, laps)
-            self._call_listeners(committed)
+        """One forward over a tree for each row, and all that belongs to it.
+
+        Whoever calls it has entered `ModelRunner.decoding`.
+        """
+        laps = Laps(self._clock)
+        self._runner.before_forward(_STEP * len(self.rows))
+        laps.end("prepare")
+        drafts = self._draft(laps)
+        committed = self._verify(drafts.trees, laps)
+        teach_steps(committed)
+        self._account(drafts, committed, laps)
+        self._call_listeners(committed)
 
     def _draft(self, laps: Laps) -> _Drafts:
         """A tree for each row, once sources and cursors that take time had theirs."""
@@ -269,7 +268,7 @@ class Engine:
     def _forward(self, drafted: list[Drafted], laps: Laps) -> _Seen:
         """Runs a forward, lets the rows read its logits, and fetches what is to be learned."""
         rows, trees = [row for row, _ in drafted], [tree for _, tree in drafted]
-        layout = self.backend.lay_out([row.kv for row in rows], trees)
+        layout = self.backend.lay_out(rows, trees)
         laps.end("layout")
         wanted = any(row.drafter.wants_states for row in rows)
         logits, states = self.backend.forward(layout, with_states=wanted)
@@ -311,7 +310,7 @@ class Engine:
     def _keep(self, live: list[int]) -> None:
         self.rows = [self.rows[i] for i in live]
         if self.backend.kv is not None:
-            self.backend.kv.keep_rows([row.kv for row in self.rows])
+            self.backend.kv.keep_rows(self.rows)
 
     def _fetch_tops(self, logits: torch.Tensor) -> Fetched | None:
         """The tables to learn from; None where nobody learns."""
@@ -371,21 +370,6 @@ class Laps:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
         return now
-
-
-def _teach(committed: list[Committed]) -> None:
-    """Lets the calibration and the tables learn from a step: one write for rows that share them."""
-    sharing: dict[int, list[Committed]] = {}
-    for row, record in committed:
-        learned = row.drafter.learned
-        if learned.learns:
-            with row.guarded():
-                learned.calibration.observe(record)
-            sharing.setdefault(id(learned.calibration), []).append((row, record))
-    for lessons in sharing.values():
-        row = lessons[0][0]
-        with row.guarded():
-            row.drafter.learned.observe_steps([record for _, record in lessons])
 
 
 def _add_pads(rows: list[Row], trees: list[DraftTree]) -> None:

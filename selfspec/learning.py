@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from selfspec.draft.learned import Learned
 from selfspec.forward.prompt import Prefilled, num_teaching
-from selfspec.records import TopK
+from selfspec.records import StepRecord, TopK
+from selfspec.row import Row
 from selfspec.verify.logits import top_k
+
+Committed: TypeAlias = tuple[Row, StepRecord]  # What came of a step of a row.
 
 _CHUNK_ELEMENTS = 1 << 22  # At most this many logits are held at a time.
 
@@ -58,3 +61,18 @@ def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: in
     if visible is not None:
         ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
+
+
+def teach_steps(committed: list[Committed]) -> None:
+    """Lets the calibration and the tables learn from a step: one write for rows that share them."""
+    sharing: dict[int, list[Committed]] = {}
+    for row, record in committed:
+        learned = row.drafter.learned
+        if learned.learns:
+            with row.guarded():
+                learned.calibration.observe(record)
+            sharing.setdefault(id(learned.calibration), []).append((row, record))
+    for lessons in sharing.values():
+        row = lessons[0][0]
+        with row.guarded():
+            row.drafter.learned.observe_steps([record for _, record in lessons])

@@ -21,7 +21,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.forward.prompt import HearsLogits, PromptReader, next_positions
+from selfspec.forward.prompt import HearsLogits, PromptReader, given_positions, placing_reason
 from selfspec.neural.small_model import DraftModel
 from selfspec.row import Row, Stops, Streamer
 from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
@@ -123,12 +123,17 @@ class Prompt:
     @cached_property
     def ability(self) -> DraftSupport:
         """What the model can verify after this prompt."""
-        ability = self.runner.ability()
-        if ability.mode != "tree":
+        ability, placed = self.runner.ability(), self.runner.placed
+        given = frozenset(name for name, value in self.model_kwargs.items() if value is not None)
+        if ability.mode != "tree" or given in placed:
             return ability
         arguments = update_arguments(self.model, dict(self.model_kwargs))
-        positions = next_positions(self.model, self.input_ids, arguments)
-        return DraftSupport.of_chains(positions) if isinstance(positions, str) else ability
+        positions = given_positions(self.model, self.input_ids, arguments)
+        if reason := placing_reason(positions, arguments):
+            return DraftSupport.of_chains(reason)
+        if positions is not None and not positions.is_floating_point():
+            placed.add(given)
+        return ability
 
     @cached_property
     def reader(self) -> PromptReader:

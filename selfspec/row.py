@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from selfspec.draft.drafter import Drafter
+from selfspec.forward.room import KVRow
 from selfspec.machine.device import upload
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
@@ -42,7 +43,7 @@ def _no_listener() -> None:
 
 
 @dataclass(eq=False, kw_only=True)
-class Row:
+class Row(KVRow):
     """One row of a batch, made when its prompt was read.
 
     `index` names it in records. What it commits is kept as plain numbers, and written to a tensor
@@ -65,7 +66,6 @@ class Row:
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
-        self.kv: Any = None  # What it holds of its keys and values, as a backend gave it.
         self.prompt_end: Any = None  # A `PromptEnd`, if other prompts may go on after its text.
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.

@@ -82,6 +82,8 @@ class ModelRunner:
         # By the state of the model, and by the width of the trial where that counts.
         self._abilities: dict[tuple[State, int], DraftSupport] = {}
         self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
+        # With these arguments, its plain steps were given positions that are whole numbers.
+        self.placed: set[frozenset[str]] = set()
         self._trying = threading.Lock()
         self._captured = KeptRunner()
         self._kept_kv: KeptKV | str = ""

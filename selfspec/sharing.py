@@ -78,8 +78,8 @@ class Sharing:
 
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""
-        ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row.kv)])
-        return Text(ids, row.prompt_end, partial(self._backend.held, row.kv))
+        ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row)])
+        return Text(ids, row.prompt_end, partial(self._backend.held, row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -198,38 +198,48 @@ class GenerationStats:
         return plain | {name: getattr(self, name) for name in _DERIVED}
 
     def __str__(self) -> str:
-        lines = [
+        """At most six lines; what does not apply has none."""
+        told: list[Any] = [
             f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
             f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
+            self.step_seconds and f"  {self._verdict}",
+            self.drafted_by_source and f"  accepted by source: {self._sources}",
+            self.num_drafts and f"  {self.acceptance}",
+            self._notes and f"  note: {self._notes}",
+            self.seconds and f"  {self._stages}",
         ]
-        if self.step_seconds:
-            lines.append(f"  {self._verdict}")
-        if self.num_draft_forwards:
-            lines.append(f"  {self.num_draft_forwards} forwards for drafts")
-        if self.disabled_reason:
-            disabled, calls = self.num_disabled_calls, self.num_calls
-            some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
-            lines.append(f"{some}not drafted as asked: {self.disabled_reason}")
-        if self.paused:
-            lines.append(f"  {self.paused}")
-        if self.num_prompt_tokens_kept:
-            lines.append(f"  {self.num_prompt_tokens_kept} tokens of prompts were not read again")
-        if self.kept_reason:
-            lines.append(f"  a prompt was read whole: {self.kept_reason}")
-        if self.heads_reason:
-            lines.append(f"  its heads were not asked: {self.heads_reason}")
-        if self.forward not in ("", "eager") or self.eager_reason:
-            reason = f": {self.eager_reason}" if self.eager_reason else ""
-            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
-            lines.append(f"  {self.forward or 'eager'} forwards{copies}{reason}")
-        width = max([8, *map(len, self.drafted_by_source)])
-        for name, drafted in sorted(self.drafted_by_source.items()):
-            lines.append(f"  {name:<{width}} {self.accepted_by_source[name]} of {drafted} accepted")
-        if self.num_drafts:
-            lines.append(f"  {self.acceptance}")
-        total = sum(self.seconds.values())
-        stages = ", ".join(f"{k} {v:.3f}" for k, v in self.seconds.items())
-        return "\n".join([*lines, f"  {total:.3f} s: {stages}"] if total else lines)
+        return "\n".join(filter(None, told))
+
+    @property
+    def _sources(self) -> str:
+        drafted = sorted(self.drafted_by_source.items())
+        return ", ".join(f"{name} {self.accepted_by_source[name]} of {n}" for name, n in drafted)
+
+    @property
+    def _notes(self) -> str:
+        """Why something is not as one would expect, and what else was done."""
+        disabled, calls = self.num_disabled_calls, self.num_calls
+        some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
+        drafted = "drafted in chains" if self.mode == "chain" else "not drafted as asked"
+        copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
+        reason = f": {self.eager_reason}" if self.eager_reason else ""
+        is_told = self.forward not in ("", "eager") or self.eager_reason
+        told = [
+            self.disabled_reason and f"{some}{drafted}: {self.disabled_reason}",
+            self.paused,
+            self.heads_reason and f"its heads were not asked: {self.heads_reason}",
+            self.kept_reason and f"a prompt was read whole: {self.kept_reason}",
+            self.num_prompt_tokens_kept
+            and f"{self.num_prompt_tokens_kept} tokens of prompts were not read again",
+            self.num_draft_forwards and f"{self.num_draft_forwards} forwards for drafts",
+            is_told and f"{self.forward or 'eager'} forwards{copies}{reason}",
+        ]
+        return "; ".join(str(each) for each in told if each)
+
+    @property
+    def _stages(self) -> str:
+        stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in self.seconds.items())
+        return f"{sum(self.seconds.values()):.3f} s in all, prompts among them: {stages}"
 
     @property
     def _verdict(self) -> str:

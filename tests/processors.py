@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("PIL", reason="needs the extra: pip install 'selfspec[serve]'")
+pytest.importorskip("PIL", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
 from transformers import (

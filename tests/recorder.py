@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._python_dispatch import _pop_mode_temporarily as pop_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
+from selfspec.attention import grouped_attention
 from selfspec.cuda import compiled
-from selfspec.forward.attention import grouped_attention
 from selfspec.machine.device import failed_capture
 
 aten = torch.ops.aten

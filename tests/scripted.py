@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -89,8 +88,8 @@ class ScriptedBackend:
     def max_width(self, max_nodes: int) -> int:
         return min(max_nodes, next(iter(self.max_widths), max_nodes))
 
-    def lay_out(self, rows: Sequence[int], trees: Sequence[DraftTree]) -> list[DraftTree]:
-        assert list(rows) == self.live
+    def lay_out(self, rows: Sequence[Any], trees: Sequence[DraftTree]) -> list[DraftTree]:
+        assert [row.index for row in rows] == self.live
         assert len(trees) == len(self.texts)
         for tree in trees:
             tree.check()
@@ -115,10 +114,10 @@ class ScriptedBackend:
         """Its logits are never NaN."""
         assert not rows
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        kept = [self.live.index(row) for row in rows]
+    def keep_rows(self, rows: Sequence[Any]) -> None:
+        kept = [self.live.index(row.index) for row in rows]
         self.kept.append(kept)
-        self.texts, self.live = [self.texts[index] for index in kept], list(rows)
+        self.texts, self.live = [self.texts[index] for index in kept], [row.index for row in rows]
 
 
 class ScriptedRunner:
@@ -138,9 +137,6 @@ class ScriptedRunner:
 
     def count_step(self, backend: Any, seconds: float) -> None:
         pass
-
-    def decoding(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
@@ -284,8 +280,6 @@ class Run:
             listeners=[self.records.append],
             clock=self.clock,
         )
-        for row in self.rows:
-            row.kv = row.index
         engine.add(self.rows, first)
         while not all(row.is_done for row in self.rows):
             engine.leave()

@@ -24,7 +24,7 @@ class TextSession(Session):
         on_token: OnToken | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(model, spec, **options)
+        super().__init__(spec.runner(model), spec, **options)
         self.requests = Requests(model, tokenizer, spec, on_token)
 
     @property
@@ -39,7 +39,7 @@ class TextSession(Session):
         self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
     ) -> Prompt:
         prompt = self.requests.prompt(index, inputs, seed, arguments)
-        self.check_fits(prompt)
+        self.memory.check(prompt)
         return prompt
 
     def submit(

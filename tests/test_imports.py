@@ -24,7 +24,7 @@ EVERYTHING = None
 _COMPAT = {"compat"}
 _DRAFT = {"config", "draft", "errors", "records"}
 _VERIFY = {"config", "machine", "records", "verify"}
-_BELOW = _COMPAT | {"errors", "machine"}
+_BELOW = _COMPAT | {"attention", "errors", "machine"}
 _FORWARD = _BELOW | {"cost", "records", "weights"}
 _NEURAL = _FORWARD | _DRAFT | {"forward"}
 _RUN = _NEURAL | {"ability", "config", "cuda", "kept_kv", "neural", "runner"}
@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "records": set(),
     "stats": {"records"},
     "machine": {"compat", "errors"},
+    "attention": {"compat"},
     "draft": _DRAFT,
     "verify": _VERIFY,
     "cost": {"records"},
@@ -47,11 +48,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "neural": _NEURAL,
     "kept_kv": _FORWARD | {"forward"},
     "runner": _RUN,
-    "row": _DRAFT | _VERIFY | {"errors", "stats"},
+    "row": _DRAFT | _VERIFY | {"errors", "forward", "stats"},
     "row_rules": {"row", "verify"},
     "prompt": _ENGINE | {"row", "row_rules"},
     "plain": {"compat", "errors", "machine", "prompt"},
-    "learning": _DRAFT | _VERIFY | _RUN,
+    "learning": _DRAFT | _VERIFY | _RUN | {"row"},
     "walks": _VERIFY | {"row"},
     "sharing": _ENGINE | {"prompt", "row"},
     "engine": _ENGINE | {"learning", "prompt", "row", "sharing", "walks"},
@@ -63,6 +64,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "serving": _ENGINE | {"batch", "plugin", "prompt", "session"},
     "building": {*_ENGINE, "engine", "learning", "cache"},
     "cli": EVERYTHING,
+    "__main__": EVERYTHING,
     "": EVERYTHING,  # selfspec/__init__.py
 }
 # Rooms and modules that import no torch, and those that may import transformers.

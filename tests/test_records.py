@@ -106,6 +106,7 @@ LATEST = (
     "forward",
     "eager_reason",
     "heads_reason",
+    "kept_reason",
     "table_bytes",
     "packed_bytes",
     "captured_bytes",
@@ -133,7 +134,7 @@ def test_it_says_how_many_calls_were_not_drafted():
     plain.disable("no cache")
     total = GenerationStats(num_calls=99) + plain + GenerationStats(num_calls=1)
     assert "1 of 101 calls not drafted as asked: no cache" in str(total)
-    assert "\nnot drafted as asked: no cache" in str(plain)
+    assert "\n  note: not drafted as asked: no cache" in str(plain)
 
 
 def test_it_says_whether_it_was_faster():
@@ -181,8 +182,18 @@ def test_the_report_names_what_was_counted():
     stats = GenerationStats(disabled_reason="no 4-D masks", seconds=Counter(forward=0.25))
     stats.count_step(step(2, 3))
     report = str(stats)
-    for said in ("3 new tokens in 1 steps", "no 4-D masks", "lut      1 of 2", "forward 0.250"):
+    for said in ("3 new tokens in 1 steps", "no 4-D masks", "lut 1 of 2", "forward 0.250"):
         assert said in report
-    assert str(GenerationStats(eager_reason="no graphs")).endswith("  eager forwards: no graphs")
+    assert "  0.250 s in all, prompts among them: forward 0.250" in report
+    assert str(GenerationStats(eager_reason="no graphs")).endswith("eager forwards: no graphs")
     packed = GenerationStats(forward="packed", packed_bytes=2_000_000, seconds=Counter(a=1.0))
-    assert "  packed forwards, 2 MB of copies\n" in str(packed)
+    assert "  note: packed forwards, 2 MB of copies\n" in str(packed)
+
+
+def test_the_report_has_six_lines_at_most():
+    values = {"int": 3, "float": 1.0, "str": "tree", "str | None": "a reason"}
+    every = {each.name: values.get(each.type, Counter({1: 2})) for each in fields(GenerationStats)}
+    sources = Counter({"lut": 5, "context": 4})
+    every |= {"drafted_by_source": sources, "accepted_by_source": sources}
+    assert len(str(GenerationStats(**every)).splitlines()) == 6
+    assert len(str(GenerationStats()).splitlines()) == 1

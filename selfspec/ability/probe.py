@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.ability.decoder import Decoder
+from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
@@ -46,6 +47,9 @@ _MIXES = (
 )
 
 
+IN_CHAINS = "; drafting chains instead of trees"  # ends each reason for chains
+
+
 class DraftSupport(NamedTuple):
     """What a model can verify.
 
@@ -58,7 +62,7 @@ class DraftSupport(NamedTuple):
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
-        return cls("chain", f"{reason}; drafting chains instead of trees", None)
+        return cls("chain", f"{reason}{IN_CHAINS}", None)
 
 
 class BrokenTrial(Exception):
@@ -70,10 +74,9 @@ def attention_types(config: Any) -> AttentionTypes | str:
 
     Returns the reason if the layers can't verify trees.
     """
-    config = config.get_text_config(decoder=True)
-    for name in ("window_size", "attention_window", "local_attention_window", "attention_types"):
-        if getattr(config, name, None):
-            return f"its config sets {name!r}, a window of the model's own making"
+    if reason := family_reason(config, NO_TREES):
+        return reason
+    period, config = family_number(config, PERIOD), config.get_text_config(decoder=True)
     sliding = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known = {
@@ -88,11 +91,10 @@ def attention_types(config: Any) -> AttentionTypes | str:
     for name in types:
         if name not in known and name not in _WITH_STATES:
             return f"it has layers of type {name!r}, which can't branch"
-    period = config.floor_scale if getattr(config, "attn_temperature_tuning", None) else 0
     by_layer = [_WITH_STATES.get(name, name) for name in types]
     windows = {name: known[name] for name in dict.fromkeys(by_layer) if name is not None}
     states = frozenset(index for index, name in enumerate(types) if name in _WITH_STATES)
-    return AttentionTypes(tuple(by_layer), windows, int(period), states)
+    return AttentionTypes(tuple(by_layer), windows, period, states)
 
 
 def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
@@ -112,10 +114,8 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
     mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
     if mixing is not None:
         return DraftSupport("plain", f"it has layers of type {mixing}, {_MIXES}", None)
-    if getattr(model.config, "expert_capacity", None):
-        return DraftSupport(
-            "plain", "its experts take a limited number of a forward's tokens", None
-        )
+    if reason := family_reason(model.config, PLAIN):
+        return DraftSupport("plain", reason, None)
     ids = _probe_ids(model)
     if ids is None:
         return DraftSupport("plain", "its vocabulary is too small to try a draft on", None)

@@ -22,7 +22,7 @@ from selfspec.forward.backends import Backend
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.inputs import can_hold_trees, plain_inputs
 from selfspec.forward.model import AttentionTypes, device_of, takes
-from selfspec.forward.prompt import Prefilled, next_positions
+from selfspec.forward.prompt import Prefilled, given_positions, next_positions, placing_reason
 from selfspec.records import DraftTree
 
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
@@ -105,11 +105,12 @@ def check_tree(
         (steps,) = _stepped(model, right._replace(compared=compared[:-1]), 1, layers)
         truth = torch.cat([steps, steps[-1:]])
     arguments = _arguments(model, cache, range(end + 1))
-    position = next_positions(model, torch.tensor([prompt], device=device_of(model)), arguments)
-    if isinstance(position, str):
-        return position
+    prompt_ids = torch.tensor([prompt], device=device_of(model))
+    if reason := placing_reason(given_positions(model, prompt_ids, arguments), arguments):
+        return reason
     backend = new_backend(model, types)
     most = max(map(len, crowds), default=0)
+    position = next_positions(model, prompt_ids, arguments)
     rows = backend.add(cache, position, max_columns=end + 24 + most)
     path = [0, 2, 3]
 
@@ -178,11 +179,11 @@ def check_chain(
         return "the outcome of a token depends on tokens that come later"
     arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
-    held = backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcomes = [_outcome(backend, held, _tree(root, [], [a, b, c]), layers)[:2]]
+    backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
+    outcomes = [_outcome(backend, (), _tree(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
     for token in (d, e):
-        outcomes.append(_outcome(backend, held, DraftTree.of_root(token), layers))
+        outcomes.append(_outcome(backend, (), DraftTree.of_root(token), layers))
         backend.commit([[0]])
 
     right = _Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6])

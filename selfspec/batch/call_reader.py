@@ -110,15 +110,3 @@ class CallReader:
         else:
             # The grammar allows nothing else, unless a special token cut what looked like a call.
             self._is_after = any(each.startswith(rest) for each in [*self._nexts, self._closing])
-
-
-def joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whole calls, of all their parts."""
-    whole: list[dict[str, Any]] = []
-    for part in parts:
-        if part["index"] == len(whole):
-            whole.append({"id": part["id"], "type": part["type"], "function": {"arguments": ""}})
-        function = whole[-1]["function"]
-        more = function["arguments"] + part["function"]["arguments"]
-        function |= {**part["function"], "arguments": more}
-    return whole

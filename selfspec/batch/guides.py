@@ -78,9 +78,7 @@ class Guides:
 
     def _compile(self, guide: Guide) -> Any:
         if find_spec("llguidance") is None:
-            raise UnsupportedError(
-                "a schema needs the package llguidance: pip install 'selfspec[grammar]'"
-            )
+            raise UnsupportedError("a schema needs the package llguidance: pip install llguidance")
         import llguidance
         import llguidance.hf
 

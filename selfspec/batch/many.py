@@ -46,7 +46,7 @@ def generate_many(
         prompts: Texts, lists of messages, token ids, or what a processor makes of one prompt. Up to
             256 are taken ahead of the answers. If the iterable raises an error, the prompts that
             were taken are answered first.
-        assistant: The `SelfSpec` that drafts and learns; a new one by default.
+        assistant: The `SelfSpec` that drafts and learns; a new one by default, which drafts too.
         max_rows: The most texts that are written at the same time. They share each reading of the
             weights.
         max_memory: What the keys and values of all texts may take, in bytes or as text such as
@@ -56,7 +56,7 @@ def generate_many(
         scheduler: Chooses which waiting prompts start; by default those that came first.
             `ShortestFirst()` fits more rows into little memory.
         schema: What each answer must be: a JSON schema, or a model of pydantic. Or a list with one
-            for each prompt, where None leaves a text free. Needs the extra ``selfspec[grammar]``.
+            for each prompt, where None leaves a text free. Needs the package llguidance.
         logprobs: So many of the likeliest tokens, with their log probabilities, for each new token,
             and its own: `Answer.logprobs`. They are the model's own, before any processor.
         prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`. With
@@ -74,7 +74,8 @@ def generate_many(
             f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
         )
     spec = SelfSpec() if assistant is None else assistant
-    session = Session(model, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
+    runner = spec.runner(model)
+    session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
     requests = Requests(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
     scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     common = {
@@ -115,7 +116,7 @@ def _answers(
                 session.add(requests.prompt(index, inputs_of(prompt, processor), own_seed, own))
             except Exception as error:
                 if not is_tried:  # Raises what is wrong for any prompt.
-                    session.check_fits(requests.prompt(0, [0], 0, common))
+                    session.memory.check(requests.prompt(0, [0], 0, common))
                 yield Answer.refused(index, error)
             is_tried = True
         if not session.is_empty:

@@ -66,6 +66,8 @@ def find_files(recipe: Recipe) -> tuple[str | None, list[str]]:
     """What reads a recipe's `data`, and the paths to read; None and globs for the Hub."""
     path = Path(recipe.data).expanduser()
     if not path.exists():
+        if path.suffix.lower() in {*_BUILDERS, *_PACKED, ".txt"}:
+            raise BuildError(f"--data: no such file (got {recipe.data!r})")
         if not _HUB_ID.fullmatch(recipe.data):
             raise BuildError(
                 "--data must be a file or folder that exists, or a Hub id such as owner/name "

@@ -96,14 +96,22 @@ class Remembered:
         """
         if time.monotonic() - self._saved_at < SAVE_SECONDS or not self._lock.acquire(False):
             return
-        if (now := self._news()) is None:
-            self._lock.release()
-        else:
-            threading.Thread(target=self._save_beside, args=[now], name="selfspec-save").start()
+        beside = None
+        try:
+            if (now := self._news()) is not None:
+                beside = threading.Thread(target=self._save_beside, args=[now])
+                beside.start()
+        finally:
+            if beside is None:
+                self._lock.release()
 
     def _save_beside(self, now: CacheContents) -> None:
         try:
-            self._write_or_warn(now, max_wait=0.0)
+            self._write(now, max_wait=0.0)
+        except _Busy as error:
+            _log.info("what was learned is saved later: %s", error)
+        except CacheError as error:
+            self._warn(error)
         finally:
             self._lock.release()
 
@@ -111,17 +119,15 @@ class Remembered:
         """The last save, when the `SelfSpec` goes or the process ends."""
         with self._lock:
             if (now := self._news()) is not None:
-                self._write_or_warn(now)
+                try:
+                    self._write(now)
+                except CacheError as error:
+                    self._warn(error)
 
-    def _write_or_warn(self, now: CacheContents, max_wait: float | None = None) -> None:
-        try:
-            self._write(now, max_wait)
-        except _Busy as error:
-            _log.info("what was learned is saved later: %s", error)
-        except CacheError as error:
-            if not self._warned:
-                _log.warning("what was learned is not saved: %s", error)
-            self._warned = True
+    def _warn(self, error: CacheError) -> None:
+        if not self._warned:
+            _log.warning("what was learned is not saved: %s", error)
+        self._warned = True
 
     def _news(self) -> CacheContents | None:
         """A copy of what is learned, if it may be saved and anything of it is new."""

@@ -27,6 +27,7 @@ app = App(
     name="selfspec",
     help="The same text from a language model, in fewer forwards.",
     version=lambda: f"selfspec {version('selfspec')}",
+    version_flags=("--version", "-V"),
     help_format="markdown",
     group_arguments=GENERAL,
     group_parameters=GENERAL,

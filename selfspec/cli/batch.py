@@ -82,7 +82,7 @@ def _results(
         config = config.changed(kept_kv=_KEPT_KV)
     spec = writer.loaded.new_spec(config)
     session = Session(
-        model,
+        spec.runner(model),
         spec,
         max_rows=max_rows,
         max_memory=memory,

@@ -29,7 +29,7 @@ _COMMANDS = {
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
     "/help": "this list",
-    "/exit": "leave; so does Ctrl-D. Ctrl-C stops an answer",
+    "/exit": "leave; so do /quit and Ctrl-D. Ctrl-C stops an answer",
 }
 _KEYS = "Enter sends, Alt-Enter adds a line, the up key brings back a question."
 
@@ -67,12 +67,12 @@ class ChatLoop:
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
-        """Answers what is read until Ctrl-D, the end of stdin, or `/exit`."""
+        """Answers what is read until Ctrl-D, the end of stdin, `/exit` or `/quit`."""
         self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
         while True:
             try:
                 line = read().strip()
-                if line == "/exit":
+                if line in ("/exit", "/quit"):
                     return
                 if line:
                     self._handle(line)

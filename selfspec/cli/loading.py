@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ TINY = Path(__file__).parents[1] / "models" / "tiny"
 # and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
+_DEVICE = re.compile("auto|[a-z]+(:[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ class Loaded:
 def check_options(asked: ModelOptions) -> None:
     """Refuses names and amounts that can't be right, without torch. Shows the log from now on."""
     show_log(asked.verbose)
+    if not _DEVICE.fullmatch(asked.device):
+        rule = "--device must be auto, cpu, or another device of torch such as cuda or cuda:1"
+        raise CliError(f"{rule} (got {asked.device!r:.40})")
     names = {"MODEL": asked.model}
     if isinstance(asked, RunOptions) and asked.max_memory is not None:
         amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
@@ -101,6 +106,7 @@ def load_all(
     """
     from selfspec.cache import Remembered, load_cache
 
+    _check_device(asked.device)
     tokenizer = load_tokenizer(asked)
     if chats and not tokenizer.chat_template:
         raise CliError(
@@ -121,6 +127,17 @@ def load_all(
     sizes: Any = {"max_length": room[0], "max_texts": room[1], "draft_model": small}
     model = load_model(asked, sees=images.processor is not None, packs=packs, **sizes)
     return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small, images)
+
+
+def _check_device(name: str) -> None:
+    """Refuses a device that this machine lacks."""
+    import torch
+
+    try:
+        torch.empty(0, dtype=torch.float32, device="cpu" if name == "auto" else name)
+    except (AssertionError, RuntimeError) as error:
+        rule = "--device must be one that this machine has"
+        raise CliError(f"{rule} (got {name!r}: {one_line(error):.120})") from error
 
 
 def memory_note(asked: RunOptions) -> str | None:

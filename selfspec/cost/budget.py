@@ -6,6 +6,7 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
@@ -86,11 +87,16 @@ class MeasuredBudget(Budget):
     def __init__(self, curve: CostCurve | None = None, ledger: Ledger | None = None) -> None:
         self._has_own_curve = curve is not None
         self._kind, self._num_rows = "", 0
-        # Nothing is known before the first rows are there.
-        self.curve = CostCurve.unknown(1.0) if curve is None else curve
+        if curve is not None:
+            self.curve = curve
         self.ledger = Ledger() if ledger is None else ledger
         self.looking = MeanRatio(0.0, weight=1.0)  # The seconds to look for drafts.
         self.num_since_plain = 0
+
+    @cached_property
+    def curve(self) -> CostCurve:
+        """What steps cost. Nothing is known before the first rows are there."""
+        return CostCurve.unknown(1.0)
 
     def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
         """Sets the curve of such steps; a loss is forgiven once steps cost something else."""

@@ -91,19 +91,24 @@ class TreeBackend:
         return self.kv.front
 
     def admit(
-        self, prompt: Prefilled, others: Sequence[KVRow], *, max_new_columns: int, max_tree: int
-    ) -> Sequence[KVRow]:
-        """Takes in the rows of a prompt that was read; returns what each is to hold as its KV.
+        self,
+        prompt: Prefilled,
+        rows: Sequence[KVRow],
+        others: Sequence[KVRow],
+        *,
+        max_new_columns: int,
+        max_tree: int,
+    ) -> None:
+        """Takes in the rows of a prompt that was read.
 
-        `others` are what the rows hold that are there; only rows that come first may be padded.
+        `others` are the rows that are there; only rows that come first may be padded.
         `max_new_columns` is how far after the prompt the last token may be, drafted or not, and
         `max_tree` the most queries of a row in one forward.
         """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
         positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
-        assert not isinstance(positions, str), positions  # Then `Call` asks for chains.
         most = int(prompt.cache.get_seq_length()) + max_new_columns + max_tree
-        return self.add(prompt.cache, positions, visible, others=others, max_columns=most)
+        self.add(prompt.cache, positions, visible, rows=rows, others=others, max_columns=most)
 
     def add(
         self,
@@ -111,6 +116,7 @@ class TreeBackend:
         following: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
+        rows: Sequence[KVRow] = (),  # Those that get it; new ones by default.
         others: Sequence[KVRow] = (),
         max_columns: int = ENDLESS,  # How many each row may come to need.
     ) -> Sequence[KVRow]:
@@ -119,10 +125,10 @@ class TreeBackend:
         num_rows = positions.shape[-1]
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
-        rows = [
-            KVRow(length, max_columns, start, positions[..., index])
-            for index, start in enumerate(starts)
-        ]
+        rows = rows or [KVRow() for _ in starts]
+        for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            row.num_columns, row.max_columns, row.start = length, max_columns, start
+            row.position = positions[..., index]
         try:
             self.kv.add(cache, rows, others)
         except torch.OutOfMemoryError:
@@ -173,7 +179,7 @@ class TreeBackend:
         shape = self._forwards.fitting(needed)
         kv.reserve(rows, shape.width, shape.rows)
         state = RowState(
-            [row.length for row in rows],
+            [row.num_columns for row in rows],
             np.stack([row.position for row in rows], axis=-1),
             [row.start for row in rows],
             [kv.first_columns[name] for name in windows],
@@ -238,7 +244,7 @@ class TreeBackend:
 
     def num_columns(self, row: KVRow) -> int:
         """How many of a row's columns are there, all committed."""
-        return row.length
+        return row.num_columns
 
     def held(self, row: KVRow) -> Held:
         return self.kv.held(row)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from selfspec.attention import grouped_attention
 from selfspec.compat.generation import belongs_to_caller, kv_of_decoder, update_arguments
 from selfspec.compat.states import (
     columns_of,
@@ -16,7 +17,6 @@ from selfspec.compat.states import (
     stop_recording_past,
     windows_of,
 )
-from selfspec.forward.attention import grouped_attention
 from selfspec.forward.columns import Held, held_by
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
@@ -58,11 +58,12 @@ class ChainBackend:
     def admit(
         self,
         prompt: Prefilled,
-        others: Sequence[None] = (),
+        rows: Sequence[object] = (),
+        others: Sequence[object] = (),
         *,
         max_new_columns: int = 0,
         max_tree: int = 0,
-    ) -> Sequence[None]:
+    ) -> None:
         """Takes in a prompt that was read, with the arguments of the step that reads the roots."""
         self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
@@ -72,7 +73,6 @@ class ChainBackend:
         # An interrupt may break off any forward over a cache that somebody else has.
         self._keeps_always = belongs_to_caller(prompt.cache)
         record_past(self._cache)
-        return [None] * len(self._ids)
 
     @property
     def kind(self) -> str:
@@ -90,7 +90,7 @@ class ChainBackend:
         """All nodes asked for, less what is read again: a token is where it will be in the text."""
         return max(max_nodes - self._num_pending, 1)
 
-    def lay_out(self, rows: Sequence[None], trees: Sequence[DraftTree]) -> dict[str, Any]:
+    def lay_out(self, rows: Sequence[object], trees: Sequence[DraftTree]) -> dict[str, Any]:
         """The model's own inputs for the chains; shorter ones are padded with their last token."""
         chains_ids = [tree.tokens for tree in trees]
         self._width = max(map(len, chains_ids))
@@ -120,11 +120,11 @@ class ChainBackend:
             self._num_pending = self._num_pending + num_kept if self._width else 0
         self._take_back()
 
-    def num_columns(self, row: None) -> int:
+    def num_columns(self, row: object) -> int:
         """How many columns of the one row are there, all committed."""
         return self.front - self._num_pending
 
-    def held(self, row: None) -> Held:
+    def held(self, row: object) -> Held:
         return held_by(self._cache)
 
     def wipe(self, rows: Sequence[int]) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import embeddings_of, execution_device
-from selfspec.forward.attention import grouped_attention
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import States
@@ -98,15 +98,6 @@ def forwarded(model: Any, run: Callable[[], torch.Tensor], *, with_states: bool)
 def num_readable(model: Any) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
     return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
-
-
-def unplaced_id(model: Any) -> int | None:
-    """A token that can't be a draft, nor come before one; None if each can.
-
-    Without `position_ids`, M2M-100 counts the tokens that are no pads.
-    """
-    config = model.config.get_text_config(decoder=True)
-    return None if takes(model, "position_ids") else getattr(config, "pad_token_id", None)
 
 
 def max_positions(model: Any) -> int | None:

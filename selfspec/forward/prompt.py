@@ -41,30 +41,39 @@ def num_teaching(states: torch.Tensor) -> int:
     return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
 
 
-def next_positions(
+def given_positions(
     model: Any,
     input_ids: torch.Tensor,  # (B, P)
     arguments: dict[str, Any],  # those of the step that reads the token after these
-) -> torch.Tensor | str:
-    """(..., B, 1): the position ids of the rows' next tokens, as the model's plain step gives them.
+) -> torch.Tensor | None:
+    """The position ids that the model's own code gives the plain step after a prompt, if any.
 
-    A model may shift the positions in its arguments. Where it gives none, columns count. Returns
-    the reason if the nodes of a tree can't be given the positions of plain steps.
+    A model may shift the positions in its arguments.
     """
     # Any token will do as the next one, since positions do not depend on it.
-    positions = plain_inputs(model, pad(input_ids, (0, 1)), arguments).get("position_ids")
-    if positions is None:
-        mask = arguments.get("attention_mask")
-        if mask is not None and not mask.all():
-            return "its plain steps are given no positions, and some columns are padding"
-        if other_inputs(arguments):
-            return "its plain steps are given no positions, and not all columns may be text"
-        positions = input_ids.new_full((1, 1), kv_of(arguments).get_seq_length())
-    elif positions.is_floating_point():
-        given, positions = positions, positions.long()
-        if not (given == positions).all():
-            return "the positions of its plain steps are no whole numbers"
-    positions = positions[..., -1:]  # Phi-3 reads all again where its rotary factors change.
+    return plain_inputs(model, pad(input_ids, (0, 1)), arguments).get("position_ids")
+
+
+def placing_reason(given: torch.Tensor | None, arguments: dict[str, Any]) -> str | None:
+    """Why the nodes of a tree can't be given the positions of plain steps; None if they can."""
+    if given is not None:
+        is_whole = not given.is_floating_point() or bool((given == given.long()).all())
+        return None if is_whole else "the positions of its plain steps are no whole numbers"
+    mask = arguments.get("attention_mask")
+    if mask is not None and not mask.all():
+        return "its plain steps are given no positions, and some columns are padding"
+    if other_inputs(arguments):
+        return "its plain steps are given no positions, and not all columns may be text"
+    return None
+
+
+def next_positions(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    """(..., B, 1): the position ids of the rows' next tokens; columns, where none are given."""
+    given = given_positions(model, input_ids, arguments)
+    assert not (reason := placing_reason(given, arguments)), reason  # A `Prompt` asks for chains.
+    if given is None:
+        given = input_ids.new_full((1, 1), kv_of(arguments).get_seq_length())
+    positions = given.long()[..., -1:]  # Phi-3 reads all again where its rotary factors change.
     return positions.expand(*positions.shape[:-2], len(input_ids), 1)
 
 
@@ -132,10 +141,6 @@ class PromptReader:
         return max(int(self._input_ids.shape[1]) - known, 0)
 
     @property
-    def num_rows(self) -> int:
-        return len(self._input_ids)
-
-    @property
     def has_begun(self) -> bool:
         return self._num_read > 0
 
@@ -159,7 +164,7 @@ class PromptReader:
         """
         if self._model.config.is_encoder_decoder:
             return "an encoder reads its prompt"
-        if self.num_rows > 1:
+        if len(self._input_ids) > 1:
             return "it has several rows"
         if self._has_one_part:
             return "its prompt is read in one part, as one with images is"

@@ -24,9 +24,9 @@ _MULTIPLE = 64  # Columns come in multiples of this where other rows or calls ma
 
 @dataclass(eq=False)
 class KVRow:
-    """What a row knows of its keys and values, and where its next token is."""
+    """What a row knows of its keys and values, and where its next token is. A `Row` is one."""
 
-    length: int  # its committed columns
+    num_columns: int = 0  # that are committed
     max_columns: int = ENDLESS  # How many it may come to need.
     start: int = 0  # Its first column that counts.
     position: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros((), np.int64))  # (...,)
@@ -73,7 +73,7 @@ class Growing:
         if len(rows) <= num_rows and end - first <= capacity:
             return slots.room
         if window:
-            first = max(first, min(row.length for row in rows) - window + 1)
+            first = max(first, min(row.num_columns for row in rows) - window + 1)
             if len(rows) <= num_rows and end - first + window // 2 <= capacity:
                 return Room(num_rows, capacity, first)  # For half a window more.
         most, needed = max(row.max_columns for row in rows) - first, end - first

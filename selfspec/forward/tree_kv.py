@@ -140,13 +140,13 @@ class TreeKV:
 
         On any exception, the cache and the other rows are unchanged.
         """
-        first, length = len(others), rows[0].length
+        first, length = len(others), rows[0].num_columns
         if not first:
             self._begin(cache, len(rows) * length)
         layers, everyone = list(cache.layers), [*others, *rows]
         firsts = {part.kind.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
-        self.num_taken, front = first, max(row.length for row in everyone)
+        self.num_taken, front = first, max(row.num_columns for row in everyone)
         try:
             for part in self._parts:
                 if not self._make_room(part, everyone, front):
@@ -167,7 +167,7 @@ class TreeKV:
 
         The layers show their places, and the next ones if a forward has surplus rows.
         """
-        self._rows, self.front = rows, max(row.length for row in rows)
+        self._rows, self.front = rows, max(row.num_columns for row in rows)
         end = self.front + width
         for part in self._parts:
             if end - part.first > part.tensor.shape[3]:
@@ -196,15 +196,15 @@ class TreeKV:
         # The nodes of a path lie after their targets, so none is overwritten before it is read.
         moves = []
         for row, path in zip(self._rows, paths, strict=True):
-            targets = enumerate(path, start=row.length)
+            targets = enumerate(path, start=row.num_columns)
             moves += [(row.place, self.front + n, to) for to, n in targets if self.front + n != to]
         if moves:
             move_columns(self._parts, moves)
         self.states.follow(self._rows[0].place, paths)
         for row, path in zip(self._rows, paths, strict=True):
-            row.length += len(path)
+            row.num_columns += len(path)
             row.position = row.position + len(path)
-        self.front = max(row.length for row in self._rows)
+        self.front = max(row.num_columns for row in self._rows)
         self.states.settle()
 
     def held(self, row: KVRow) -> Held:
@@ -212,7 +212,7 @@ class TreeKV:
         found: Columns = {}
         for part in self._parts:
             first = max(row.first_columns[part.kind.attention_type], part.first)
-            columns = slice(first - part.first, row.length - part.first)
+            columns = slice(first - part.first, row.num_columns - part.first)
             held = part.tensor[:, row.place, :, columns].unsqueeze(1)  # (members, 1, H, N, D)
             found.update(zip(part.members, held, strict=True))
         return Held(found, self.states.shown_of(slice(row.place, row.place + 1)))
@@ -223,7 +223,7 @@ class TreeKV:
         A hidden slot has weight 0, and 0 times a NaN that a draft has left is NaN.
         """
         for part, row in product(self._parts, map(self._rows.__getitem__, rows)):
-            part.tensor[:, row.place, :, row.length - part.first :] = 0
+            part.tensor[:, row.place, :, row.num_columns - part.first :] = 0
 
     def keep_rows(self, rows: Sequence[KVRow]) -> None:
         """Drops all rows but these, which move to the front in this order; none may move back."""
@@ -237,7 +237,7 @@ class TreeKV:
                 self.states.move_row(row.place, place)
                 row.place = place
         self.num_taken, self._loan = len(rows), (self._loan[0], rows)
-        self.front = max((row.length for row in rows), default=0)
+        self.front = max((row.num_columns for row in rows), default=0)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back, up to the shortest row's length.
@@ -247,7 +247,7 @@ class TreeKV:
         """
         layers, rows = self._loan
         if rows and (fills or not self.policy.outlives):
-            length, places = min(row.length for row in rows), slice(0, len(rows))
+            length, places = min(row.num_columns for row in rows), slice(0, len(rows))
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
             if fills:

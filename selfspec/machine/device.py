@@ -146,11 +146,14 @@ def failed_capture(error: Exception) -> str:
     return f"capturing it fails ({type(error).__name__}: {first_line})"
 
 
+CPU = Device()
+
+
 def device_for(device: torch.device) -> Device:
     """The `Device` for a device of torch."""
     if device.type == "cuda":
         return CudaDevice(device)
-    return Device("CPU" if device.type == "cpu" else f"{device.type} device")
+    return CPU if device.type == "cpu" else Device(f"{device.type} device")
 
 
 def upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -64,13 +64,11 @@ def loop_of(loop: Any, model: Any, arguments: Mapping[str, Any], **ours: Any) ->
 def predictions_of(
     given: Any, num_rows: int, num_return_sequences: int, num_ids: int
 ) -> list[Prediction | None]:
-    """What each row of a batch may draft from; None where its prediction is empty or not given.
+    """What each row of a batch may draft from; None where its prediction is empty.
 
     The sequences that are returned for one prompt share its prediction. The model can read
     `num_ids` ids.
     """
-    if given is None:
-        return [None] * num_rows
     if _is_text(given):
         raise UnsupportedError(
             "prediction as text needs tokenizer= in the same call, and assistant= on an attached "

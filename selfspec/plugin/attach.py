@@ -126,8 +126,8 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     asked = Arguments(model, kwargs, assistant.draft_model)
     reason = reason_for(Outcome.ASIDE, asked) if steps_aside else None
     try:
-        if steps_aside and reason is None:  # Whether its draft model fits, found out once.
-            assistant.draft_model_for(inside_wrappers(model), 1, None)
+        if steps_aside and reason is None and (draft := assistant.draft_model) is not None:
+            assistant.draft_model_for(draft, inside_wrappers(model), 1)  # Does it fit?
         ready = for_drafts(model, kwargs) if reason is None else {}
     except SelfSpecError as refused:
         if not steps_aside:

@@ -14,6 +14,7 @@ import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
+from selfspec.ability.families import LONGEST, family_number
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
 from selfspec.compat.heads import num_heads
@@ -72,6 +73,19 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
 def refuse(asked: Arguments) -> None:
     if reason := reason_for(Outcome.REFUSED, asked):
         raise UnsupportedError(reason)
+
+
+def refuse_prepared(
+    model: Any, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses what `generate()` has made of a call, where only that shows it."""
+    if has_own_generate(model):  # It may have asked for something else than its caller did.
+        refuse(Arguments(model, vars(generation_config)))
+    if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
+        raise UnsupportedError(  # A model would fail somewhere inside.
+            "the prompt must have at least one token (got none); write some text, or begin "
+            "with the tokenizer's bos_token"
+        )
 
 
 def route(prompt: Prompt) -> None:
@@ -140,14 +154,8 @@ def _tensors_of_plain_steps(call: Any) -> str | None:
 
 
 def _columns_it_keeps(call: Any) -> int | None:
-    # Doge's attention keeps the strongest columns of a longer text.
-    config = call.model.config.get_text_config(decoder=True)
-    kept = getattr(config, "keep_window_size", None)
+    kept = family_number(call.model.config, LONGEST)
     return kept if kept and call.input_ids.shape[1] + call.max_new_columns > kept else None
-
-
-def _needed_inputs(call: Any) -> str | None:
-    return call.runner.needed_reason(call.input_ids, call.generation_config, call.model_kwargs)  # type: ignore[no-any-return]
 
 
 def _verifies(mode: str) -> Callable[[Any], str | None]:
@@ -259,7 +267,12 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_verifies("plain"), shown="models: those that fail a short trial"),
         Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
-        Rule(_needed_inputs, shown="inputs: images and other inputs that each plain step needs"),
+        Rule(
+            lambda call: call.runner.needed_reason(
+                call.input_ids, call.generation_config, call.model_kwargs
+            ),
+            shown="inputs: images and other inputs that each plain step needs",
+        ),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),
     Outcome.TOGETHER: (

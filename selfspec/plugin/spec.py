@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 import transformers
 
-from selfspec.ability.probe import DraftSupport
+from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
 from selfspec.compat.generation import belongs_to_caller, kv_of
@@ -27,6 +27,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
+from selfspec.draft.sources.prediction import Prediction
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
@@ -38,7 +39,7 @@ from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.lenient import Lenient
 from selfspec.plugin.outcome import result_of
-from selfspec.plugin.refusals import Arguments, has_own_generate, refuse, route
+from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
@@ -218,14 +219,13 @@ class SelfSpec:
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
-        if has_own_generate(model):  # It may have asked for something else than its caller did.
-            refuse(Arguments(model, vars(generation_config)))
-        if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
-            raise UnsupportedError(  # A model would fail somewhere inside.
-                "the prompt must have at least one token (got none); write some text, or begin "
-                "with the tokenizer's bos_token"
-            )
-        num_returned = generation_config.num_return_sequences or 1
+        refuse_prepared(model, input_ids, generation_config, model_kwargs)
+        draft = self.draft_model if draft_model is None else draft_model
+        predictions: list[Prediction | None] = [None] * len(input_ids)
+        if prediction is not None:
+            num_returned = generation_config.num_return_sequences or 1
+            sizes = (len(input_ids), num_returned, num_readable(model))
+            predictions = predictions_of(prediction, *sizes)
         limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
         prompt = Prompt(
             model=model,
@@ -236,10 +236,10 @@ class SelfSpec:
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
             streamer=streamer,
-            predictions=predictions_of(
-                prediction, len(input_ids), num_returned, num_readable(model)
-            ),
-            draft_model=self.draft_model_for(model, input_ids.shape[1], draft_model),
+            predictions=predictions,
+            draft_model=None
+            if draft is None
+            else self.draft_model_for(draft, model, input_ids.shape[1]),
             max_nodes=limits.max_nodes,
             inputs_tensor=inputs_tensor,
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
@@ -255,7 +255,7 @@ class SelfSpec:
         prompt.stats.spend("prepare", perf_counter() - start)
         if then is not None:
             return then(prompt)
-        Session(model, self, fails_alone=False).write(prompt)
+        Session(prompt.runner, self, fails_alone=False).write(prompt)
         return result_of(prompt)
 
     def count(self, prompt: Prompt) -> None:
@@ -349,12 +349,13 @@ class SelfSpec:
 
     def ability(self, model: Any) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
-        return self.models.run(inside_wrappers(model)).ability()
+        return self.runner(model).ability()
 
-    def draft_model_for(self, model: Any, num_tokens: int, given: Any) -> DraftModel | None:
-        draft = self.draft_model if given is None else given
-        if draft is None:
-            return None
+    def runner(self, model: Any) -> ModelRunner:
+        """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
+        return self.models.run(inside_wrappers(model))
+
+    def draft_model_for(self, draft: Any, model: Any, num_tokens: int) -> DraftModel:
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(
@@ -384,8 +385,10 @@ class SelfSpec:
     def warn(self, model: Any, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
-        reasons = {"drafted for": stats.disabled_reason, "run": stats.eager_reason}
+        drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"
+        reasons = {drafted: stats.disabled_reason, "not run as asked": stats.eager_reason}
         for what, reason in reasons.items():
             if reason is not None and reason not in known:
                 known.add(reason)
-                _log.warning("%s is not %s as asked: %s", type(model).__name__, what, reason)
+                told = reason.removesuffix(IN_CHAINS)
+                _log.warning("%s is %s: %s", type(model).__name__, what, told)

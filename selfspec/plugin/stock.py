@@ -70,9 +70,10 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             self._row = None
             self._max_length = longest if named is None else named
             self._num_readable = num_readable(model)
-            self._draft_model = self._spec.draft_model_for(
-                model, input_ids.shape[1], assistant_model
-            )
+            draft = self._spec.draft_model if assistant_model is None else assistant_model
+            if draft is not None:
+                num_tokens = input_ids.shape[1]
+                self._draft_model = self._spec.draft_model_for(draft, model, num_tokens)
             return self
 
         with using_candidates(model, ours):

@@ -48,7 +48,7 @@ class Texts:
     def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
         """The next prompt for `events`; any thread may ask. Refuses what can never be answered."""
         prompt = self._model.requests.prompt(next(self._left), inputs, seed, arguments)
-        self._model.session.check_fits(prompt)
+        self._model.session.memory.check(prompt)
         return prompt
 
     async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:
@@ -101,7 +101,7 @@ class ModelThread:
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.requests = Requests(model, tokenizer, spec, self._on_token)
         self.session = Session(
-            model,
+            spec.runner(model),
             spec,
             max_rows=max_rows,
             max_memory=max_memory,

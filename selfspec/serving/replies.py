@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.batch.call_reader import joined
 from selfspec.serving.schema import Chat, RequestError, Settings, TextRequest
 
 if TYPE_CHECKING:
@@ -117,6 +116,18 @@ def _of_completion(piece: Piece) -> dict[str, Any]:
         "top_logprobs": [{each.text: each.logprob for each in top} or None for top in tops],
         "text_offset": list(piece.offsets),
     }
+
+
+def joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Whole calls, of all their parts."""
+    whole: list[dict[str, Any]] = []
+    for part in parts:
+        if part["index"] == len(whole):
+            whole.append({"id": part["id"], "type": part["type"], "function": {"arguments": ""}})
+        function = whole[-1]["function"]
+        more = function["arguments"] + part["function"]["arguments"]
+        function |= {**part["function"], "arguments": more}
+    return whole
 
 
 def event(data: dict[str, Any]) -> bytes:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from bisect import insort
 from collections.abc import Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
+from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
-
-from sortedcontainers import SortedDict
 
 from selfspec.errors import UnsupportedError, one_line
 
@@ -90,8 +90,7 @@ class Waiting:
     def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
-        self._line = SortedDict()  # Prompts by their turns, which differ.
-        self._turns: dict[int, tuple[bool, int, int]] = {}  # By the index of a prompt.
+        self._line: list[tuple[tuple[bool, int, int], Prompt]] = []  # By turns, which differ.
         self._num_arrived = 0
         self._work_started = 0  # In tokens.
 
@@ -99,7 +98,7 @@ class Waiting:
         return len(self._line)
 
     def __contains__(self, index: int) -> bool:
-        return index in self._turns
+        return any(prompt.index == index for _, prompt in self._line)
 
     def add(self, prompt: Prompt) -> None:
         self._num_arrived += 1
@@ -107,7 +106,7 @@ class Waiting:
             turn = (False, self._work_started + prompt.max_columns, self._num_arrived)
         else:
             turn = (prompt.alone is not None, 0, self._num_arrived)
-        self._line[turn], self._turns[prompt.index] = prompt, turn
+        insort(self._line, (turn, prompt), key=itemgetter(0))
 
     def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
         """Starts the first prompt that the scheduler chooses and that fits beside the running ones.
@@ -147,14 +146,13 @@ class Waiting:
         self.leave(prompt.index)
 
     def leave(self, index: int) -> None:
-        if (turn := self._turns.pop(index, None)) is not None:
-            del self._line[turn]
+        self._line = [(turn, prompt) for turn, prompt in self._line if prompt.index != index]
 
     @property
     def first(self) -> Prompt | None:
-        return next(iter(self._line.values()), None)
+        return self._line[0][1] if self._line else None
 
     def sharing(self) -> list[Prompt]:
         """The first prompts that may share forwards, up to the first that has to be alone."""
-        shown = islice(self._line.values(), _MOST_SHOWN)
+        shown = (prompt for _, prompt in self._line[:_MOST_SHOWN])
         return list(takewhile(lambda prompt: prompt.alone is None, shown))

@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import ExitStack
-from functools import cached_property
+from contextlib import ExitStack, nullcontext
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from selfspec.compat.generation import kv_of
-from selfspec.compat.modules import inside_wrappers
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, kept
 from selfspec.forward.backends import Backend
-from selfspec.forward.inputs import foreign_layer
-from selfspec.forward.room import Limits
 from selfspec.kept_kv import KeptKV
-from selfspec.machine.memory import amount_in_bytes
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row_rules import start_clocks
-from selfspec.runner import ModelRunner, ModelRunners
+from selfspec.runner import ModelRunner
 from selfspec.session.line import Scheduler, Waiting
+from selfspec.session.memory import SharedMemory
 from selfspec.session.pace import ReadingPace
-from selfspec.weights.streamed.memory_plan import kv_bytes
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
@@ -45,8 +39,6 @@ class ReaderGone(Exception):
 
 class Assistant(Protocol):
     """What a session asks of its `SelfSpec`."""
-
-    models: ModelRunners
 
     def engine(
         self,
@@ -77,7 +69,7 @@ class Session:
 
     def __init__(
         self,
-        model: Any,
+        runner: ModelRunner,
         spec: Assistant,
         *,
         max_rows: int = 8,
@@ -91,14 +83,13 @@ class Session:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self.alone_reasons: Counter[str] = Counter()  # Why texts were written alone.
-        self._model = inside_wrappers(model)
+        self._runner = runner
         self._spec = spec
         self._max_rows = max_rows
-        self._max_bytes = None if max_memory is None else amount_in_bytes(max_memory)
+        self.memory = SharedMemory(runner, max_rows, max_memory)
         self._pace = pace
         self._fails_alone = fails_alone
-        self._runner = spec.models.run(self._model)
-        self._keeps_kv = keeps_kv or self._runner.config.kept_kv is not None
+        self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler, short_first=short_first)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
         self._running: dict[int, Prompt] = {}  # By the index of its first row.
@@ -127,17 +118,13 @@ class Session:
         engine = self._engine  # Another thread may ask, while this one gives it up.
         if engine is None or engine.backend.kv is None:
             return 0
-        num_tokens = sum(int(row.kv.length) for row in engine.rows)
+        num_tokens = sum(row.num_columns for row in engine.rows)
         return engine.backend.kv.bytes_each * num_tokens
 
     @property
     def kept_kv_bytes(self) -> int:
         """The memory that keys and values of texts take that have ended."""
         return self._runner.kept_kv_bytes
-
-    @cached_property
-    def _limits(self) -> Limits:
-        return self._runner.limits(self._max_rows, self._max_bytes)
 
     def open(self) -> None:
         """Finds out what the model can verify and what fits, before the first prompt waits for it.
@@ -150,7 +137,7 @@ class Session:
 
     def add(self, prompt: Prompt) -> None:
         """Lets a prompt wait; refuses what can never fit into the memory."""
-        self.check_fits(prompt)
+        self.memory.check(prompt)
         index = prompt.index
         is_read = self._reading is not None and self._reading.index == index
         if index in self._waiting or index in self._running or is_read:
@@ -196,11 +183,13 @@ class Session:
         try:
             if (engine := self._engine or self._open()) is not None:
                 self._let_out(engine)
-                self._read(engine)
-                self._let_out(engine)
+                if self._reading or self._waiting:
+                    self._read(engine)
+                    self._let_out(engine)
                 if self._running:
                     start = perf_counter()
-                    engine.step()
+                    with nullcontext() if self._alone else self._runner.decoding():
+                        engine.step()
                     if self._pace is not None:
                         self._pace.observe_step(perf_counter() - start)
                     self._let_out(engine)
@@ -215,8 +204,9 @@ class Session:
 
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
-        first, start = self._waiting.first, perf_counter()
-        if self._alone is None and first is not None and first.alone is not None:
+        start = perf_counter()
+        first = None if self._alone is not None else self._waiting.first
+        if first is not None and first.alone is not None:
             self._waiting.start(first)
             self._reading = self._alone = first
             self.alone_reasons[first.alone] += 1
@@ -238,7 +228,7 @@ class Session:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
         runner = self._runner
         if prompt is None:
-            lent = runner.backend(runner.ability(), self._limits)
+            lent = runner.backend(runner.ability(), self.memory.limits)
         else:
             lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
         backend = self._lent.enter_context(lent)
@@ -246,14 +236,13 @@ class Session:
         shares = runner.config.kept_kv != 0 and (self._keeps_kv or prompt is None)
         kept_kv = runner.kept_kv() if shares else None
         self._engine = self._spec.engine(runner, backend, prompt, kept_kv)
+        gives = prompt is not None and prompt.gives_cache_back
+        self._lent.callback(backend.release, fills=gives)
 
     def _close(self) -> None:
         """Gives up the KV: others may use the model until the next row, and change its weights."""
-        engine, alone = self._engine, self._alone
         self._engine = self._alone = None
-        with self._lent.pop_all():
-            if engine is not None:
-                engine.backend.release(fills=alone is not None and alone.gives_cache_back)
+        self._lent.close()
 
     def _read(self, engine: Engine) -> None:
         """Reads prompts until no more can start, or until the pace wants the next step."""
@@ -272,13 +261,15 @@ class Session:
     def _next_to_read(self, engine: Engine) -> Prompt | None:
         if self._alone is not None or len(self._running) == self._max_rows:
             return None
-        running = [row.kv.max_columns for row in engine.rows]
-        return self._waiting.start_next(running, self._limits)
+        running = [row.max_columns for row in engine.rows]
+        return self._waiting.start_next(running, self.memory.limits)
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
         if not prompt.reader.has_begun:
-            self._leave_room(prompt, engine)
+            left = self.memory.left_beside(prompt, engine) if self._keeps_kv else None
+            if left is not None:  # Texts that have ended have it.
+                engine.sharing.limit_to(left)
             engine.sharing.begin(prompt, engine.rows)
         start, before = perf_counter(), prompt.reader.num_left
         is_all = self._alone is not None or before <= _SHORT_REST * num_tokens
@@ -290,19 +281,9 @@ class Session:
             if self._reading is None:  # It was cancelled while its first token was handed on.
                 prompt.rows[0].fail(ReaderGone())
             self._reading, self._running[prompt.index] = None, prompt
+            if self._alone is not None:  # It steps to its end without another prompt between.
+                self._lent.enter_context(self._runner.decoding())
         return num_read
-
-    def _leave_room(self, prompt: Prompt, engine: Engine) -> None:
-        """Lets texts that have ended have what is not needed for those that run, and for this."""
-        if not self._keeps_kv or self._max_bytes is None:
-            return
-        if engine.backend.kv is None or self._alone is not None:
-            needed = kv_bytes(self._model, prompt.max_columns)
-        else:
-            running = [row.kv.max_columns for row in engine.rows]
-            longest = max(engine.backend.kv.num_columns, prompt.max_columns, *running)
-            needed = self._limits.bytes_for(longest)
-        engine.sharing.limit_to(self._max_bytes - needed)
 
     def _let_out(self, engine: Engine) -> None:
         """Ends the prompts whose rows have all stopped, and lets rows out that have."""
@@ -322,7 +303,7 @@ class Session:
             if self._engine is not None:
                 self._engine.record_outcome(prompt)
         except Exception as fault:  # Of a budget of the user's.
-            error = error or fault
+            error = fault if error is None else error
         prompt.error = error
         self._ended.append(prompt)
 
@@ -350,9 +331,9 @@ class Session:
         """
         error = prompt.error
         try:
-            self._spec.count(prompt) if error else self._spec.finish(prompt)
+            (self._spec.finish if error is None else self._spec.count)(prompt)
         except Exception as fault:
-            error = error or fault
+            error = fault if error is None else error
         if isinstance(error, Exception) and self._fails_alone:
             prompt.error = kept(error)
         elif error is not None:
@@ -361,23 +342,3 @@ class Session:
                 raise error
             finally:
                 del error
-
-    def check_fits(self, prompt: Prompt) -> None:
-        """Refuses a prompt that can never fit into the memory."""
-        if self._max_bytes is None:
-            return
-        if prompt.alone is not None:
-            cache = kv_of(prompt.model_kwargs)
-            if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
-                return  # A recurrent or windowed state takes little room.
-            most = most_read = self._max_bytes // kv_bytes(self._model, 1)
-        else:
-            most = (self._limits.max_tokens or 0) - self._limits.spare
-            most_read = most // self._max_rows  # All places are set aside while one is read.
-        if prompt.max_columns > most or prompt.num_tokens > most_read:
-            raise UnsupportedError(
-                f"prompt, answer and drafts must fit into the {most} tokens of max_memory, and the "
-                f"prompt into {most_read} while it is read (got {prompt.max_columns}, "
-                f"{prompt.num_tokens} of them in the prompt); raise max_memory, or lower "
-                "max_rows or max_new_tokens"
-            )

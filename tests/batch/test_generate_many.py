@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
@@ -19,7 +20,16 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.prompt import Prompt
 from selfspec.row import Row
 from selfspec.weights.streamed.memory_plan import kv_bytes
-from tests.fakes import PAD, VOCAB, WildSource, fake_trials, packs_here, tiny_model, tiny_tokenizer
+from tests.fakes import (
+    PAD,
+    VOCAB,
+    WildSource,
+    fake_trials,
+    new_model,
+    packs_here,
+    tiny_model,
+    tiny_tokenizer,
+)
 from tests.lossless.same import MODES, few
 from tests.sessions import TextSession
 from tests.streamed import load_tightly, saved_model
@@ -76,6 +86,22 @@ def test_lengths_that_a_criterion_names(lengths: list[int]) -> None:
     criteria = StoppingCriteriaList(map(MaxLengthCriteria, lengths))
     options = {"max_new_tokens": 5, "stopping_criteria": criteria, "do_sample": False}
     assert_as_alone(tiny_model(), prompts(), wild(), **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's own
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
+def test_what_a_wrapper_of_peft_changes(mode: str) -> None:
+    """Virtual tokens are there until its `generate()` returns, and are decoded plainly."""
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    wrapper, options = get_peft_model(new_model(), config).eval(), {"max_new_tokens": 8}
+    options |= MODES[mode]
+    for answer in generate_many(wrapper, tiny_tokenizer(), prompts(), seed=3, **options):
+        ids = torch.tensor([prompts()[answer.index]])
+        torch.manual_seed(3 + answer.index)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        expected = wrapper.generate(**inputs, **options)[0, ids.shape[1] :].tolist()
+        assert (answer.ids, answer.stats.mode) == (expected, "plain")
 
 
 def test_a_draft_model_beside_many_prompts() -> None:

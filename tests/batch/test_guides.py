@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from selfspec import SelfSpec, UnsupportedError, generate_many
 from tests.tiny import make_model, make_tokenizer
 
-pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
 
 from selfspec.batch.guides import Guides, guide_of
 

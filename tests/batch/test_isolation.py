@@ -285,7 +285,7 @@ def test_probabilities_that_are_none(is_late: bool) -> None:
 
 
 def test_a_guide_that_allows_nothing_raises() -> None:
-    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
     from selfspec.batch.guides import Guides, guide_of
     from tests.batch.test_guides import TOKENIZER
     from tests.tiny import make_model

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from selfspec import GenerationStats, SelfSpec, UnsupportedError
 from selfspec.session import ReadingPace
 from selfspec.session.line import Waiting
-from tests.fakes import VOCAB, WildSource, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
 from tests.sessions import TextSession
 
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -190,6 +190,38 @@ def test_what_is_alone_has_its_turn_while_others_come() -> None:
         order += [answer.index for answer in session.work()]
     assert 0 in order[:4]
     assert list(session.alone_reasons) == ["its stopping criteria look at more than their own row"]
+
+
+def test_what_is_alone_is_prepared_once_and_written_step_by_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So its client may leave, and the time that it may take counts from its turn."""
+    model = new_model()
+    session = TextSession(model, tiny_tokenizer(), wild())
+    generate, prepared = model.generate, []
+
+    def noted(**inputs: Any) -> Any:
+        prepared.append(inputs)
+        return generate(**inputs)
+
+    monkeypatch.setattr(model, "generate", noted)
+    prompts = [
+        session.call(index, [5, 6, 7], 0, {"max_new_tokens": 12, "max_time": 1000.0})
+        for index in range(2)
+    ]
+    for prompt in prompts:
+        (clock,) = (each for each in prompt.stopping_criteria if hasattr(each, "initial_timestamp"))
+        clock.initial_timestamp = 0.0  # As if it had waited for an hour.
+        session.add(prompt)
+    for _ in range(2):
+        assert not session.step()
+    assert 0 < len(prompts[0].new_ids) < 12
+    session.cancel(0)
+    answers = []
+    while not session.is_empty:
+        answers += session.step()
+    assert [(answer.index, len(answer.ids)) for answer in answers] == [(1, 12)]
+    assert len(prepared) == 2
 
 
 class Line(NamedTuple):

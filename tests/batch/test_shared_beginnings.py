@@ -134,8 +134,8 @@ class Shared:
         store = session._runner._kept_kv
         if isinstance(store, kept_kv.KeptKV):
             assert sum(text.num_bytes for text in store._texts) == kept <= store._limit
-        if session._max_bytes is not None:
-            assert (0 if kv is None else kv.nbytes) + kept <= session._max_bytes
+        if session.memory._max_bytes is not None:
+            assert (0 if kv is None else kv.nbytes) + kept <= session.memory._max_bytes
 
     def check(self) -> None:
         for index, asked in self.asked.items():
@@ -215,7 +215,7 @@ def texts(session: TextSession, asked: list[tuple[Any, int]], **settings: Any) -
     while not session.is_empty:
         answers |= {answer.index: answer for answer in session.work()}
     for index, (ids, seed) in enumerate(asked):
-        assert answers[index].ids == stock(session._model, tuple(ids), seed, settings)
+        assert answers[index].ids == stock(session._runner.model, tuple(ids), seed, settings)
     return [answers[index] for index in range(len(asked))]
 
 

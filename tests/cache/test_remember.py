@@ -246,6 +246,18 @@ class TestTrouble:
         assert tokens_kept(path) == tokens_of(spec)
         assert caplog.text == ""
 
+    def test_a_lock_that_is_held_at_the_end_is_warned_of(self, path, tmp_path, monkeypatch, caplog):
+        """There is no later any more."""
+        monkeypatch.setattr(remember_module, "_MAX_WAIT", 0.0)
+        spec = new_spec(path)
+        write(spec)
+        with (
+            caplog.at_level(logging.WARNING, "selfspec"),
+            filelock.FileLock(tmp_path / "mine.safetensors.lock"),
+        ):
+            spec._remembered.end()
+        assert "what was learned is not saved: " in caplog.text
+
     def test_no_call_waits_for_a_slow_disk(self, path, monkeypatch, always):
         spec, replaced = new_spec(path), os.replace
         may_go_on = threading.Event()

@@ -71,6 +71,9 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["generate", "{model}", "--budget", "fitted"], "--budget"),
         (["demoo"], '"demo"?'),
         (["check", "./nowhere"], "MODEL"),
+        (["check", "{model}", "--device", "my gpu"], "--device must be"),
+        (["check", "{model}", "--device", "gpu"], "--device must be"),
+        (["cache", "build", "{model}", "o", "--data", "no.jsonl"], "no such file (got 'no.jsonl')"),
         (["serve", __file__], "MODEL"),
         (["cache", "build", "/", "out", "--recipe", "code"], "MODEL"),
     ],
@@ -117,3 +120,14 @@ def test_the_log_is_shown_in_plain_lines_and_a_warning_once(capsys, verbose):
     logger.warning("drafting is off")
     lines = ["packed 30 layers"] * verbose + ["warning: drafting is off"]
     assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_the_package_itself_runs_as_a_command():
+    assert python("-m", "selfspec", "-V").stdout == f"selfspec {selfspec.__version__}\n"
+
+
+def test_a_warning_says_whose_it_is_where_no_logging_is_set_up():
+    warn = "logging.getLogger('selfspec').warning('%s is so', 1)"
+    set_up = "logging.basicConfig(); " + warn
+    said = [python("-c", f"import logging, selfspec; {each}").stderr for each in (warn, set_up)]
+    assert said == ["selfspec: 1 is so\n", "WARNING:selfspec:1 is so\n"]

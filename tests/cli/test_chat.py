@@ -142,7 +142,7 @@ def test_a_full_context_is_an_error_that_leaves_the_chat_running(writer):
 
 def test_commands(chat, stock_answers):
     asked = (QUESTIONS[1], "/reset", QUESTIONS[0], "/system be a fox", QUESTIONS[1])
-    out = chat("", "/help", "/res", *asked, "/exit", "dog")
+    out = chat("", "/help", "/res", *asked, "/quit", "dog")
     first, then = stock_answers(QUESTIONS[0])[0], stock_answers(QUESTIONS[1], system="be a fox")[0]
     for said in (
         "/system TEXT",

@@ -81,7 +81,7 @@ def test_a_cache_within_a_memory(run, chat_folder, prompts, tmp_path, loaded):
 
 
 def test_prompts_with_images(run, fails, chat_folder, tmp_path):
-    pytest.importorskip("PIL", reason="needs the extra: pip install 'selfspec[serve]'")
+    pytest.importorskip("PIL", reason="needs the extra: pip install '.[serve]'")
     from tests.processors import data_url, picture, seeing_pair
 
     for part in seeing_pair():

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
-pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
+pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
+pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
 
 import openai
 

@@ -15,21 +15,21 @@ from transformers import AutoTokenizer
 from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
 from eval.again import WAYS
 from eval.benches.stdlib import Edit
+from eval.hetero_units import attention
+from eval.hetero_units.model import widths_table
 from eval.jobs.one_call import Result as Called
 from eval.jobs.streamed import Job, Result
 from eval.methods.method import Method
 from eval.methods.registry import METHODS
 from eval.models import hybrid
 from eval.report.statistics import STAGES
-from eval.units import attention
-from eval.units.model import widths_table
 from tests.streamed import least_memory, saved_model
 from tests.tiny import make_tokenizer
 
 SHORT = ["--threads", "1", "--max-new-tokens", "8", "--limit"]
 needs_server = pytest.mark.skipif(
     not all(map(find_spec, ("fastapi", "uvicorn", "openai"))),
-    reason="the server needs the extra: pip install 'selfspec[serve,test]'",
+    reason="the server needs the extra: pip install '.[serve,test]'",
 )
 needs_cores = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
@@ -190,6 +190,13 @@ def test_openvino_takes_part(asked, told, tmp_path, monkeypatch):
     assert (figures["num_answers"], figures["num_new_tokens"]) == (2, 16)
     assert figures["speed_up"]["total"] > 0
     assert (figures["decode_speed_up"], figures["tokens_per_step"]) == (None, 1.0)
+
+
+def test_functions(figures, chat_folder):
+    first, step, steps = figures("functions", "--model", chat_folder)["rows"]
+    assert 100 < first["functions"] < 250
+    assert 100 < step["functions"] <= steps["functions"] < 300
+    assert max(row["deep"] for row in (first, step, steps)) < 20
 
 
 def test_launches(figures, chat_folder):

@@ -40,8 +40,8 @@ def test_what_can_not_be_is_one_line(
     told, chat_folder, questions, tmp_path, command, options, said
 ):
     if command == "bench_server":
-        pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
-        pytest.importorskip("openai", reason="needs the extra: pip install 'selfspec[test]'")
+        pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
+        pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
     out = tmp_path / "out"
     words = options.format(model=chat_folder, questions=questions, out=out).split()
     status, lines, error = told(command, *(word.replace("~", " ") for word in words))

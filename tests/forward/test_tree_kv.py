@@ -70,7 +70,7 @@ class HeldKV(TreeKV):
 
     @property
     def lengths(self) -> list[int]:
-        return [row.length for row in self.rows]
+        return [row.num_columns for row in self.rows]
 
     def admit(self, cache: DynamicCache, num_rows: int = 1, most: int = ENDLESS) -> None:
         new = [KVRow(cache.get_seq_length(), most) for _ in range(num_rows)]

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from selfspec import ConfigError, UnsupportedError, WeightsError, generate_many, load
+from selfspec import ConfigError, UnsupportedError, WeightsError, attention, generate_many, load
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
 from selfspec.weights import (
     EXACT_ATTENTION,
     held_weight,
     is_in_eight_bits,
-    step_attention,
 )
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.streamed import is_streamed, rounded_file
@@ -74,7 +73,7 @@ def test_logits_do_not_depend_on_how_many_tokens_a_forward_has(
     model, ids = loaded(tmp_path, kind), torch.arange(64)[None] % 50
     if model.config._attn_implementation == EXACT_ATTENTION:
         for num_before in (0, 2048):
-            monkeypatch.setattr(step_attention, "_AT_ONCE", 1 << 18 if not num_before else 1)
+            monkeypatch.setattr(attention, "_AT_ONCE", 1 << 18 if not num_before else 1)
             whole = [logits_by(width, model, ids, num_before) for width in (1, 8, 64)]
             assert torch.equal(whole[0], whole[1])
             assert torch.equal(whole[0], whole[2])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eval.families.inputs import media_inputs
-from eval.families.shrink import small_model
+from eval.census_families.inputs import media_inputs
+from eval.census_families.shrink import small_model
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model

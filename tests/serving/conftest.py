@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from openai import OpenAI
 from starlette.testclient import TestClient
@@ -98,7 +98,7 @@ class Served:
 
     def choices_in_file(self, body: dict[str, Any]) -> Any:
         """The choices that a batch file has for a body."""
-        session = Session(self.model, self.spec_of_files)
+        session = Session(self.spec_of_files.runner(self.model), self.spec_of_files)
         requests = Requests(self.model, self.tokenizer, self.spec_of_files)
         self.add_extra(requests)
         lines = [read_line(1, json.dumps({"body": body}).encode())]

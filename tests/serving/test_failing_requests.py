@@ -14,7 +14,7 @@ import openai
 import pytest
 import torch
 
-pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from openai import OpenAI
 

@@ -119,7 +119,7 @@ def test_names_of_vllm(served: Served) -> None:
     "field", [{"guided_json": {"enum": [7]}}, {"structured_outputs": {"json": '{"enum": [7]}'}}]
 )
 def test_schemas_by_vllms_names(served: Served, field: dict[str, Any]) -> None:
-    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
     asked: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 9, **field}
     assert served.ask(CHAT, **asked)["choices"][0]["message"]["content"] == "7"
     both = {**asked, "response_format": {"type": "json_object"}}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra: pip install 'selfspec[serve]'")
+pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
 

@@ -121,7 +121,7 @@ def test_a_prompt_is_scored_alone(client: OpenAI, served: Served) -> None:
 
 def test_a_grammar_that_leaves_one_token_changes_no_score(client: OpenAI) -> None:
     """They are those before the grammar: what it forces may be as good as impossible."""
-    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
     asked: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "temperature": 0}
     asked |= {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 120}
     (told,) = client.chat.completions.create(logprobs=True, top_logprobs=20, **asked).choices

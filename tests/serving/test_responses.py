@@ -154,7 +154,7 @@ def test_openais_client_and_its_helpers(client: OpenAI) -> None:
 
 
 def test_tools_and_schemas(client: OpenAI) -> None:
-    pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
 
     class Answer(BaseModel):
         days: int

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 
-pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
 
 
 class Parcel(BaseModel):

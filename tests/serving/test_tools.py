@@ -14,14 +14,15 @@ from transformers import LogitsProcessorList
 from selfspec import SelfSpec
 from selfspec.batch import generate_many
 from selfspec.batch.call_forms import form_of, grammar_of
-from selfspec.batch.call_reader import CallReader, joined
+from selfspec.batch.call_reader import CallReader
 from selfspec.batch.guides import Guide, Guides
+from selfspec.serving.replies import joined
 from selfspec.serving.schema import Chat, checked
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
 from tests.tiny import make_model, make_tokenizer
 
-pytest.importorskip("llguidance", reason="needs the extra: pip install 'selfspec[grammar]'")
+pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
 
 _SHOWN = (
     "{% if tools %}<|system|>@{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from eval.census import page
-from eval.families import trial
-from eval.families.trial import Verdict, verdict
+from eval.census_families import trial
+from eval.census_families.trial import Verdict, verdict
 
 
 @pytest.mark.parametrize(

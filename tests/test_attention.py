@@ -13,8 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from selfspec import SelfSpec, attach
-from selfspec.forward import attention as module
-from selfspec.forward.attention import grouped_attention
+from selfspec import attention as module
+from selfspec.attention import grouped_attention
 from tests.lossless.same import in_threads
 from tests.tiny import make_model
 

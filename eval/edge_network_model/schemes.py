@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from eval.edge.equations import Plan, Task, best_batches, seconds_of
-from eval.edge.network import Network, User, shares_of_band, upload_seconds
+from eval.edge_network_model.equations import Plan, Task, best_batches, seconds_of
+from eval.edge_network_model.network import Network, User, shares_of_band, upload_seconds
 
 PLANNED, UNIFORM = "planned", "uniform bandwidth"
 DESCRIPTIONS = {

@@ -16,12 +16,12 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from eval.hetero_units.attention import tree_mask
+from eval.hetero_units.layer import KINDS, ByRows, Layer, Shared, pieces, profiled
+from eval.hetero_units.unit import Pair, seconds_of
 from eval.methods.reported import TOKENS_BY_WIDTH
 from eval.models.shapes import GrownShape
 from eval.report.table import NONE, Table
-from eval.units.attention import tree_mask
-from eval.units.layer import KINDS, ByRows, Layer, Shared, pieces, profiled
-from eval.units.unit import Pair, seconds_of
 from selfspec.compat.generation import KV
 
 _WAYS = ("one unit", "by rows", "by columns")

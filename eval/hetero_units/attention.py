@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from eval.hetero_units.unit import Pair, Unit, seconds_of
 from eval.models.shapes import GrownShape
 from eval.report.table import Table
-from eval.units.unit import Pair, Unit, seconds_of
 from selfspec.forward.layout import ancestors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

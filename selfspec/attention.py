@@ -1,13 +1,12 @@
-"""Attention for forwards over drafts, without copies of keys and values that heads share.
+"""Attention in which query heads that share keys are one head with more queries.
 
 In most models several query heads share one head of keys and values. If there is a mask, stock's
 sdpa attention copies the keys and values of the whole text for each of these query heads, in each
-layer and each step. Here the heads that share keys become one head with more queries, and nothing
-is copied. Each query sees the same keys as before.
+layer and each step. Here nothing is copied, and each query sees the same keys as before.
 
-A plain step has no mask, and stock's attention computes it. The exception is half precision on a
-CPU, where torch is slow with a single query: there queries are joined too, and a single one is
-doubled.
+`grouped_attention` lets forwards over drafts attend so. A plain step has no mask, and stock's
+attention computes it. The exception is half precision on a CPU, where torch is slow with a single
+query: there queries are joined too, and a single one is doubled.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +22,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from selfspec.compat.generation import attention_functions, sdpa_attention_forward
 
-_NAME = "sdpa"
+# Queries (B, heads, Q, D), keys (B, heads of keys, columns, D) and values.
+States = tuple[torch.Tensor, ...]
 _HALVES = (torch.bfloat16, torch.float16)
 _TASK = 32  # On a CPU, one thread works on this many queries of a head at a time.
+# About this many keys' values are widened at once: 2 MB, which stay in the cache. Larger pieces of
+# memory are given back to the system and fetched again for each layer.
+_AT_ONCE = 1 << 18
+_NAME = "sdpa"
 # Arguments that only stock's own code understands.
 _STOCK_ONLY = ("position_bias", "cache", "softcap")
 
@@ -78,16 +83,10 @@ class _AttentionCall(NamedTuple):
         options = {"dropout": self.dropout, "scaling": self.scaling, **self.others}
         return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
 
-    def joined_queries(self, number: int) -> torch.Tensor:
-        """(B, heads / number, number * Q, D): the queries of this many heads at a time as one's."""
-        rows, num_heads, width, dim = self.query.shape
-        return self.query.reshape(rows, num_heads // number, number * width, dim)
-
-    def apart(self, outcome: torch.Tensor) -> torch.Tensor:
-        """The outcome (B, Q, heads, D) of joined queries, as stock returns it."""
-        rows, num_heads, width, _ = self.query.shape
-        heads = outcome.reshape(rows, num_heads, width, -1)
-        return heads.transpose(1, 2).contiguous()
+    def joined(self, number: int, mask: torch.Tensor | None) -> torch.Tensor:
+        """The outcome of this many heads as one, for the mask of joined heads."""
+        options: Any = {"dropout_p": self.dropout, "scale": self.scaling}
+        return joined_attention(self[1:4], mask, number, **options)
 
 
 _Masks = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
@@ -120,26 +119,16 @@ def _joined(asked: _AttentionCall, masks: _Masks) -> torch.Tensor:
     number = 0 if asked.needs_stock else _num_joined(asked.query, asked.num_sharing, asked.mask)
     if not number:
         return asked.of_stock()
-    queries, num_copies = asked.joined_queries(number), asked.num_sharing // number
-    doubles = queries.device.type == "cpu" and queries.shape[2] == 1
-    outcome = scaled_dot_product_attention(
-        torch.cat([queries, queries], dim=2) if doubles else queries,
-        _copied(asked.key, num_copies),
-        _copied(asked.value, num_copies),
-        attn_mask=_mask_for(number, asked.mask, masks),
-        dropout_p=asked.dropout,
-        scale=asked.scaling,
-    )
-    return asked.apart(outcome[:, :, : queries.shape[2]])
+    return asked.joined(number, _mask_for(number, asked, masks))
 
 
-def _mask_for(num_heads: int, mask: torch.Tensor | None, masks: _Masks) -> torch.Tensor | None:
-    """The mask (B, 1, heads * Q, columns) for joined heads, made once."""
-    if mask is None or num_heads == 1 or mask.shape[2] == 1:
-        return mask
-    key = id(mask), num_heads
+def _mask_for(number: int, asked: _AttentionCall, masks: _Masks) -> torch.Tensor | None:
+    """The mask for joined heads, made once for all layers."""
+    if (mask := asked.mask) is None:
+        return None
+    key = id(mask), number
     if key not in masks:  # Holding the mask keeps its id from being reused.
-        masks[key] = mask, mask.repeat(1, 1, num_heads, 1)
+        masks[key] = mask, joined_mask(mask, number, asked.query.shape[2])
     return masks[key][1]
 
 
@@ -148,38 +137,16 @@ def _traced(asked: _AttentionCall) -> torch.Tensor:
     mask, number = asked.mask, asked.num_sharing
     if mask is None or number == 1 or asked.needs_stock:
         return asked.of_stock()
-    outcome = scaled_dot_product_attention(
-        asked.joined_queries(number),
-        asked.key,
-        asked.value,
-        attn_mask=mask.repeat(1, 1, number, 1),
-        dropout_p=asked.dropout,
-        scale=asked.scaling,
-    )
-    return asked.apart(outcome)
+    return asked.joined(number, joined_mask(mask, number, asked.query.shape[2]))
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
-    """How many heads to join into one; 0 if stock must compute this, or is as fast.
-
-    All heads that share keys are joined. On a CPU, fewer are joined if some threads would have no
-    work; keys are then copied once for each group of joined heads.
-    """
-    rows, num_heads, width, _ = query.shape
-    on_cpu = query.device.type == "cpu"
+    """How many heads to join into one; 0 if stock must compute this, or is as fast."""
+    on_cpu, width = query.device.type == "cpu", query.shape[2]
     if mask is None or num_sharing == 1:
         return num_sharing if on_cpu and width == 1 and query.dtype in _HALVES else 0
-    if width == 1 or not on_cpu:
-        return num_sharing
-    for number in range(num_sharing, 1, -1):
-        num_tasks = rows * (num_heads // number) * -(-number * width // _TASK)
-        if num_sharing % number == 0 and num_tasks >= torch.get_num_threads():
-            return number
-    return 0
-
-
-def _copied(states: torch.Tensor, number: int) -> torch.Tensor:
-    return states if number == 1 else states.repeat_interleave(number, dim=1)
+    number = num_sharing if width == 1 else num_joined(query, num_sharing)
+    return 0 if number == 1 else number
 
 
 class _Replacement:
@@ -207,6 +174,70 @@ class _Replacement:
         functions = attention_functions()
         if functions[_NAME] is present:
             functions.register(_NAME, wanted)
+
+
+def num_joined(query: torch.Tensor, num_sharing: int) -> int:
+    """How many heads of queries (B, heads, Q, D) become one: at most all that share keys.
+
+    On a CPU, fewer are joined if some threads would have no work; keys are then copied once for
+    each group of joined heads.
+    """
+    rows, num_heads, width, _ = query.shape
+    threads = torch.get_num_threads() if query.device.type == "cpu" else 1
+    for number in range(num_sharing, 1, -1):
+        num_tasks = rows * (num_heads // number) * -(-number * width // _TASK)
+        if num_sharing % number == 0 and num_tasks >= threads:
+            return number
+    return 1
+
+
+def joined_mask(mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
+    """The mask (B, 1, number * Q, columns) for joined heads; `mask` may have one row for all."""
+    if number == 1 or mask.shape[2] == 1 == width:
+        return mask
+    return mask[:, :, None].expand(-1, -1, number, width, -1).flatten(2, 3)
+
+
+def joined_attention(
+    states: States, mask: torch.Tensor | None, number: int, *, in_double: bool = False, **given: Any
+) -> torch.Tensor:
+    """The outcome (B, Q, heads, D), with this many heads of queries as one, and their mask.
+
+    In float64, only some heads are widened at a time.
+    """
+    query, *keys = states
+    rows, num_heads, width, dim = query.shape
+    queries = query.reshape(rows, num_heads // number, number * width, dim)
+    if in_double:
+        num_keys = keys[0].shape[1]
+        at_once = max(_AT_ONCE * num_keys // max(keys[0].numel(), 1), torch.get_num_threads())
+        sizes = at_once * queries.shape[1] // num_keys, at_once, at_once
+        parts = zip(*map(partial(torch.split, dim=1), (queries, *keys), sizes), strict=True)
+        found = [_attend_joined(tuple(map(wide, part)), mask, given) for part in parts]
+        outcome = torch.cat(found, 1).to(query.dtype)
+    else:
+        outcome = _attend_joined((queries, *keys), mask, given)
+    return outcome.reshape(rows, num_heads, width, -1).transpose(1, 2).contiguous()
+
+
+def _attend_joined(states: States, mask: torch.Tensor | None, given: Any) -> torch.Tensor:
+    """Each head of keys serves as many heads of queries as come after one another."""
+    queries, key, value = states
+    num_queries, num_copies = queries.shape[2], queries.shape[1] // key.shape[1]
+    if num_copies > 1:
+        key, value = (each.repeat_interleave(num_copies, dim=1) for each in (key, value))
+    # Torch is slow with a single query in half precision on a CPU.
+    if num_queries == 1 and queries.device.type == "cpu" and queries.dtype in _HALVES:
+        queries = torch.cat([queries, queries], dim=2)
+    outcome = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **given)
+    return outcome[:, :, :num_queries]
+
+
+def wide(values: torch.Tensor) -> torch.Tensor:
+    """The same in float64 without gaps, but for a mask that only says which keys are seen."""
+    if values.dtype is torch.bool:
+        return values
+    return values.to(torch.float64, memory_format=torch.contiguous_format)
 
 
 _this_thread = _ThisThread()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from eval.families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
-from eval.families.shrink import small_model
+from eval.census_families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
+from eval.census_families.shrink import small_model
 from selfspec import SelfSpec, UnsupportedError, attach
 from selfspec.compat.generation import KV
 from selfspec.draft.sources import Cursor, RowStart, Source

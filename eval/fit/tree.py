@@ -18,8 +18,8 @@ import torch
 
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
+from eval.fit.accuracies import Accuracies, fastest_width
 from eval.models.loading import load_asked, load_tokenizer
-from eval.papers.accuracies import Accuracies, fastest_width
 from selfspec import SelfSpec, SpecConfig, attach
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
 from selfspec.papers.ghidorah import FittedTree, best_tree

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eval.edge.equations import Model, Stations, Task, bandwidth_shares
+from eval.edge_network_model.equations import Model, Stations, Task, bandwidth_shares
 from eval.errors import EvalError
 
 _68M, _1B = Model("68M", 2, 768, 3072), Model("1.1B", 22, 2048, 5632)

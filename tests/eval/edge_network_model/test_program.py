@@ -8,8 +8,8 @@ import random
 from dataclasses import replace
 
 from eval import edge_network
-from eval.edge.equations import Task, best_batches, flops, seconds_of
-from eval.edge.network import PAIRS, Network
+from eval.edge_network_model.equations import Task, best_batches, flops, seconds_of
+from eval.edge_network_model.network import PAIRS, Network
 
 DRAFT, _VERIFY = PAIRS["1.1B, 7B"]
 SMALL = Network(input_tokens=(10, 400), output_tokens=(5, 40), memory_gb=3.0)

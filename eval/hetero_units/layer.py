@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
+from eval.hetero_units.attention import OnTwoUnits, Parts, Tensors
+from eval.hetero_units.unit import Pair, Task, Unit
 from eval.models.shapes import GrownShape
-from eval.units.attention import OnTwoUnits, Parts, Tensors
-from eval.units.unit import Pair, Task, Unit
 
 KINDS = ("qkv", "out", "gate_up", "down")  # The linear layers; a share is found for each.
 _STEP = 16  # A share is rounded to so many columns.

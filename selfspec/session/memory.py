@@ -1,0 +1,58 @@
+"""What fits into the memory of a session: the keys and values of its prompts and their answers."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from selfspec.compat.generation import kv_of
+from selfspec.engine import Engine
+from selfspec.errors import UnsupportedError
+from selfspec.forward.inputs import foreign_layer
+from selfspec.forward.room import Limits
+from selfspec.machine.memory import amount_in_bytes
+from selfspec.prompt import Prompt
+from selfspec.runner import ModelRunner
+from selfspec.weights.streamed.memory_plan import kv_bytes
+
+
+class SharedMemory:
+    """What `max_rows` rows may take together; without an amount, whatever they need."""
+
+    def __init__(self, runner: ModelRunner, max_rows: int, amount: int | str | None) -> None:
+        self._runner = runner
+        self._max_rows = max_rows
+        self._max_bytes = None if amount is None else amount_in_bytes(amount)
+
+    @cached_property
+    def limits(self) -> Limits:
+        return self._runner.limits(self._max_rows, self._max_bytes)
+
+    def check(self, prompt: Prompt) -> None:
+        """Refuses a prompt that can never fit."""
+        if self._max_bytes is None:
+            return
+        if prompt.alone is not None:
+            cache = kv_of(prompt.model_kwargs)
+            if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
+                return  # A recurrent or windowed state takes little room.
+            most = most_read = self._max_bytes // kv_bytes(self._runner.model, 1)
+        else:
+            most = (self.limits.max_tokens or 0) - self.limits.spare
+            most_read = most // self._max_rows  # All places are set aside while one is read.
+        if prompt.max_columns > most or prompt.num_tokens > most_read:
+            raise UnsupportedError(
+                f"prompt, answer and drafts must fit into the {most} tokens of max_memory, and the "
+                f"prompt into {most_read} while it is read (got {prompt.max_columns}, "
+                f"{prompt.num_tokens} of them in the prompt); raise max_memory, or lower "
+                "max_rows or max_new_tokens"
+            )
+
+    def left_beside(self, prompt: Prompt, engine: Engine) -> int | None:
+        """The bytes that running texts and this prompt leave; None: as many as there are."""
+        if self._max_bytes is None:
+            return None
+        kv = engine.backend.kv
+        if kv is None or prompt.alone is not None:
+            return self._max_bytes - kv_bytes(self._runner.model, prompt.max_columns)
+        longest = max(kv.num_columns, prompt.max_columns, *(row.max_columns for row in engine.rows))
+        return self._max_bytes - self.limits.bytes_for(longest)
