@@ -25,6 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill, shorten
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ _MEANINGS = {
     "plain": "Such calls are decoded as without selfspec, with the reason in the statistics.",
     "refused": "The call ends with an error that says why.",
     "image not made": "No image or sound could be made for these here, so only the rest was tried.",
-    "not made": "No small model could be made here, or transformers' own loop failed with it.",
+    "not made": "No small model could be made here, or transformers' own loop failed with it. This "
+    "says nothing about selfspec: [hybrid models](hybrid-models.md) has some of them.",
 }
 
 
@@ -131,9 +133,13 @@ def _listed(verdicts: list[Verdict]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for each in verdicts:
         reason = re.sub(r"^\w*(For|LM|Model)\w*(:|(?= ))", "", each.reason).strip()
-        reason = reason.removesuffix("; drafting chains instead of trees")[:_LONGEST]
+        reason = reason.removesuffix("; drafting chains instead of trees")
+        reason = shorten(reason, _LONGEST, placeholder=" …")
         groups.setdefault((each.prompt, reason), []).append(f"`{each.family}`")
     lines = []
     for (prompt, reason), names in groups.items():
-        lines.append(f"- With {prompt}{reason and f': {reason}'}: {', '.join(names)}")
+        line = f"- With {prompt}{reason and f': {reason}'}: {', '.join(names)}"
+        lines.append(
+            fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        )
     return "\n".join(lines)

@@ -163,6 +163,7 @@ COMMANDS: dict[str, Command | str] = {
     "again": "the same questions again: tokens a forward, and seconds",
     "first_call": "how long the very first call takes",
     "predict": "what right and wrong predictions of edits bring",
+    "nodes": "what a forward over a tree costs by its nodes",
     "gpu": "the tables of docs/gpu.md, in one run on a card",
     "functions": "how many functions of selfspec a call goes through",
     "launches": "how many operations a captured forward starts",

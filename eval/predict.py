@@ -14,8 +14,6 @@ one edit that doesn't count. The last line is one JSON object.
 
 does the same with random texts and a random model with a running state, of which only the times
 count. Predictions have the text's token in a given share of the places, and another one elsewhere.
-Drafts that were wrong cost steps twice where a state can't be taken back: the tokens accepted
-before them are read again.
 """
 
 from __future__ import annotations

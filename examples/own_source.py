@@ -14,7 +14,7 @@ from selfspec import SelfSpec, attach
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-PHRASES = ["import os", "for name in os.listdir(folder):", "os.path.join(folder, name)"]
+PHRASES = [" os.listdir(folder):", " os.path.join(folder, name)", " os.path.exists(path):"]
 
 
 class Phrases(Source, Cursor):
@@ -49,8 +49,10 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = attach(AutoModelForCausalLM.from_pretrained(options.model))
-    spec = SelfSpec(extra_sources=[Phrases([tokenizer(text)["input_ids"] for text in PHRASES])])
-    inputs = tokenizer("def list_files(folder):\n    for name in", return_tensors="pt")
+    source = Phrases([tokenizer(text)["input_ids"] for text in PHRASES])
+    spec = SelfSpec(extra_sources=[source], budget="fixed")  # It drafts whether it pays or not.
+    prompt = "import os\n\n\ndef read_all(folder):\n    for name in"
+    inputs = tokenizer(prompt, return_tensors="pt")
     ids = model.generate(**inputs, assistant=spec, max_new_tokens=options.max_new_tokens)
     stats = spec.stats
     brought = f"{stats.accepted_by_source['phrases']} of {stats.drafted_by_source['phrases']}"

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from selfspec.compat.states import has_states
-from selfspec.forward.columns import Beginning, Columns, Held, first_needed
+from selfspec.forward.columns import Beginning, Columns, TextKV, first_needed
 from selfspec.forward.slots import Member
 
 Ids = NDArray[np.int64]
@@ -47,24 +47,24 @@ class Text:
         self,
         ids: Ids,
         end: PromptEnd,
-        hold: Callable[[], Held],
+        new_kv: Callable[[], TextKV],
         parent: Text | None = None,
         start: int = 0,
     ) -> None:
         self.ids = ids
         self.end = end
         self.parent = parent
-        self._hold = hold
+        self._new_kv = new_kv
         self._start = start
 
     @cached_property
-    def held(self) -> Held:
-        return self._hold()
+    def kv(self) -> TextKV:
+        return self._new_kv()
 
     @cached_property
     def num_bytes(self) -> int:
-        tensors = (*self.held.columns.values(), *self.held.states.values(), self.end.logits)
-        return self.ids.nbytes + sum(each.nbytes for each in tensors if each is not None)
+        tensors = (*self.kv.columns.values(), *self.kv.states.values(), self.end.logits)
+        return self.ids.nbytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def answers(self, num_tokens: int) -> bool:
         """Are the logits after so many tokens known?"""
@@ -89,9 +89,9 @@ class Text:
 
     def pieces(self, member: Member, start: int, end: int) -> list[torch.Tensor] | None:
         """A member's columns from `start` to `end`, in their order; None if one was dropped."""
-        held = self.held.columns[member]
-        first = len(self.ids) - held.shape[2]
-        mine = [held[:, :, max(start - first, 0) : end - first]] if end > first else []
+        columns = self.kv.columns[member]
+        first = len(self.ids) - columns.shape[2]
+        mine = [columns[:, :, max(start - first, 0) : end - first]] if end > first else []
         if start >= min(first, end):
             return mine
         if self.parent is None or min(first, end) > self._start:
@@ -107,17 +107,17 @@ class Text:
         is_whole = shared == len(ids) and self.answers(shared)
         num_columns = min(shared, len(ids) - (not is_whole))
         wants_states = any(map(has_states, cache.layers))
-        if wants_states and not (self.held.states and num_columns == len(self.ids)):
+        if wants_states and not (self.kv.states and num_columns == len(self.ids)):
             return None
         columns: Columns = {}
-        for member in self.held.columns:
+        for member in self.kv.columns:
             first = first_needed(cache.layers[member[0]], num_columns)
             pieces = self.pieces(member, first, num_columns)
             if pieces is None:
                 return None
             columns[member] = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-        held = Held(columns, self.held.states)
-        return Beginning(num_columns, held, self.end.logits if is_whole else None)
+        kv = TextKV(columns, self.kv.states)
+        return Beginning(num_columns, kv, self.end.logits if is_whole else None)
 
 
 class KeptKV:
@@ -168,7 +168,7 @@ class KeptKV:
                 self._use(source)
         return best
 
-    def keep(self, ids: Ids, end: PromptEnd, held: Held) -> None:
+    def keep(self, ids: Ids, end: PromptEnd, kv: TextKV) -> None:
         """Copies what is held of a text, up to the last of its ids, if there is room for that.
 
         What an earlier text has is not copied.
@@ -177,14 +177,16 @@ class KeptKV:
             parent, start = self._nearest(ids, end.scope)
             if parent is not None:
                 self._use(parent)
-                if start >= end.num_tokens and any(x.answers(end.num_tokens) for x in parent.line):
+                if start >= end.num_tokens and any(
+                    kin.answers(end.num_tokens) for kin in parent.line
+                ):
                     end = end._replace(logits=None)
-            new = Held(_without_known(held.columns, len(ids), parent, start), held.states)
+            new = TextKV(_without_known(kv.columns, len(ids), parent, start), kv.states)
             text = Text(ids, end, lambda: new, parent, start)
             is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))
-            if is_known and not any(each.shape[2] for each in new.columns.values()):
+            if is_known and not any(columns.shape[2] for columns in new.columns.values()):
                 return
-            if sum(each.num_bytes for each in text.line) > self._limit:
+            if sum(relative.num_bytes for relative in text.line) > self._limit:
                 return
             self._drop_to(self._limit - text.num_bytes)
             try:
@@ -207,9 +209,9 @@ class KeptKV:
         return (nearest, most) if is_short else (None, 0)
 
     def _use(self, text: Text) -> None:
-        for each in text.line:  # Parents come after their children, and so are dropped later.
-            self._texts.pop(each, None)
-            self._texts[each] = None
+        for relative in text.line:  # Parents come after children, and so are dropped later.
+            self._texts.pop(relative, None)
+            self._texts[relative] = None
 
     def _drop_to(self, num_bytes: int) -> None:
         while self._texts and self.num_bytes > num_bytes:
@@ -221,14 +223,14 @@ class KeptKV:
 def _without_known(columns: Columns, length: int, parent: Text | None, start: int) -> Columns:
     """Each member's columns without those before `start`, if the parent has all of these."""
     new: Columns = {}
-    for member, held in columns.items():
-        first = length - held.shape[2]
+    for member, tensor in columns.items():
+        first = length - tensor.shape[2]
         known = None if parent is None or first >= start else parent.pieces(member, first, start)
-        new[member] = held if known is None else held[:, :, start - first :]
+        new[member] = tensor if known is None else tensor[:, :, start - first :]
     return new
 
 
-def _copy(held: Held) -> Held:
+def _copy(kv: TextKV) -> TextKV:
     with torch.inference_mode(False):  # Calls outside of it may read on after them.
-        columns = {member: each.clone() for member, each in held.columns.items()}
-        return Held(columns, {place: state.clone() for place, state in held.states.items()})
+        columns = {member: tensor.clone() for member, tensor in kv.columns.items()}
+        return TextKV(columns, {place: state.clone() for place, state in kv.states.items()})

@@ -130,7 +130,7 @@ class Prompt:
         arguments = update_arguments(self.model, dict(self.model_kwargs))
         positions = given_positions(self.model, self.input_ids, arguments)
         if reason := placing_reason(positions, arguments):
-            return DraftSupport.of_chains(reason)
+            return DraftSupport.of_chains(reason)._replace(whole_reason=ability.whole_reason)
         if positions is not None and not positions.is_floating_point():
             placed.add(given)
         return ability
@@ -139,7 +139,8 @@ class Prompt:
     def reader(self) -> PromptReader:
         learns = self.config.learning != "frozen"
         arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
-        return PromptReader(*arguments, learns=learns, hears=self.hears)
+        in_parts = self.ability.whole_reason is None
+        return PromptReader(*arguments, learns=learns, hears=self.hears, in_parts=in_parts)
 
     @cached_property
     def sources(self) -> list[list[Source]]:

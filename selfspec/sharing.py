@@ -10,8 +10,9 @@ import numpy as np
 
 from selfspec.ability.rope import changes_other_rows
 from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.states import has_states
 from selfspec.forward.backends import Backend
-from selfspec.forward.columns import held_by
+from selfspec.forward.columns import text_kv_in
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
@@ -45,15 +46,15 @@ class Sharing:
             return
         (row,) = prompt.rows
         row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
-        if (held := held_by(prefilled.cache)).states:  # Soon they are those of a longer text.
-            self._store.keep(np.array(row.prompt_ids), row.prompt_end, held)
+        if (kv := text_kv_in(prefilled.cache)).states:  # Soon they are those of a longer text.
+            self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
     def ended(self, rows: Sequence[Row]) -> None:
         """Keeps what those of these rows have read that ended well."""
         for row in rows:
             if self._store is not None and row.prompt_end is not None and row.error is None:
                 text = self._text_of(row)
-                self._store.keep(text.ids, text.end, text.held)
+                self._store.keep(text.ids, text.end, text.kv)
 
     def limit_to(self, num_bytes: int) -> None:
         """Lets what is kept of texts that have ended take this much memory at most."""
@@ -74,12 +75,15 @@ class Sharing:
         """Why what was read for other texts is of no use for a prompt."""
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
-        return prompt.reader.own_reason()
+        reader = prompt.reader
+        if self._backend.chains_only and not any(map(has_states, reader.cache.layers)):
+            return "its model verifies chains alone, which say nothing of prompts in two parts"
+        return reader.own_reason()
 
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""
         ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row)])
-        return Text(ids, row.prompt_end, partial(self._backend.held, row))
+        return Text(ids, row.prompt_end, partial(self._backend.text_kv, row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -47,8 +47,8 @@ def imitate_products() -> None:
 def products_of(kind: str) -> Iterator[None]:
     """Weights in 8 bits get products of this kind meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        has_vnni = eight_bits.kinds_of_matrices().packed is rounding.Matrix
-        eight_bits.kinds_of_matrices.cache_clear()
+        has_vnni = eight_bits.kernels() is rounding.BYTES
+        eight_bits.kernels.cache_clear()
         if kind == "narrow":
             patch.setattr(rounding, "int8_product", _missing)
             if eight_bits.missing_for_eight_bits() is not None:
@@ -57,4 +57,4 @@ def products_of(kind: str) -> Iterator[None]:
             for name, function in _IMITATED.items():
                 patch.setattr(rounding, name, function)
         yield
-    eight_bits.kinds_of_matrices.cache_clear()
+    eight_bits.kernels.cache_clear()

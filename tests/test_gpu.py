@@ -21,6 +21,7 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes
 from selfspec.machine.device import CudaDevice
 from selfspec.records import DraftTree
+from selfspec.verify.tape import NoiseTape
 from tests.fakes import VOCAB, new_model, prompt, tiny_tokenizer
 from tests.lossless.same import assert_same_kv
 
@@ -318,3 +319,19 @@ def test_what_is_sent_may_be_overwritten_at_once() -> None:
         host.fill_(-1)
         arrived.append(into)
     assert [each.unique().tolist() for each in arrived] == [[part] for part in range(12)]
+
+
+def test_noise_that_was_forgotten_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second row reads its noise when that of both was drawn and forgotten."""
+    monkeypatch.setattr("selfspec.verify.tape._MOST_BYTES", 1)
+    table = torch.randn(6, 2, 5000, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    torch.manual_seed(3)
+    expected = [torch.multinomial(scores.softmax(-1), 1)[:, 0].tolist() for scores in table]
+    state = torch.cuda.get_rng_state()
+    torch.manual_seed(3)
+    tape = NoiseTape(2)
+    drawn = [
+        [tape.draw(scores[row], row, step) for step, scores in enumerate(table)] for row in (0, 1)
+    ]
+    assert [list(tokens) for tokens in zip(*drawn, strict=True)] == expected
+    assert torch.equal(torch.cuda.get_rng_state(), state)

@@ -4,7 +4,8 @@
 
 Writes an ordinary transformers folder in bfloat16. The last line is one JSON object with what the
 run spent and reached, for the model's card. Under a time limit two runs differ in their number of
-steps, so in weights.
+steps, so in weights. With --hybrid it is a Qwen3.5 of the same size, whose layers keep a running
+state; --begin lets its matrices be those of the embedded model at first.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
 )
 
 from eval.benches.python_files import list_sources, read_source, stdlib_folder
@@ -41,6 +45,15 @@ _POSITIONS = 2048
 _HELD_OUT = 0.02  # of the files
 _WARM_UP = 0.02  # of the budget
 _LONG_EVERY = 8  # One of so many batches has full length, so that far positions are trained.
+# Of layers that keep a state, as many parameters as attention has.
+_STATES: dict[str, Any] = {
+    "layer_types": (["linear_attention"] * 2 + ["full_attention"]) * 2,
+    "linear_key_head_dim": 32,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_value_head_dim": 64,
+}
+_PARTIAL = {"mrope_section": [2, 3, 3], "partial_rotary_factor": 0.25}
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -119,7 +132,7 @@ def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> LlamaForCausalLM:
+def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> PreTrainedModel:
     ids = {"eos_token_id": tokenizer.token_to_id(_EOS), "pad_token_id": tokenizer.token_to_id(_PAD)}
     sizes: dict[str, Any] = {
         "vocab_size": tokenizer.get_vocab_size(),
@@ -137,10 +150,25 @@ def _new_model(tokenizer: Tokenizer, options: argparse.Namespace) -> LlamaForCau
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         rope = {"rope_type": "default", "rope_theta": 10000.0}
-        model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
+        if options.hybrid:
+            config = Qwen3_5TextConfig(**sizes, **_STATES, rope_parameters={**rope, **_PARTIAL})
+            model: PreTrainedModel = Qwen3_5ForCausalLM(config)
+        else:
+            model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
+    if options.begin is not None:
+        _begin(model, options.begin)
     model.to(options.device)
     model.generation_config = GenerationConfig(do_sample=False, **ids)
     return model
+
+
+@torch.no_grad()
+def _begin(model: PreTrainedModel, folder: Path) -> None:
+    """Matrices begin as those of the same name and shape in another trained model."""
+    trained = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and getattr(trained.get(name), "shape", None) == weight.shape:
+            weight.copy_(trained[name])
 
 
 def _train(model: nn.Module, ids: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
@@ -219,6 +247,8 @@ def _check(options: argparse.Namespace) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder for the model")
+    add("--begin", type=Path, metavar="FOLDER", help="a Llama whose matrices to begin with")
+    add("--hybrid", action="store_true", help="four of six layers keep a state, as in Qwen3.5")
     add("--sources", type=Path, help="folder of .py files (default: the standard library)")
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--steps", type=int, help="how many steps to train")

@@ -18,7 +18,13 @@ from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import check_chain, check_logits, check_steps, check_tree
+from selfspec.ability.trials import (
+    check_chain,
+    check_logits,
+    check_prompt,
+    check_steps,
+    check_tree,
+)
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
@@ -54,11 +60,13 @@ class DraftSupport(NamedTuple):
     """What a model can verify.
 
     `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
+    `whole_reason` says why its prompts must be read at once, and is None if they need not be.
     """
 
     mode: str
     reason: str | None
     attention: AttentionTypes | None
+    whole_reason: str | None = None
 
     @classmethod
     def of_chains(cls, reason: str) -> DraftSupport:
@@ -129,10 +137,12 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         steps = None
         if not is_known:
             steps = _attempt(check_logits, tried, over) or _attempt(check_steps, tried, over, width)
-        types, reason, chain_reason = None, steps, steps
+        types, reason, chain_reason, whole_reason = None, steps, steps, None
         if steps is None:
             types, reason = _try_tree(model, ids, over)
             chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
+            if tried is model and chain_reason is None:
+                whole_reason = _attempt(_whole_reason, model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
@@ -145,9 +155,9 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         with_it = f"{foreign[0].what}, and with it " if foreign else ""
         return DraftSupport("plain", f"{with_it}{steps}", None)
     if reason is None:
-        return DraftSupport("tree", None, types)
+        return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
-        return DraftSupport.of_chains(str(reason))
+        return DraftSupport.of_chains(str(reason))._replace(whole_reason=whole_reason)
     return DraftSupport("plain", f"{reason}; and no chain either: {chain_reason}", None)
 
 
@@ -220,6 +230,10 @@ def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTy
 def _chain_reason(model: Any, ids: list[int]) -> str | None:
     reason = check_chain(model, ids, TrialLayers.of(model), _crowds(model))
     return reason or check_logits(model, ids)
+
+
+def _whole_reason(model: Any, ids: list[int]) -> str | None:
+    return check_prompt(model, ids, TrialLayers.of(model), _crowds(model))
 
 
 def _devices(model: Any) -> list[torch.device]:

@@ -235,6 +235,23 @@ def _depends_on_later(
     )
 
 
+def check_prompt(
+    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+) -> str | None:
+    """Why a prompt must be read at once; None if its first part does not depend on the rest."""
+
+    def before(crowd: Sequence[int]) -> torch.Tensor:
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        layers.cut(cache)
+        return _run(model, [*ids[:2], *crowd], 0, cache, layers)[0, :2].float()
+
+    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
+    first, unseen = map(before, crowds)
+    if _depends_on_hidden(first, unseen, first[:1], share, partial(before, crowds[0])):
+        return "the tokens of its prompts see those that come later"
+    return None
+
+
 def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
     """Why forwards of several tokens can't stand for plain steps; None if they can.
 

@@ -25,7 +25,7 @@ _INTERRUPTED = 130
 
 app = App(
     name="selfspec",
-    help="The same text from a language model, in fewer forwards.",
+    help="Text from a language model in fewer forwards; in float32 it is the same text.",
     version=lambda: f"selfspec {version('selfspec')}",
     version_flags=("--version", "-V"),
     help_format="markdown",

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 # Slow steps are bad luck as long as there are fewer in a row.
 _IN_A_ROW = 2
-# The machine is free again once plain steps take less than 80 % of what they took.
-_FREE = 0.8
+# The machine is free again once plain steps take less than three quarters of what they took.
+_FREE = 0.75
 
 
 class SlowStep(NamedTuple):

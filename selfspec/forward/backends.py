@@ -15,7 +15,7 @@ from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.columns import Held
+from selfspec.forward.columns import TextKV
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, RowState, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
@@ -246,8 +246,8 @@ class TreeBackend:
         """How many of a row's columns are there, all committed."""
         return row.num_columns
 
-    def held(self, row: KVRow) -> Held:
-        return self.kv.held(row)
+    def text_kv(self, row: KVRow) -> TextKV:
+        return self.kv.text_kv(row)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Removes what drafts have left after the committed columns of these rows of a forward."""
@@ -271,7 +271,9 @@ def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
     ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(model))
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{KV: cache})
-    kinds = kinds_in(cache, ["any" if hasattr(layer, "keys") else None for layer in cache.layers])
+    # Some layers keep nothing, or states alone.
+    has_keys = (getattr(layer, "keys", None) is not None for layer in cache.layers)
+    kinds = kinds_in(cache, ["any" if has else None for has in has_keys])
     sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
     states = sum(state.nbytes for state in states_by_place(cache.layers).values())
     return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows, states * (max_rows + 1)

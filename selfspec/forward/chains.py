@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from selfspec.attention import grouped_attention
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import belongs_to_caller, kv_of_decoder, update_arguments
 from selfspec.compat.states import (
     columns_of,
@@ -17,11 +18,12 @@ from selfspec.compat.states import (
     stop_recording_past,
     windows_of,
 )
-from selfspec.forward.columns import Held, held_by
+from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.eager import eager
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import Forwarded, forwarded, takes
 from selfspec.forward.prompt import Prefilled
+from selfspec.forward.states.seam import in_one_chunk
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 
@@ -49,6 +51,7 @@ class ChainBackend:
         self._kind = kind
         self._model = model
         self._takes_number = takes(model, "logits_to_keep")
+        self._functions = state_functions(model)
         self._num_new = 0  # The tokens that were committed since the prompt.
         self._width = 0  # The columns of the last chains that are after the committed ones.
         self._num_pending = 0
@@ -106,7 +109,8 @@ class ChainBackend:
             layout["logits_to_keep"] = self._width
 
         def run() -> torch.Tensor:
-            with grouped_attention():
+            num_tokens = self._num_pending + self._width
+            with grouped_attention(), in_one_chunk(num_tokens, self._functions):
                 output = self._model(**layout, return_dict=True)
             return output.logits[:, -self._width :]  # type: ignore[no-any-return]
 
@@ -124,8 +128,8 @@ class ChainBackend:
         """How many columns of the one row are there, all committed."""
         return self.front - self._num_pending
 
-    def held(self, row: object) -> Held:
-        return held_by(self._cache)
+    def text_kv(self, row: object) -> TextKV:
+        return text_kv_in(self._cache)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Does nothing: what drafts have left was cropped, and the states were put back."""

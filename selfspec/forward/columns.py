@@ -15,6 +15,7 @@ from selfspec.compat.generation import set_columns_seen
 from selfspec.compat.states import (
     StatePlace,
     has_states,
+    keeps_nothing,
     keeps_only_states,
     put_states,
     states_by_place,
@@ -26,7 +27,7 @@ from selfspec.forward.slots import Member
 Columns = dict[Member, torch.Tensor]
 
 
-class Held(NamedTuple):
+class TextKV(NamedTuple):
     """What the KV of one text holds: columns, and running states after the last one."""
 
     columns: Columns
@@ -37,21 +38,26 @@ class Beginning(NamedTuple):
     """The KV of the first columns of a prompt, and the logits after it if that is all of it."""
 
     num_columns: int
-    held: Held
+    kv: TextKV
     logits: torch.Tensor | None  # (1, V)
 
 
-def layers_reason(cache: Any) -> str | None:
-    """Why nothing can be put into a prompt's empty KV cache; None if it can."""
+def layers_reason(cache: Any, num_layers: int) -> str | None:
+    """Why nothing can be put into a prompt's empty KV cache; None if it can.
+
+    The model has `num_layers`. Where some run again, keys and values depend on the forward.
+    """
     if type(cache) is not DynamicCache or not cache.layers:
         return f"its KV cache is a {type(cache).__name__} that is not made of layers yet"
+    if len(cache.layers) > num_layers:
+        return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
     if keeps_only_states(cache):
         return "its KV cache counts no columns"
     if cache.get_seq_length():
         return "its KV cache holds a text already"
     for layer in cache.layers:
         is_known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-        if not (is_known or has_states(layer)):
+        if not (is_known or has_states(layer) or keeps_nothing(layer)):
             return f"its KV cache has a {type(layer).__name__}, which holds more than columns"
     return None
 
@@ -68,7 +74,7 @@ def first_needed(layer: Any, length: int) -> int:
     return max(length - window + 1, 0) if window else 0
 
 
-def held_by(cache: Any) -> Held:
+def text_kv_in(cache: Any) -> TextKV:
     """What a stock cache holds of its one text."""
     columns = {
         (index, name): getattr(layer, name)
@@ -77,7 +83,7 @@ def held_by(cache: Any) -> Held:
         if getattr(layer, "keys", None) is not None
         for name in ("keys", "values")
     }
-    return Held(columns, states_by_place(cache.layers))
+    return TextKV(columns, states_by_place(cache.layers))
 
 
 def fill(cache: Any, beginning: Beginning) -> None:
@@ -85,11 +91,11 @@ def fill(cache: Any, beginning: Beginning) -> None:
 
     Reading on makes new tensors of columns, and leaves these as they are. States are copied.
     """
-    for (index, name), held in beginning.held.columns.items():
+    for (index, name), columns in beginning.kv.columns.items():
         layer = cache.layers[index]
         if not layer.is_initialized:
-            layer.lazy_initialization(held, held)
+            layer.lazy_initialization(columns, columns)
         if window_of(layer):
             set_columns_seen(layer, beginning.num_columns)
-        setattr(layer, name, held)
-    put_states(cache.layers, beginning.held.states)
+        setattr(layer, name, columns)
+    put_states(cache.layers, beginning.kv.states)

@@ -122,9 +122,11 @@ class PromptReader:
         *,
         learns: bool,
         hears: HearsLogits | None = None,  # Gets the logits of all tokens, part by part.
+        in_parts: bool = True,  # May the model read it so?
     ) -> None:
         self._model = model
         self._hears = hears
+        self._in_parts = in_parts
         self._num_states = 0
         self._input_ids = input_ids
         self._kwargs = model_kwargs
@@ -178,7 +180,8 @@ class PromptReader:
         counted = torch.arange(self._input_ids.shape[1], device=self._input_ids.device)
         if positions is not None and not torch.equal(positions, counted.expand_as(positions)):
             return "its prompt has positions of its own"
-        return layers_reason(self.cache)
+        config = self._model.config.get_text_config(decoder=True)
+        return layers_reason(self.cache, config.num_hidden_layers)
 
     def begin(self, beginning: Beginning) -> None:
         """Goes on after what was read for another text."""
@@ -227,7 +230,8 @@ class PromptReader:
     @property
     def _has_one_part(self) -> bool:
         embeds, chunk = self._kwargs.get("inputs_embeds"), self._config.prefill_chunk_size
-        return embeds is not None or chunk is not None or bool(other_inputs(self._kwargs))
+        is_known = embeds is None and chunk is None and not other_inputs(self._kwargs)
+        return not (is_known and self._in_parts)
 
     def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments for some columns of the prompt, with those in front of them in its KV."""

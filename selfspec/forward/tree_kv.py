@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
-from selfspec.forward.columns import Columns, Held
+from selfspec.forward.columns import Columns, TextKV
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.room import KVRow, Policy
@@ -207,15 +207,15 @@ class TreeKV:
         self.front = max(row.num_columns for row in self._rows)
         self.states.settle()
 
-    def held(self, row: KVRow) -> Held:
+    def text_kv(self, row: KVRow) -> TextKV:
         """Views of a row's committed columns, as far as windows have not dropped them."""
-        found: Columns = {}
+        members: Columns = {}
         for part in self._parts:
             first = max(row.first_columns[part.kind.attention_type], part.first)
-            columns = slice(first - part.first, row.num_columns - part.first)
-            held = part.tensor[:, row.place, :, columns].unsqueeze(1)  # (members, 1, H, N, D)
-            found.update(zip(part.members, held, strict=True))
-        return Held(found, self.states.shown_of(slice(row.place, row.place + 1)))
+            committed = slice(first - part.first, row.num_columns - part.first)
+            columns = part.tensor[:, row.place, :, committed].unsqueeze(1)  # (members, 1, H, N, D)
+            members.update(zip(part.members, columns, strict=True))
+        return TextKV(members, self.states.shown_of(slice(row.place, row.place + 1)))
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zeros all slots after the committed columns of some rows of the last forward.

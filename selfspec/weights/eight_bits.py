@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -24,14 +24,7 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.in_place import InPlacePacking
 from selfspec.weights.packing import pack_loaded
-from selfspec.weights.rounding import (
-    FileMatrix,
-    Int8Rows,
-    Matrix,
-    NarrowFileMatrix,
-    NarrowMatrix,
-    Products,
-)
+from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly
 
 _KEPT = (
@@ -139,7 +132,7 @@ def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bo
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
     """
-    users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
+    users = [user for user in users_in_eight_bits(model) if user[0] in rounded]
     for some in _groups(model, users):
         numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
         _hold(some, numbers, model.dtype, one_term)
@@ -156,15 +149,20 @@ def progress(what: str, total: int) -> Any:
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
-    return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
+    return any(isinstance(getattr(x, "packed", None), _KINDS) for x in model.parameters())
 
 
 def weight_bytes(model: nn.Module) -> int:
     """About what a model's weights take, in 8 bits too, where a head has its own embedding."""
-    held = [(each, getattr(each, "packed", None)) for each in model.parameters()]
-    heads = sum(each.numel() for each, has in held if isinstance(has, EightBitRows) and has.is_head)
+    weights = [(weight, getattr(weight, "packed", None)) for weight in model.parameters()]
+    heads = sum(
+        weight.numel()
+        for weight, packed in weights
+        if isinstance(packed, EightBitRows) and packed.is_head
+    )
     return heads + sum(
-        each.numel() if isinstance(has, _KINDS) else each.nbytes for each, has in held
+        weight.numel() if isinstance(packed, _KINDS) else weight.nbytes
+        for weight, packed in weights
     )
 
 
@@ -199,8 +197,8 @@ def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
                 for weight, _ in some:
                     del left[id(weight)]
                 yield some
-    for each in left.values():
-        yield [each]
+    for user in left.values():
+        yield [user]
 
 
 def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, one_term: bool) -> None:
@@ -220,37 +218,30 @@ def _copies(
     is_embedding = isinstance(modules[-1], nn.Embedding)
     if is_embedding and len(modules) == 1:
         return [EightBitRows(rounded, None)]
-    matrix = kinds_of_matrices().packed(rounded, sizes, one_term)
+    matrix = Products(kernels().packed, rounded, sizes, one_term)
     if is_embedding:
         return [EightBitRows(rounded, EightBits(matrix, 0))]
     return [EightBits(matrix, which) for which in range(len(some))]
 
 
-class Kinds(NamedTuple):
-    """What holds weights in 8 bits: packed ones, and those that are read from a file."""
-
-    packed: type[Matrix] | type[NarrowMatrix]
-    in_file: type[FileMatrix] | type[NarrowFileMatrix]
-
-
 @cache
-def kinds_of_matrices() -> Kinds:
-    """What this CPU computes with: the first that gets a product of large numbers right."""
+def kernels() -> Kernels:
+    """What this CPU computes with: the first that get a product of large numbers right."""
     ones = torch.ones(64, 64, dtype=torch.float32, device="cpu")
     rounded = Int8Rows.of(ones)
-    for kinds in (Kinds(Matrix, FileMatrix), Kinds(NarrowMatrix, NarrowFileMatrix)):
+    for both in (BYTES, NARROW):
         with suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
-            each = kinds.packed(rounded, [64], False), kinds.in_file(rounded, False)
-            found = torch.cat([matrix.product(ones[:4]) for matrix in each])
-            if (found - 64).abs().max() < 1:
-                return kinds
+            matrices = [Products(kernel, rounded, [64], False) for kernel in both]
+            products = torch.cat([matrix.product(ones[:4]) for matrix in matrices])
+            if (products - 64).abs().max() < 1:
+                return both
     raise UnsupportedError("this build of torch has no products of 8 bits for this CPU")
 
 
 def missing_for_eight_bits() -> str | None:
     """Why this CPU can't compute from 8 bits; None if it can."""
     try:
-        kinds_of_matrices()
+        kernels()
     except UnsupportedError as error:
         return str(error)
     return None

@@ -14,11 +14,10 @@ alone in a forward or among others.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,6 +39,7 @@ _LARGEST = 127
 # A CPU without VNNI adds up the products of two neighbouring columns in 16 bits. Inputs from 0 to
 # 200 times two weights whose sum is at most 163 fit. Few rows of weights get larger steps for that.
 _LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
+_BASE_NARROW = 2 * _LARGEST_NARROW
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
 _TERMS = 3  # where one is not enough. With two, a few random models differ by the forward's width.
@@ -120,18 +120,42 @@ class Int8Rows(NamedTuple):
         return _rotated(self.numbers[rows].float()).mul_(self.scale[rows][..., None])
 
 
-class Products(ABC):
-    """Products of some layers with one input; `spans` has each layer's first row and number."""
+class Kernel(NamedTuple):
+    """How a processor multiplies whole numbers of 8 bits."""
 
-    _base: int  # A term counts so many times as much as the next one.
+    base: int  # A term counts so many times as much as the next one.
+    largest: tuple[int, int]  # Of the only term, and of the first of three.
+    split: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+    pack: Callable[[Int8Rows], Any]
+    multiply: Callable[[torch.Tensor, Any], torch.Tensor]
+    unpack: Callable[[Any], Int8Rows]
 
-    def __init__(self, num_in: int, sizes: Sequence[int], one_term: bool) -> None:
+
+class Products:
+    """Products of some layers with one input; `spans` has each layer's first row and number.
+
+    `split` makes whole numbers (terms * T, I) of `whole / scale`, and `multiply` their products
+    with packed weights, times the scales of the rows, in float32.
+    """
+
+    def __init__(
+        self, kernel: Kernel, weights: Int8Rows, sizes: Sequence[int], one_term: bool
+    ) -> None:
         self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
-        self.num_in, self._num_out = num_in, sum(sizes)
+        num_in = weights.numbers.shape[1]
+        self._kernel, self._weights, self._num_out = kernel, kernel.pack(weights), sum(sizes)
         self._terms = 1 if one_term and _block(num_in) > 1 else _TERMS
-        first = self._base ** (self._terms - 1)
+        first = kernel.base ** (self._terms - 1)
         rest = first // 2 - 1 if self._terms > 1 else 0
-        self._step = _constant(1 / (first * self._largest() + rest))
+        self._step = _constant(1 / (first * kernel.largest[self._terms > 1] + rest))
+
+    def put(self, **parts: torch.Tensor) -> None:
+        """Replaces `numbers` or `scale` of weights that are read from a file."""
+        self._weights = self._weights._replace(**parts)
+
+    def unpacked(self) -> torch.Tensor:
+        """The weights in float32."""
+        return self._kernel.unpack(self._weights).values()
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
@@ -145,146 +169,128 @@ class Products(ABC):
 
     def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Few and simple operations: a step makes four of these for each decoder layer."""
-        x = x.float().contiguous()
+        x, kernel = x.float().contiguous(), self._kernel
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated((x / fine).round_())
         scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
-        return torch.mul(self._sums(whole, scale), scale.mul_(fine), out=out)
-
-    @abstractmethod
-    def unpacked(self) -> torch.Tensor:
-        """The weights in float32."""
-
-    def _added_up(self, products: torch.Tensor) -> torch.Tensor:
-        """The products of all terms (terms * T, O) as one (T, O)."""
-        outcome, *finer = products.chunk(self._terms)
-        for product in finer:  # Not in one operation, which rounds otherwise at a buffer's end.
-            outcome = outcome.mul_(self._base).add_(product)
-        return outcome
-
-    @abstractmethod
-    def _largest(self) -> int:
-        """The largest number of the first term."""
-
-    @abstractmethod
-    def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """The products of `whole / scale`, rounded, with the weights, in float32."""
+        sums = kernel.multiply(kernel.split(whole, scale, self._terms), self._weights)
+        if self._terms > 1:
+            sums, *finer = sums.chunk(self._terms)
+            for product in finer:  # Not in one operation, which rounds otherwise at a buffer's end.
+                sums = sums.mul_(kernel.base).add_(product)
+        return torch.mul(sums, scale.mul_(fine), out=out)
 
 
-class _ByteProducts(Products):
-    """Products of bytes, for a CPU with VNNI."""
-
-    _base = 256
-
-    def __init__(self, num_in: int, sizes: Sequence[int], one_term: bool) -> None:
-        super().__init__(num_in, sizes, one_term)
-        self._to_bytes = _constant(_TO_BYTES[self._terms]).repeat(num_in)
-
-    def _largest(self) -> int:
-        return _LARGEST if self._terms == 1 else _LARGEST_OF_THREE
-
-    def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        numbers = torch.addcdiv(self._to_bytes, whole, scale).view(torch.int32)
-        if self._terms == 1:
-            return self._of_bytes(numbers.to(torch.uint8))
-        terms = (numbers.add_(_OTHER_HALF) >> _PLACES).to(torch.uint8).view(-1, self.num_in)
-        return self._added_up(self._of_bytes(terms))
-
-    @abstractmethod
-    def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
-        """The float32 products of uint8 inputs, whose zero is 128, times the scales of the rows."""
+# -- with VNNI: bytes ------------------------------------------------------------------------------
 
 
-class Matrix(_ByteProducts):
-    """The weights of some layers, one below the other, packed."""
-
-    def __init__(self, weights: Int8Rows, sizes: Sequence[int], one_term: bool) -> None:
-        super().__init__(weights.numbers.shape[1], sizes, one_term)
-        self._scale, self._packed = weights.scale, int8_packed(weights.numbers)
-        self._zeros = torch.zeros_like(self._scale, dtype=torch.int64)
-
-    def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
-        return int8_product(numbers, self._packed, self._scale, self._zeros)
-
-    def unpacked(self) -> torch.Tensor:
-        """A product with ones gives their columns back, bit by bit."""
-        columns, factors = [], torch.ones_like(self._scale)
-        for first in range(0, self.num_in, _AT_ONCE):
-            number = min(_AT_ONCE, self.num_in - first)
-            ones = torch.full((number, self.num_in), 128, dtype=torch.uint8, device="cpu")
-            ones[:, first : first + number].fill_diagonal_(129)
-            columns.append(int8_product(ones, self._packed, factors, self._zeros))
-        numbers = torch.cat(columns).T.contiguous()
-        return _rotated(numbers).mul_(self._scale[:, None])
+class _PackedBytes(NamedTuple):
+    packed: Any
+    scale: torch.Tensor
+    zeros: torch.Tensor
+    num_in: int
 
 
-class _NarrowProducts(Products):
-    """Products of smaller numbers, for a CPU without VNNI."""
-
-    _base = 2 * _LARGEST_NARROW
-
-    def _largest(self) -> int:
-        return _LARGEST_NARROW
-
-    def _sums(self, whole: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        rest, terms = whole / scale, []
-        if self._terms == 1:
-            return self._of_numbers(rest)
-        for place in range(self._terms - 1, 0, -1):
-            terms.append((rest / self._base**place).round_())
-            rest = rest.sub_(terms[-1] * self._base**place)
-        return self._added_up(self._of_numbers(torch.cat([*terms, rest])))
-
-    @abstractmethod
-    def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
-        """The products of rounded float32 inputs, times the scales of the rows."""
+@cache
+def _to_bytes(terms: int, num_in: int) -> torch.Tensor:
+    return _constant(_TO_BYTES[terms]).repeat(num_in)
 
 
-class NarrowMatrix(_NarrowProducts):
-    """The weights of some layers, one below the other, packed."""
-
-    def __init__(self, weights: Int8Rows, sizes: Sequence[int], one_term: bool) -> None:
-        super().__init__(weights.numbers.shape[1], sizes, one_term)
-        self._scale, self._packed = weights.scale, int8_narrow_packed(*weights)
-
-    def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
-        return int8_narrow_product(x, self._packed, _LARGEST_NARROW)
-
-    def unpacked(self) -> torch.Tensor:
-        return Int8Rows(int8_narrow_unpacked(self._packed), self._scale).values()
+def _split_into_bytes(whole: torch.Tensor, scale: torch.Tensor, terms: int) -> torch.Tensor:
+    """As uint8 whose zero is 128."""
+    num_in = whole.shape[-1]
+    numbers = torch.addcdiv(_to_bytes(terms, num_in), whole, scale).view(torch.int32)
+    if terms == 1:
+        return numbers.to(torch.uint8)
+    return (numbers.add_(_OTHER_HALF) >> _PLACES).to(torch.uint8).view(-1, num_in)
 
 
-class _InFile(Products):
-    """The weights of one layer that is streamed: as its file holds them, while it computes.
+def _pack_bytes(weights: Int8Rows) -> _PackedBytes:
+    zeros = torch.zeros_like(weights.scale, dtype=torch.int64)
+    packed = int8_packed(weights.numbers)
+    return _PackedBytes(packed, weights.scale, zeros, weights.numbers.shape[1])
 
-    In between they are blank: their scales are NaN.
+
+def _multiply_bytes(numbers: torch.Tensor, weights: _PackedBytes) -> torch.Tensor:
+    return int8_product(numbers, *weights[:3])
+
+
+def _unpack_bytes(weights: _PackedBytes) -> Int8Rows:
+    """A product with ones gives their columns back, bit by bit."""
+    packed, scale, zeros, num_in = weights
+    columns, factors = [], torch.ones_like(scale)
+    for first in range(0, num_in, _AT_ONCE):
+        number = min(_AT_ONCE, num_in - first)
+        ones = torch.full((number, num_in), 128, dtype=torch.uint8, device="cpu")
+        ones[:, first : first + number].fill_diagonal_(129)
+        columns.append(int8_product(ones, packed, factors, zeros))
+    return Int8Rows(torch.cat(columns).T.contiguous(), scale)
+
+
+def _multiply_rows(numbers: torch.Tensor, weights: Int8Rows) -> torch.Tensor:
+    signed = numbers.bitwise_xor(128).view(torch.int8)
+    return int8_row_product(signed, weights.numbers).float().mul_(weights.scale)
+
+
+# -- without VNNI: smaller numbers -----------------------------------------------------------------
+
+
+def _split_narrowly(whole: torch.Tensor, scale: torch.Tensor, terms: int) -> torch.Tensor:
+    """As float32; the last term is not rounded yet."""
+    rest, numbers = whole / scale, []
+    for place in range(terms - 1, 0, -1):
+        numbers.append((rest / _BASE_NARROW**place).round_())
+        rest = rest.sub_(numbers[-1] * _BASE_NARROW**place)
+    return torch.cat([*numbers, rest]) if numbers else rest
+
+
+def _pack_narrowly(weights: Int8Rows) -> tuple[object, torch.Tensor]:
+    return int8_narrow_packed(*weights), weights.scale
+
+
+def _multiply_narrowly(x: torch.Tensor, weights: tuple[object, torch.Tensor]) -> torch.Tensor:
+    return int8_narrow_product(x, weights[0], _LARGEST_NARROW)
+
+
+def _unpack_narrowly(weights: tuple[object, torch.Tensor]) -> Int8Rows:
+    return Int8Rows(int8_narrow_unpacked(weights[0]), weights[1])
+
+
+def _multiply_rows_in_float(x: torch.Tensor, weights: Int8Rows) -> torch.Tensor:
+    """In float32, in which sums over so many columns are exact. Rounds as FBGEMM does.
+
+    Torch's own product of bytes is slow without VNNI.
     """
-
-    def __init__(self, blank: Int8Rows, one_term: bool) -> None:
-        super().__init__(blank.numbers.shape[1], [len(blank.scale)], one_term)
-        self.numbers, self.scale = blank
-
-    def unpacked(self) -> torch.Tensor:
-        return Int8Rows(self.numbers, self.scale).values()
-
-
-class FileMatrix(_InFile, _ByteProducts):
-    """Weights in a file, for a CPU with VNNI."""
-
-    def _of_bytes(self, numbers: torch.Tensor) -> torch.Tensor:
-        signed = numbers.bitwise_xor(128).view(torch.int8)
-        return int8_row_product(signed, self.numbers).float().mul_(self.scale)
+    x, parts = x.add(_LARGEST_NARROW).round_().sub_(_LARGEST_NARROW), []
+    num_in = x.shape[-1]
+    columns = [slice(first, first + _EXACT) for first in range(0, num_in, _EXACT)]
+    for rows in torch.split(weights.numbers, max(_PART // num_in, 1)):
+        wide = rows.float()
+        blocks = [torch.mm(x[:, some], wide[:, some].t()).double() for some in columns]
+        parts.append(torch.stack(blocks).sum(0))
+    return torch.cat(parts, 1).float().mul_(weights.scale)
 
 
-class NarrowFileMatrix(_InFile, _NarrowProducts):
-    """Weights in a file, for a CPU without VNNI, where torch's own product of bytes is slow."""
+def _as_they_are(weights: Int8Rows) -> Int8Rows:
+    return weights
 
-    def _of_numbers(self, x: torch.Tensor) -> torch.Tensor:
-        """In float32, in which sums over so many columns are exact. Rounds as FBGEMM does."""
-        x, parts = x.add(_LARGEST_NARROW).round_().sub_(_LARGEST_NARROW), []
-        columns = [slice(first, first + _EXACT) for first in range(0, self.num_in, _EXACT)]
-        for rows in torch.split(self.numbers, max(_PART // self.num_in, 1)):
-            wide = rows.float()
-            blocks = [torch.mm(x[:, some], wide[:, some].t()).double() for some in columns]
-            parts.append(torch.stack(blocks).sum(0))
-        return torch.cat(parts, 1).float().mul_(self.scale)
+
+class Kernels(NamedTuple):
+    """For packed weights, and for those of one layer as a file holds them."""
+
+    packed: Kernel
+    in_file: Kernel
+
+
+_LIMITS = (_LARGEST, _LARGEST_OF_THREE)
+_bytes = Kernel(256, _LIMITS, _split_into_bytes, _pack_bytes, _multiply_bytes, _unpack_bytes)
+BYTES = Kernels(_bytes, Kernel(*_bytes[:3], _as_they_are, _multiply_rows, _as_they_are))
+_narrow = Kernel(
+    _BASE_NARROW,
+    (_LARGEST_NARROW, _LARGEST_NARROW),
+    _split_narrowly,
+    _pack_narrowly,
+    _multiply_narrowly,
+    _unpack_narrowly,
+)
+NARROW = Kernels(_narrow, Kernel(*_narrow[:3], _as_they_are, _multiply_rows_in_float, _as_they_are))

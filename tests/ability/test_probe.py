@@ -334,3 +334,9 @@ def test_dropout_is_decoded_plainly_with_stocks_draws():
         torch.manual_seed(0)
         texts.append(model.generate(**prompt(), do_sample=True, max_new_tokens=20, **extra))
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "qwen3-next", "bloom", "paligemma"])
+def test_prompts_whose_tokens_see_later_ones_are_read_at_once(name):
+    reason = probe(tiny_model(name)).whole_reason
+    assert (reason is not None) == (name == "paligemma")

@@ -150,7 +150,9 @@ def test_texts_are_those_of_each_prompt_alone(
     assert played.session.kv_bytes_in_use == 0
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt2", "deepseek-v3", "bloom", "rwkv"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma3", "gpt2", "deepseek-v3", "paligemma", "bloom", "rwkv"]
+)
 def test_prompts_in_parts_by_every_kind_of_model(name: str) -> None:
     """Also by those that are decoded alone, between rows of which none may be there."""
     asks = [Ask(40, 0, 8, 0, None), Ask(33, 1, 8, 1, None), Ask(17, 2, 8, 2, 6)]

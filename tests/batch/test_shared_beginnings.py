@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
 from selfspec.batch.prompts import inputs_of
-from selfspec.forward.columns import Held
+from selfspec.forward.columns import TextKV
 from tests.batch.test_session import SETTINGS, FixedPace, wild
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
@@ -20,7 +20,7 @@ from tests.recorder import use_recorders
 from tests.sessions import TextSession
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
-HYBRIDS = ("qwen3-next", "bamba", "lfm2")
+HYBRIDS = ("qwen3-next", "bamba", "lfm2", "nemotron-h")
 MEMORY = ("1GB", "200KB", None)
 
 
@@ -161,7 +161,7 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
     if dice.random() < 0.15:
         copies = kept_kv._copy
 
-        def scarce(held: Held) -> Held:
+        def scarce(held: TextKV) -> TextKV:
             if dice.random() < 0.4:
                 raise torch.OutOfMemoryError
             return copies(held)

@@ -324,3 +324,14 @@ def test_predict_with_a_random_model(figures, monkeypatch):
     steps = {name: by_task["overall"]["tokens_per_step"] for name, by_task in methods.items()}
     assert steps["stock"] == 1 <= steps["0 % right"] < steps["100 % right"]
     assert methods["100 % right"]["overall"]["nodes_per_step"] > 2
+
+
+def test_nodes(figures, monkeypatch):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 97}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    shape = {"model_type": "lfm2", "layer_types": "cca", **sizes, **heads}
+    monkeypatch.setitem(hybrid.SHAPES, "lfm2-700m", shape)
+    asked = ["--random", "lfm2-700m", "--vocabulary", "90", "--nodes", "4", "--rounds", "1"]
+    found = figures("nodes", *asked, "--forward", "eager")["models"]["lfm2-700m"]
+    assert found["ms"].keys() == found["costs"].keys() == {"1", "4"}
+    assert found["costs"]["1"] == 1

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, per_token
 from selfspec.ability.probe import probe
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_of
 from selfspec.forward.chains import ChainBackend, KeptStates
@@ -165,6 +166,24 @@ def test_steps_of_any_kind_in_any_order(name: str, num_rows: int) -> None:
             assert columns_of(chain.cache) == NUM_COLUMNS + chain.at - pending
         chain.backend.release()
         assert_same_cache(chain.cache, chain.plain_cache())
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_a_chain_is_one_chunk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock's own functions would pad it to the chunks of a prompt."""
+    chain, sizes = Chain(name), []
+    for module, function in state_functions(chain.model):
+        if "chunk" in function:
+            stock = getattr(module, function)
+
+            def watched(*args: Any, stock: Any = stock, **kwargs: Any) -> Any:
+                sizes.append((args[0].shape[1], kwargs["chunk_size"]))
+                return stock(*args, **kwargs)
+
+            monkeypatch.setattr(module, function, watched)
+    chain.step(1, 2)
+    chain.step(0, 1)
+    assert [number for number, _ in sizes] == [size for _, size in sizes] == [4, 4]
 
 
 @pytest.mark.parametrize("fills", [True, False])

@@ -25,7 +25,7 @@ SIZES = (24, 16, 40)  # The rows of three layers that get the same input.
 
 
 def packed(*given: Any) -> Products:
-    return eight_bits.kinds_of_matrices().packed(*given)
+    return Products(eight_bits.kernels().packed, *given)
 
 
 def layers(
@@ -114,7 +114,7 @@ def test_the_default_dtype_is_of_no_importance(dtype):
     expected, values = each(x, None), weight.values()
     torch.set_default_dtype(dtype)
     rounding._rotation.cache_clear()
-    eight_bits.kinds_of_matrices.cache_clear()
+    eight_bits.kernels.cache_clear()
     try:
         assert eight_bits.missing_for_eight_bits() is None
         assert torch.equal(each(x, None), expected)
@@ -325,7 +325,7 @@ def test_a_torch_without_products(monkeypatch):
     for product in (cut_off, missing):
         monkeypatch.setattr(rounding, "int8_product", product)
         monkeypatch.setattr(rounding, "int8_narrow_product", product)
-        eight_bits.kinds_of_matrices.cache_clear()
+        eight_bits.kernels.cache_clear()
         assert "this build of torch has no products" in str(eight_bits.missing_for_eight_bits())
     monkeypatch.undo()
-    eight_bits.kinds_of_matrices.cache_clear()
+    eight_bits.kernels.cache_clear()

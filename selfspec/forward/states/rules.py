@@ -11,7 +11,8 @@ Shapes: B rows, W nodes, H heads, C channels of a convolution; a state is (K, V)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import softplus
@@ -27,6 +28,16 @@ class Ancestry:
         self.unseen = unseen  # (B, W, W) bool: is node j neither node i nor one of its ancestors?
         self.depths = depths  # (B, W)
         self._windows: dict[int, torch.Tensor] = {}
+        self._elsewhere: dict[torch.device, Ancestry] = {}
+
+    def on(self, device: torch.device) -> Ancestry:
+        """The same on the device of a layer."""
+        if device == self.depths.device:
+            return self
+        if device not in self._elsewhere:
+            parts = (part.to(device) for part in (self.unseen, self.depths))
+            self._elsewhere[device] = Ancestry(*parts)
+        return self._elsewhere[device]
 
     def windows(self, size: int) -> torch.Tensor:
         """(B, W, size): where each node is, and the tokens before it, the node coming last.
@@ -84,8 +95,18 @@ def along(told: Told, paths: Paths) -> Told:
 
 def move(keys: torch.Tensor, values: torch.Tensor, left: torch.Tensor, state: torch.Tensor) -> None:
     """Moves states (B, H, K, V) on, in one write; the other arguments are those of `along`."""
-    parts = (state.float() * left, keys.mT, values)
-    torch.baddbmm(*(part.flatten(0, 1) for part in parts), out=state.view(-1, *state.shape[2:]))
+    parts = [part.flatten(0, 1) for part in (state.float() * left, keys.mT, values)]
+    if state.dtype == torch.float32:
+        torch.baddbmm(*parts, out=state.flatten(0, 1))
+    else:
+        state.copy_(torch.baddbmm(*parts).view_as(state))
+
+
+def in_full(device_type: str) -> AbstractContextManager[Any]:
+    """Without autocast: plain steps multiply states element by element, which it leaves alone."""
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def delta_rule(

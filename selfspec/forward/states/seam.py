@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import silu
@@ -24,6 +24,7 @@ from selfspec.forward.states.rules import (
     convolved,
     delta_rule,
     final_time_steps,
+    in_full,
     scan,
 )
 from selfspec.forward.states.slots import States
@@ -31,43 +32,65 @@ from selfspec.forward.states.slots import States
 Function = tuple[ModuleType, str]
 
 
-@contextmanager
-def branching(states: States, ancestry: Ancestry, functions: Sequence[Function]) -> Iterator[None]:
+def branching(
+    states: States, ancestry: Ancestry, functions: Sequence[Function]
+) -> AbstractContextManager[None]:
     """Inside, in this thread, states branch. Use it for one forward.
 
     The functions are back in their places when no thread is inside any more. One that other code
     has replaced meanwhile is left alone.
     """
     states.begin(ancestry)
-    outside, _this_thread.states = _this_thread.states, states
+    return _acting(_Forward(states=states), functions)
+
+
+def in_one_chunk(num_tokens: int, functions: Sequence[Function]) -> AbstractContextManager[None]:
+    """Inside, in this thread, forwards over a chain are one chunk of so many tokens.
+
+    Functions without kernels would pad it to the 64 or 256 tokens of a prompt's chunks.
+    """
+    return _acting(_Forward(num_tokens=num_tokens), functions)
+
+
+class _Forward(NamedTuple):
+    states: States | None = None
+    num_tokens: int = 0
+
+
+class _ThisThread(threading.local):
+    forward = _Forward()
+
+
+@contextmanager
+def _acting(forward: _Forward, functions: Sequence[Function]) -> Iterator[None]:
+    outside, _this_thread.forward = _this_thread.forward, forward
     _replacement.enter(functions)
     try:
         yield
     finally:
         _replacement.leave(functions)
-        _this_thread.states = outside
-
-
-class _ThisThread(threading.local):
-    states: States | None = None
+        _this_thread.forward = outside
 
 
 class _Branching:
     """Stands for a function of transformers."""
 
     def __init__(self, name: str, stock: Callable[..., Any]) -> None:
-        self.stock = stock
+        self.name, self.stock = name, stock
         self._rule = _RULES[ROLES[name]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        states = _this_thread.states
+        states, num_tokens = _this_thread.forward
+        if num_tokens and "chunk" in self.name:
+            kwargs["chunk_size"] = num_tokens
         if states is None:
             return self.stock(*args, **kwargs)
         named = (kwargs.get("initial_state"), kwargs.get("initial_states"))
         place = states.place_of(*args[:2], *named)
         if place is None:
             return self.stock(*args, **kwargs)
-        return self._rule(states, place, *args, **kwargs)
+        with in_full(args[0].device.type):
+            return self._rule(states, place, *args, **kwargs)
 
 
 class _Replacement:
@@ -109,7 +132,7 @@ def _delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = (query, key, value, g, beta, initial_state, states.ancestry)
+    parts = (query, key, value, g, beta, initial_state, states.ancestry(key.device))
     outcome, told = delta_rule(*parts, normalises=use_qk_l2norm_in_kernel)
     states.tell(place, told)
     return outcome, initial_state
@@ -131,7 +154,7 @@ def _scan(
     **_: Any,  # Plain steps, which are right, know no `dt_limit`.
 ) -> tuple[torch.Tensor, torch.Tensor]:
     steps = final_time_steps(dt, dt_bias, is_softplus=dt_softplus)
-    parts = (hidden_states, steps, A, B, C, initial_states, states.ancestry)
+    parts = (hidden_states, steps, A, B, C, initial_states, states.ancestry(dt.device))
     outcome, told = scan(*parts, skip=D)
     states.tell(place, told)
     return outcome.contiguous(), initial_states
@@ -157,7 +180,8 @@ def _scan_step(
     steps = final_time_steps(dt[..., 0], bias, is_softplus=dt_softplus)
     x, steps, inputs, outputs = (part[:, None] for part in (hidden_states, steps, B, C))
     rates = A[:, 0, 0]
-    outcome, told = scan(x, steps, rates, inputs, outputs, state, states.ancestry, skip=skip)
+    ancestry = states.ancestry(state.device)
+    outcome, told = scan(x, steps, rates, inputs, outputs, state, ancestry, skip=skip)
     states.tell(place, told)
     outcome = outcome[:, 0].to(hidden_states.dtype)
     return (outcome if z is None else outcome * silu(z)).to(hidden_states.dtype)
@@ -173,7 +197,7 @@ def _convolution(
     **_: Any,
 ) -> torch.Tensor:
     columns = hidden_states.mT
-    ancestry = states.ancestry
+    ancestry = states.ancestry(columns.device)
     windows = ancestry.windows(columns.shape[1] - ancestry.depths.shape[1])
     return convolved(columns, windows, weight, bias, activation).mT
 

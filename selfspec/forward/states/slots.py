@@ -16,7 +16,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
 from selfspec.compat.states import StatePlace, states_by_place
-from selfspec.forward.states.rules import Ancestry, Paths, Told, across_rows, along, move
+from selfspec.forward.states.rules import Ancestry, Paths, Told, across_rows, along, in_full, move
 
 Move = Callable[[torch.Tensor], None]
 _CONVOLUTION = "conv_states"
@@ -136,10 +136,9 @@ class States:
         """A forward begins."""
         self.branches, self._columns = Branches(ancestry, {}), {}
 
-    @property
-    def ancestry(self) -> Ancestry:
+    def ancestry(self, device: torch.device) -> Ancestry:
         assert self.branches is not None
-        return self.branches.ancestry
+        return self.branches.ancestry.on(device)
 
     def tell(self, place: StatePlace, told: torch.Tensor | Told) -> None:
         assert self.branches is not None
@@ -147,13 +146,19 @@ class States:
 
     def follow(self, first: int, paths: Sequence[Sequence[int]]) -> None:
         """The states of rows that lie side by side are to follow these paths (`settle`)."""
-        branches, self.branches = self.branches, None
-        if branches is None or not branches.told:
+        if not self._stores:
             return
-        depths = branches.ancestry.depths
-        on_device = Paths.of(paths, depths.shape[1], depths.device)
-        rows = slice(first, first + len(paths))
-        moves = {**_moves_of_columns(branches, on_device), **_moves_of_rules(branches, on_device)}
+        branches, self.branches = self.branches, None
+        if branches is None or branches.told.keys() != self._stores.keys():
+            raise RuntimeError("a forward over drafts has not told of each running state")
+        rows, moves = slice(first, first + len(paths)), dict[StatePlace, Move]()
+        for device in {store.device for store in self._stores.values()}:
+            mine = (place for place, store in self._stores.items() if store.device == device)
+            here = {place: branches.told[place] for place in mine}
+            ancestry = branches.ancestry.on(device)
+            on_device = Paths.of(paths, ancestry.depths.shape[1], device)
+            moves |= _moves_of_columns(Branches(ancestry, here), on_device)
+            moves |= _moves_of_rules(here, on_device)
         self._moves = [
             (store := self._stores[place], num_writes(store), partial(move, store[rows]))
             for place, move in moves.items()
@@ -164,7 +169,8 @@ class States:
         while self._moves:
             store, num_before, move = self._moves[-1]
             if num_writes(store) == num_before:
-                move()
+                with in_full(store.device.type):
+                    move()
             self._moves.pop()
 
     def move_row(self, source: int, target: int) -> None:
@@ -224,10 +230,12 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Move
     return found
 
 
-def _moves_of_rules(branches: Branches, paths: Paths) -> dict[StatePlace, Move]:
+def _moves_of_rules(
+    all_told: dict[StatePlace, torch.Tensor | Told], paths: Paths
+) -> dict[StatePlace, Move]:
     """What lets other states follow paths; small operations are one for all layers together."""
     alike: dict[Any, dict[StatePlace, Told]] = {}
-    for place, told in branches.told.items():
+    for place, told in all_told.items():
         if isinstance(told, Told):
             told = Told(*(part[: len(paths.last)] for part in told))
             alike.setdefault(tuple(part.shape for part in told), {})[place] = told

@@ -64,3 +64,10 @@ def test_the_page_names_all_families_with_the_same_reason_in_one_line() -> None:
         "- With text: takes no ids: `OneLM`, `Two",
     ):
         assert line in text
+
+
+def test_the_page_has_short_lines_and_whole_words() -> None:
+    names = [f"a_long_name_of_a_family_{number}" for number in range(40)]
+    text = page([Verdict(name, "plain", reason="words " * 40) for name in names])
+    assert max(map(len, text.splitlines())) <= 120
+    assert "s …: `a_long_name" in " ".join(text.split())

@@ -77,12 +77,39 @@ def test_a_forward_that_fails_leaves_the_functions() -> None:
     assert names_of(model) == stock
 
 
+class Step:
+    """The states of two layers and of their convolutions, in a forward that adds 1 to the first."""
+
+    def __init__(self) -> None:
+        types = ["linear_attention", "linear_attention", "full_attention"]
+        model = new_model("qwen3-5", layer_types=types, num_hidden_layers=len(types))
+        self.states, (_, self.kv) = States(), read(model)
+        self.states.layers = {index: slots.StateLayer(self.states, index) for index in range(2)}
+        self.states.add(self.kv.layers, 0, 1)
+        self.states.show(slice(0, 1))
+        held = states_by_place(self.kv.layers).items()
+        self.before = {place: state.clone() for place, state in held if state.dim() == 4}
+        self.states.begin(TREE)
+        for place, state in held:
+            if place in self.before:
+                heads, keys, values = state.shape[1:]
+                parts = ((keys, 1.0), (values, 1.0), (1, 0.0))
+                told = Told(*(torch.full((1, heads, 1, n), each) for n, each in parts))
+                self.states.tell(place, told)
+            else:
+                self.states.columns(place, torch.zeros(1, state.shape[1], 1))
+
+    def assert_moved(self) -> None:
+        self.states.give_back(self.kv.layers, slice(0, 1))
+        after = states_by_place(self.kv.layers)
+        assert len(self.before) == 2
+        assert all(torch.equal(after[place], state + 1) for place, state in self.before.items())
+
+
 def test_an_interrupt_while_states_move_on_moves_none_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It comes right after a state has moved; the next call moves the others."""
-    types = ["linear_attention", "linear_attention", "full_attention"]
-    model = new_model("qwen3-5", layer_types=types, num_hidden_layers=len(types))
     move, errors = slots.move, [KeyboardInterrupt]
 
     def stumbling(*args: Any) -> None:
@@ -91,27 +118,33 @@ def test_an_interrupt_while_states_move_on_moves_none_twice(
             raise errors.pop()
 
     monkeypatch.setattr(slots, "move", stumbling)
-    states, (_, kv) = States(), read(model)
-    states.layers = {index: slots.StateLayer(states, index) for index in range(2)}
-    states.add(kv.layers, 0, 1)
-    states.show(slice(0, 1))
-    before = {
-        place: held.clone() for place, held in states_by_place(kv.layers).items() if held.dim() == 4
-    }
-    assert len(before) == 2
-    states.begin(TREE)
-    for place, held in before.items():
-        heads, keys, values = held.shape[1:]
-        parts = ((keys, 1.0), (values, 1.0), (1, 0.0))
-        states.tell(place, Told(*(torch.full((1, heads, 1, n), each) for n, each in parts)))
-    states.follow(0, [[0]])
+    step = Step()
+    step.states.follow(0, [[0]])
     with pytest.raises(KeyboardInterrupt):
-        states.settle()
-    states.settle()
-    states.settle()
-    states.give_back(kv.layers, slice(0, 1))
-    after = states_by_place(kv.layers)
-    assert all(torch.equal(after[place], held + 1) for place, held in before.items())
+        step.states.settle()
+    step.states.settle()
+    step.states.settle()
+    step.assert_moved()
+
+
+def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
+    """As one would whose layers are run by code of their own."""
+    step = Step()
+    branches = step.states.branches
+    assert branches is not None
+    del branches.told[next(iter(step.before))]
+    with pytest.raises(RuntimeError, match="has not told of each running state"):
+        step.states.follow(0, [[0]])
+
+
+@pytest.mark.parametrize("name", ["qwen3-5", "falcon-h1"])
+def test_states_are_exact_under_autocast(name: str) -> None:
+    """As in plain steps, whose states autocast leaves alone."""
+    model = tiny_model(name)
+    spec = SelfSpec(**ALONE)
+    with torch.autocast("cpu", torch.bfloat16):
+        run(model, prompt(), custom_generate=spec, prediction=[5, 6, 7, 8] * 6, **GREEDY)
+    assert spec.stats.mode == "tree", spec.stats.disabled_reason
 
 
 def test_a_draft_of_nan_leaves_the_states() -> None:

@@ -1,0 +1,105 @@
+"""What a forward over a tree costs by its nodes, of models with running states and of others.
+
+    python -m eval nodes --random qwen3.5-0.8b llama-0.8b --vocabulary 32000 --dtype bfloat16
+
+Random models of these sizes take turns, forward by forward, with packed weights. A forward is laid
+out, run over a tree in which each node has two children, and the path of two nodes is kept. Printed
+are the medians, and what each width costs in forwards of one node. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterable
+from contextlib import ExitStack
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from eval.models.hybrid import SHAPES, random_model
+from eval.options import check_at_least
+from eval.report.table import Table
+from eval.runs.environment import tell, where
+from selfspec.ability.trial_layers import TrialLayers
+from selfspec.ability.trials import prefilled
+from selfspec.config import SpecConfig
+from selfspec.records import DraftTree
+from selfspec.runner import ModelRunner
+
+_NUM_PROMPT = 32
+_WARM_UP = 3  # The first rounds do not count.
+
+
+class Model:
+    """A random model after a prompt, and the milliseconds of its forwards by their nodes."""
+
+    def __init__(self, name: str, options: argparse.Namespace, stack: ExitStack) -> None:
+        self.name = name
+        model = random_model(
+            name, None, dtype=options.dtype, device="cpu", vocab_size=options.vocabulary
+        )
+        self.model = model
+        self.runner = ModelRunner(model, SpecConfig(forward=options.forward))
+        ability = self.runner.ability()
+        assert ability.mode == "tree", ability.reason
+        self.backend = stack.enter_context(self.runner.backend(ability))
+        self.num_ids = model.config.vocab_size
+        with torch.no_grad():
+            kv = prefilled(model, [5] * _NUM_PROMPT, TrialLayers())
+            self.rows = self.backend.add(kv, torch.tensor([[_NUM_PROMPT]]))
+        self.times: dict[int, list[float]] = {}
+
+    def step(self, num_nodes: int, dice: random.Random) -> None:
+        tree = DraftTree.of_root(5)
+        for node in range(1, num_nodes):
+            tree.add((node - 1) // 2, dice.randrange(5, self.num_ids), 0.5)
+        with torch.no_grad(), self.runner.decoding():
+            start = perf_counter()
+            self.backend.forward(self.backend.lay_out(self.rows, [tree]))
+            self.backend.commit([[0, 1][:num_nodes]])
+            self.times.setdefault(num_nodes, []).append(1e3 * (perf_counter() - start))
+
+    def figures(self) -> dict[str, Any]:
+        times = {number: median(some[_WARM_UP:]) for number, some in self.times.items()}
+        return {"ms": times, "costs": {number: time / times[1] for number, time in times.items()}}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all models, and prints a table and the JSON line."""
+    check_at_least(options, 1, "rounds")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    dice, widths = random.Random(0), sorted({1, *options.nodes})
+    with ExitStack() as stack:
+        models = [Model(name, options, stack) for name in options.random]
+        for _ in range(_WARM_UP + options.rounds):
+            for number in widths:
+                for model in models:
+                    model.step(number, dice)
+        found = {model.name: model.figures() for model in models}
+        print(_table(found, widths).markdown())
+        return tell("nodes", options, **where(models[0].model), models=found)
+
+
+def _table(found: dict[str, dict[str, Any]], widths: Iterable[int]) -> Table:
+    head = ["model", *(f"{number} nodes" for number in widths)]
+    rows = [
+        [name, *(f"{each['ms'][n]:.1f} ms ({each['costs'][n]:.2f})" for n in widths)]
+        for name, each in found.items()
+    ]
+    return Table("Forwards over trees", head, rows, "In brackets: in forwards of one node.")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--random", nargs="+", default=["qwen3.5-0.8b", "llama-0.8b"], choices=SHAPES)
+    add("--vocabulary", type=int, metavar="N", help="of all of them; default: their own")
+    add("--nodes", type=int, nargs="+", default=[4, 8, 16], metavar="N", help="of the trees")
+    add("--rounds", type=int, default=15, metavar="N", help="default: %(default)s")
+    add("--forward", default="packed", help="as of SelfSpec; default: %(default)s")
+    add("--dtype", default="float32", help="float32, bfloat16 or float16; default: %(default)s")
+    add("--threads", type=int, metavar="N", help="of the CPU; default: torch's own number")
