@@ -95,7 +95,7 @@ def check_tree(
     end = len(prompt)
     cache = prefilled(model, prompt, layers)
     types = layers.types(types)
-    if reason := can_hold_trees(cache, len(types.by_layer)):
+    if reason := can_hold_trees(cache, types.by_layer):
         return reason
     compared = [end, end + 1, end + 2, end + 3, end + 3]
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
