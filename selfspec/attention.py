@@ -107,37 +107,37 @@ def _attend(
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
     """Replaces stock's sdpa attention; does the same outside of `grouped_attention`."""
-    asked = _AttentionCall(module, query, key, value, attention_mask, dropout, scaling, others)
+    call = _AttentionCall(module, query, key, value, attention_mask, dropout, scaling, others)
     if torch.compiler.is_compiling():
-        return _traced(asked), None
+        return _traced(call), None
     masks = _this_thread.masks
-    return asked.of_stock() if masks is None else _joined(asked, masks), None
+    return call.of_stock() if masks is None else _joined(call, masks), None
 
 
-def _joined(asked: _AttentionCall, masks: _Masks) -> torch.Tensor:
+def _joined(call: _AttentionCall, masks: _Masks) -> torch.Tensor:
     """The outcome (B, Q, heads, D); heads are joined where that is faster."""
-    number = 0 if asked.needs_stock else _num_joined(asked.query, asked.num_sharing, asked.mask)
+    number = 0 if call.needs_stock else _num_joined(call.query, call.num_sharing, call.mask)
     if not number:
-        return asked.of_stock()
-    return asked.joined(number, _mask_for(number, asked, masks))
+        return call.of_stock()
+    return call.joined(number, _mask_for(number, call, masks))
 
 
-def _mask_for(number: int, asked: _AttentionCall, masks: _Masks) -> torch.Tensor | None:
+def _mask_for(number: int, call: _AttentionCall, masks: _Masks) -> torch.Tensor | None:
     """The mask for joined heads, made once for all layers."""
-    if (mask := asked.mask) is None:
+    if (mask := call.mask) is None:
         return None
     key = id(mask), number
     if key not in masks:  # Holding the mask keeps its id from being reused.
-        masks[key] = mask, joined_mask(mask, number, asked.query.shape[2])
+        masks[key] = mask, joined_mask(mask, number, call.query.shape[2])
     return masks[key][1]
 
 
-def _traced(asked: _AttentionCall) -> torch.Tensor:
+def _traced(call: _AttentionCall) -> torch.Tensor:
     """The outcome as a part of a compiled layer: all heads that share keys are joined."""
-    mask, number = asked.mask, asked.num_sharing
-    if mask is None or number == 1 or asked.needs_stock:
-        return asked.of_stock()
-    return asked.joined(number, joined_mask(mask, number, asked.query.shape[2]))
+    mask, number = call.mask, call.num_sharing
+    if mask is None or number == 1 or call.needs_stock:
+        return call.of_stock()
+    return call.joined(number, joined_mask(mask, number, call.query.shape[2]))
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
@@ -199,7 +199,12 @@ def joined_mask(mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
 
 
 def joined_attention(
-    states: States, mask: torch.Tensor | None, number: int, *, in_double: bool = False, **given: Any
+    states: States,
+    mask: torch.Tensor | None,
+    number: int,
+    *,
+    in_double: bool = False,
+    **options: Any,
 ) -> torch.Tensor:
     """The outcome (B, Q, heads, D), with this many heads of queries as one, and their mask.
 
@@ -212,24 +217,29 @@ def joined_attention(
         num_keys = keys[0].shape[1]
         at_once = max(_AT_ONCE * num_keys // max(keys[0].numel(), 1), torch.get_num_threads())
         sizes = at_once * queries.shape[1] // num_keys, at_once, at_once
-        parts = zip(*map(partial(torch.split, dim=1), (queries, *keys), sizes), strict=True)
-        found = [_attend_joined(tuple(map(wide, part)), mask, given) for part in parts]
-        outcome = torch.cat(found, 1).to(query.dtype)
+        heads = map(partial(torch.split, dim=1), (queries, *keys), sizes)
+        parts = [
+            _attend_joined(tuple(map(wide, part)), mask, options)
+            for part in zip(*heads, strict=True)
+        ]
+        outcome = torch.cat(parts, 1).to(query.dtype)
     else:
-        outcome = _attend_joined((queries, *keys), mask, given)
+        outcome = _attend_joined((queries, *keys), mask, options)
     return outcome.reshape(rows, num_heads, width, -1).transpose(1, 2).contiguous()
 
 
-def _attend_joined(states: States, mask: torch.Tensor | None, given: Any) -> torch.Tensor:
+def _attend_joined(
+    states: States, mask: torch.Tensor | None, options: dict[str, Any]
+) -> torch.Tensor:
     """Each head of keys serves as many heads of queries as come after one another."""
     queries, key, value = states
     num_queries, num_copies = queries.shape[2], queries.shape[1] // key.shape[1]
     if num_copies > 1:
-        key, value = (each.repeat_interleave(num_copies, dim=1) for each in (key, value))
+        key, value = (states.repeat_interleave(num_copies, dim=1) for states in (key, value))
     # Torch is slow with a single query in half precision on a CPU.
     if num_queries == 1 and queries.device.type == "cpu" and queries.dtype in _HALVES:
         queries = torch.cat([queries, queries], dim=2)
-    outcome = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **given)
+    outcome = scaled_dot_product_attention(queries, key, value, attn_mask=mask, **options)
     return outcome[:, :, :num_queries]
 
 

@@ -194,7 +194,7 @@ class StepRecord:
     before. Both are empty where drafts led to NaN; only a budget sees such a record. `above` is
     the token in front of the root, -1 if there is none. `top` is None where nobody learns. `states`
     (N, D) is what entered the output head for each node, if a cursor of the row asked for it and
-    the forward could tell.
+    the forward could tell. `is_padding`: the row had stopped before, and its tokens are pads.
     """
 
     row: int
@@ -204,6 +204,7 @@ class StepRecord:
     above: int = -1
     top: TopK | None = None
     states: Any = None
+    is_padding: bool = False
     _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -75,7 +75,7 @@ def _walked(group: list[Drafted], logits: StepLogits | None, first: int = 0) -> 
     """
     rows, starts = [row for row, _ in group], [row.num_new for row, _ in group]
     above = [(-1, -1, *row.prompt_ids[-2:], *row.new_ids[-2:])[-2] for row in rows]
-    is_spoiled = False
+    are_padded, is_spoiled = [row.is_padded for row in rows], False
 
     def commit(nodes: Sequence[int]) -> tuple[Sequence[int], bool] | None:
         nonlocal is_spoiled
@@ -88,7 +88,14 @@ def _walked(group: list[Drafted], logits: StepLogits | None, first: int = 0) -> 
         row.note_nan(is_spoiled)
     return [
         StepRecord(
-            row=row.index, tree=tree, path=path, committed_ids=row.new_ids[start:], above=token
+            row=row.index,
+            tree=tree,
+            path=path,
+            committed_ids=row.new_ids[start:],
+            above=token,
+            is_padding=is_padded,
         )
-        for (row, tree), path, start, token in zip(group, paths, starts, above, strict=True)
+        for (row, tree), path, start, token, is_padded in zip(
+            group, paths, starts, above, are_padded, strict=True
+        )
     ]

@@ -12,7 +12,7 @@ from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import LutSource
-from selfspec.draft.sources.corpus import CorpusTables
+from selfspec.papers.corpus import CorpusTables
 from selfspec.records import TopK
 from tests.oracles import corpus_arrays, following, kept
 
@@ -60,25 +60,13 @@ def rates() -> list:
     ]
 
 
-def prior(dims: int = 3, read: int = 5) -> dict[str, np.ndarray]:
-    """Of states of `dims` numbers; with the embedding, `read` numbers are read."""
-    return {
-        "mean": np.arange(read).astype(np.float16),
-        "scale": np.ones(read, np.float16),
-        "down": np.full((read, 2), 0.5, np.float16),
-        "up": np.full((2, dims), 0.5, np.float16),
-        "model": np.arange(8).astype(np.uint32),
-    }
-
-
 def contents(**changes) -> CacheContents:
     """One of each kind."""
     fields = {
         "tokenizer": OWNER,
         "tables": {"lut": lut(), "lut2": lut2()},
-        "corpus": count_grams(TEXT),
         "calibration": rates(),
-        "map_prior": prior(),
+        "answers": np.array([3, 1, 4, -1, 5, -1], np.int32),
         "about": {"corpus": "digits of π", "licence": "none", "tokens": len(TEXT)},
     }
     return CacheContents(**{**fields, **changes})
@@ -89,9 +77,8 @@ def plain(held: CacheContents) -> tuple:
     return (
         held.tokenizer,
         {source: _plain(arrays) for source, arrays in held.tables.items()},
-        None if held.corpus is None else _plain(held.corpus.arrays()),
         held.calibration,
-        None if held.map_prior is None else _plain(held.map_prior),
+        None if held.answers is None else held.answers.tolist(),
         dict(held.about),
     )
 

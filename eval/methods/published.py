@@ -16,14 +16,17 @@ import numpy as np
 from eval.methods.lookahead import lookahead
 from eval.methods.method import Maker, Method, MethodError, Resources, SelfSpecMethod
 from eval.methods.sam import SamSource
+from selfspec.cache import CacheContents
 from selfspec.draft.calibration import FixedPrior
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources.texts import TextsSource
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
+from selfspec.papers.corpus import CorpusTables
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.edgellm import Fallback
 from selfspec.papers.ghidorah import FittedTree, best_tree
+from selfspec.papers.grams import GramCounter
 from selfspec.papers.self_draft import Branches, ContextCache
 
 FIXED_NODES = 81  # Token Recycling's, the root among them.
@@ -92,7 +95,20 @@ def _edgellm(given: Resources) -> dict[str, Any]:
 
 
 def _self_draft(given: Resources, **own: Any) -> dict[str, Any]:
-    return method_of("self-draft", max_nodes=given.config.max_nodes, **own, **given.options)
+    """The texts of the cache are the corpus."""
+    more = {**own, **given.options}
+    return method_of(
+        "self-draft", max_nodes=given.config.max_nodes, corpus=_corpus(given.contents), **more
+    )
+
+
+def _corpus(contents: CacheContents | None) -> CorpusTables | None:
+    if contents is None or contents.answers is None:
+        return None
+    counter = GramCounter(vocab_size=contents.count_ids())
+    for text in np.split(contents.answers, np.flatnonzero(contents.answers < 0) + 1):
+        counter.add(text[text >= 0])
+    return counter.tables()
 
 
 def _with_branches(given: Resources) -> dict[str, Any]:
@@ -118,9 +134,7 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},
     "self-draft": _self_draft,
-    "suffix-branches": partial(
-        _self_draft, sources=("context", "corpus"), calibration=FixedPrior()
-    ),
+    "suffix-branches": partial(_self_draft, sources=("context",), calibration=FixedPrior()),
     "edgellm": _edgellm,
     "ghidorah": lambda given: method_of("ghidorah", tree=given.tree, **given.options),
     "selfspec-branches": _with_branches,

@@ -168,13 +168,13 @@ STUDIES: dict[str, Study] = {
         },
     ),
     "memories": Study(
-        "what context and corpus are worth; pass --cache, or there is no corpus",
+        "what context and the texts of --cache are worth",
         "Self-Draft, figure 8",
         {
             "stock": _STOCK,
-            "context, corpus": Variant("selfspec-branches", {"sources": ["context", "corpus"]}),
+            "context, texts": Variant("selfspec-branches", {"sources": ["context", "texts"]}),
             "context": Variant("selfspec-branches", {"sources": ["context"]}),
-            "corpus": _fixed(sources=["corpus"]),
+            "texts": _fixed(sources=["texts"]),
         },
     ),
     "rules": Study(

@@ -95,7 +95,7 @@ def check_tree(
     end = len(prompt)
     cache = prefilled(model, prompt, layers)
     types = layers.types(types)
-    if reason := can_hold_trees(cache, len(types.by_layer)):
+    if reason := can_hold_trees(cache, types.by_layer):
         return reason
     compared = [end, end + 1, end + 2, end + 3, end + 3]
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
@@ -130,7 +130,7 @@ def check_tree(
     second = _outcome(backend, rows, _tree(d, wrong[:3], []), layers)[:1]
     got = torch.cat([first, second, _outcome(backend, rows, DraftTree.of_root(d), layers)])
     backend.release()
-    return _verdict(got, truth, faults, answers, lambda: _read_on(model, right, layers))
+    return _verdict(model, got, truth, faults, answers, lambda: _read_on(model, right, layers))
 
 
 def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
@@ -214,7 +214,7 @@ def check_chain(
     ]
     order = sorted(range(len(faults)), key=distances.__getitem__)
     faults, answers = [faults[i] for i in order], [answers[i] for i in order]
-    return _verdict(got, steps, faults, answers, lambda: whole)
+    return _verdict(model, got, steps, faults, answers, lambda: whole)
 
 
 def _depends_on_later(
@@ -308,6 +308,7 @@ def check_logits(model: Any, ids: Sequence[int]) -> str | None:
 
 
 def _verdict(
+    model: Any,
     got: torch.Tensor,  # (N, D)
     truth: torch.Tensor,  # (N, D)
     faults: Sequence[_Fault],
@@ -321,7 +322,8 @@ def _verdict(
         right, wrong = _distance(got[rows], truth[rows]), _distance(got[rows], answer)
         if right <= _CLEARLY_RIGHT * wrong:
             continue
-        rounding = _distance(read_on(), truth) if rounding is None else rounding
+        if rounding is None:  # Two outcomes may happen to have the same bits.
+            rounding = max(_distance(read_on(), truth), torch.finfo(model.dtype).eps / 4)
         # An answer that is the truth but for rounding shows no fault.
         shows_fault = _distance(answer, truth[rows]) > 2 * rounding
         if right > _CLEARLY_WRONG * wrong and shows_fault:

@@ -9,23 +9,21 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich import progress as rich
 from rich.console import Console
 
-from selfspec.building.grams import GramCounter
 from selfspec.building.reading import prefix_of, teach
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds, read_ids
 from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
 from selfspec.cache.knowledge import Knowledge
 from selfspec.config import SpecConfig
-from selfspec.draft.sources.corpus import CorpusTables
+from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
-from selfspec.machine.memory import free_memory
-from selfspec.neural.map_prior import PriorSums
 
-_MAX_MEMORY = 1 << 32  # 4 GiB for counting. Beyond that the rarest n-grams are dropped.
 _COLUMNS = (
     *("{task.description}", rich.BarColumn(14), rich.MofNCompleteColumn()),
     *("{task.fields[tokens]:,} tokens", rich.TimeElapsedColumn(), "left"),
@@ -74,49 +72,40 @@ class _Build:
     facts: dict[str, Any] = field(default_factory=dict)  # Numbers for the card.
 
     def of(self, documents: Iterable[TokenIds | None]) -> CacheContents:
-        recipe, tables, prior = self.recipe, {}, None
+        recipe, tables = self.recipe, {}
         if recipe.wants_lut:
             model = self.load_model().eval()
             learned = Knowledge(SpecConfig()).learned(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
-            sums = PriorSums.of(model)
-            read = teach(learned, model, documents, recipe, prefix=prefix, sums=sums)
+            read = teach(learned, model, documents, recipe, prefix=prefix)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
             self.facts["tokens_read"] = self._some(done, "a document with text in it")
             tables = learned.tables()
-            prior = None if sums is None else sums.arrays()
             documents = read_ids(recipe, self.tokenizer)
-        corpus = self._counted(documents, recipe.max_documents) if recipe.wants_ngrams else None
-        return self._contents(tables=tables, corpus=corpus, map_prior=prior)
+        texts = self._texts(documents, recipe.max_documents) if recipe.wants_texts else None
+        return self._contents(tables=tables, answers=texts)
 
-    def _counted(self, documents: Iterable[TokenIds | None], total: int | None) -> CorpusTables:
-        recipe = self.recipe
-        counter = GramCounter(
-            vocab_size=tokenizer_info(self.tokenizer).vocab_size,
-            max_prefix=recipe.max_prefix,
-            max_memory=min(_MAX_MEMORY, free_memory() // 2),
-        )
+    def _texts(self, documents: Iterable[TokenIds | None], total: int | None) -> NDArray[np.int32]:
+        """The first documents, each with -1 after it, as many tokens as a `SelfSpec` keeps."""
+        texts: list[TokenIds] = []
         counts = Counter(documents=0, tokens=0, left_out=0)
 
-        def added() -> Iterator[tuple[int, int]]:
+        def kept() -> Iterator[tuple[int, int]]:
             for ids in documents:
                 num_tokens = 0 if ids is None else len(ids)
-                if ids is not None:
-                    counter.add(ids)
+                if ids is not None and num_tokens:
+                    texts.append(np.append(ids, -1))
                 counts.update(
                     documents=bool(num_tokens), tokens=num_tokens, left_out=not num_tokens
                 )
                 yield 1, num_tokens
+                if counts["tokens"] + counts["documents"] >= MAX_TOKENS:
+                    return
 
-        self._show("counting", total, added())
+        self._show("keeping", total, kept())
         self._some(counts["tokens"], "a document with text in it")
-        tables = counter.tables(
-            min_count=recipe.min_count,
-            max_continuations=recipe.max_continuations,
-            max_bytes=recipe.max_size,
-        )
-        self.facts |= {**counts, "min_counts": list(tables.min_counts)}
-        return tables
+        self.facts |= counts
+        return np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
 
     def _show(self, title: str, total: int | None, parts: Iterable[tuple[int, int]]) -> int:
         """Goes through parts of work, as (amount, tokens), with a bar; returns the tokens."""

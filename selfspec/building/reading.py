@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -15,9 +14,8 @@ from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds
 from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.learned import Learned
-from selfspec.forward.model import head_heard, max_positions, vocab_size
+from selfspec.forward.model import max_positions, vocab_size
 from selfspec.learning import top_k_of
-from selfspec.neural.map_prior import PriorSums
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 _NEUTRAL = "Hello"
@@ -30,12 +28,11 @@ def teach(
     recipe: Recipe,
     *,
     prefix: Sequence[int],
-    sums: PriorSums | None = None,
 ) -> Iterator[int]:
     """Shows the sources of `learned` what the model predicts after each token of the documents.
 
-    `sums` take in the hidden states from which it predicts. Documents are cut into windows, and
-    `prefix` is read before each. Yields the number of tokens that each forward has read.
+    Documents are cut into windows, and `prefix` is read before each. Yields the number of tokens
+    that each forward has read.
     """
     length = min(recipe.window, max_positions(model) or recipe.window)
     rows = max(1, min(recipe.batch, _MAX_LOGITS // (vocab_size(model) * length)))
@@ -50,11 +47,7 @@ def teach(
     while not recipe.warmup_tokens or num_tokens < recipe.warmup_tokens:
         if not (batch := list(islice(windows, rows))):
             return
-        heard: list[torch.Tensor] = []
-        with nullcontext() if sums is None else head_heard(model, heard.append):
-            logits = _logits(model, batch, len(prefix), kv)
-        if sums is not None and heard:
-            _add_states(sums, batch, heard[-1])
+        logits = _logits(model, batch, len(prefix), kv)
         for window, row in zip(batch, logits, strict=True):
             # (N, 2): for each token the one before it, or -1, and the token itself.
             pairs = np.stack([np.append(-1, window[:-1]), window], axis=-1)
@@ -62,14 +55,6 @@ def teach(
         num_new = sum(map(len, batch))
         num_tokens += num_new
         yield num_new
-
-
-@torch.inference_mode()
-def _add_states(sums: PriorSums, windows: Sequence[TokenIds], states: torch.Tensor) -> None:
-    before = torch.cat([row[: len(ids) - 1] for ids, row in zip(windows, states, strict=True)])
-    after = torch.cat([row[1 : len(ids)] for ids, row in zip(windows, states, strict=True)])
-    tokens = torch.from_numpy(np.concatenate([ids[1:] for ids in windows]))
-    sums.add(before, tokens, after)
 
 
 def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:

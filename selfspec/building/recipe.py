@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfspec.errors import BuildError, unknown_name
 
@@ -19,7 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-LEAST_BYTES = 9_000  # What n-gram tables without a row take in a file.
 _VOCABULARY = "vocabulary"
 _RECIPES = resources.files("selfspec") / "building" / "recipes"
 
@@ -63,17 +62,8 @@ class Recipe(BaseModel):
     max_documents: Count | None = None
     """Read at most this number of documents."""
 
-    build: Literal["both", "lut", "ngrams"] = "both"
-    """lut, ngrams (from text without the model) or both."""
-    max_prefix: Annotated[int, Field(ge=1, le=8)] = 4
-    """Longest prefix of an n-gram, 1 to 8. More: surer drafts."""
-    min_count: Count = 2
-    """Drop n-grams with a lower count. More: a smaller file."""
-    max_continuations: Count = 8
-    """Continuations kept for each prefix. More: a larger file."""
-    max_size: Annotated[ByteSize, Field(ge=LEAST_BYTES)] = ByteSize(64_000_000)
-    """Largest n-gram tables, such as 64MB; the minimum count is raised until they fit."""
-
+    build: Literal["both", "lut", "texts"] = "both"
+    """lut, texts (the first 262,144 tokens, which need no model) or both."""
     warmup_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Tokens that the model reads for the LUTs; 0: all."""
     window: Count = 256
@@ -100,12 +90,12 @@ class Recipe(BaseModel):
             raise BuildError(_message(error)) from error
 
     @property
-    def wants_ngrams(self) -> bool:
+    def wants_texts(self) -> bool:
         return self.build != "lut"
 
     @property
     def wants_lut(self) -> bool:
-        return self.build != "ngrams"
+        return self.build != "texts"
 
     @property
     def reads_vocabulary(self) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -37,10 +36,8 @@ class TokenizerInfo:
 class CacheContents:
     tokenizer: TokenizerInfo  # Whose ids these are.
     tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
-    corpus: CorpusTables | None = None
     calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
-    map_prior: Arrays | None = None  # what a `MapPrior` is made of
-    answers: NDArray[np.int32] | None = None  # what an engine's rows wrote, each with -1 after it
+    answers: NDArray[np.int32] | None = None  # what was said, each text with -1 after it
     about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
 
     def count_ids(self) -> int:
@@ -49,9 +46,6 @@ class CacheContents:
         It may be larger than the tokenizer's vocabulary, since many models pad their logits.
         """
         ids = [table[name] for key, table in self.tables.items() for name in (KEY_OF[key], "ids")]
-        if self.corpus is not None:
-            arrays = self.corpus.arrays()
-            ids += [arrays[name] for name in arrays if name.startswith(("token.", "next_token."))]
         if self.answers is not None:
             ids.append(self.answers)
         return 1 + max((int(array.max()) for array in ids if array.size), default=-1)

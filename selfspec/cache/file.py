@@ -17,7 +17,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
-from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import CacheError, one_line
 from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_bytes
@@ -122,10 +121,6 @@ def as_bytes(contents: CacheContents) -> bytes:
         for source, table in contents.tables.items()
         for name, array in table.items()
     }
-    if contents.corpus is not None:
-        arrays |= {f"corpus.{name}": array for name, array in contents.corpus.arrays().items()}
-    if contents.map_prior is not None:
-        arrays |= {f"map.{name}": array for name, array in contents.map_prior.items()}
     if contents.answers is not None:
         arrays["answers.tokens"] = contents.answers
     card = {
@@ -169,15 +164,14 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
-    corpus, answers, prior = (tables.pop(name, None) for name in ("corpus", "answers", "map"))
+    # Of version 0.3 there are also n-grams of a corpus, and what maps of hidden states began with.
+    answers, *_ = (tables.pop(name, None) for name in ("answers", "corpus", "map"))
     for source, table in tables.items():
         _check_table(source, table)
     return CacheContents(
         tokenizer=card.tokenizer,
         tables=tables,
-        corpus=None if corpus is None else CorpusTables.from_arrays(corpus),
         calibration=_checked_rates(card.calibration),
-        map_prior=None if prior is None else _checked_prior(prior),
         answers=None if answers is None else _checked_answers(answers),
         about=card.about,
     )
@@ -210,25 +204,6 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
         and keys.min(initial=0) >= 0
     ):
         raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
-
-
-def _checked_prior(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a map of hidden states begins with. Whether it is the model's own, the model knows."""
-    if set(arrays) != {"mean", "scale", "down", "up", "model"}:
-        raise ValueError("its map of hidden states is not whole")
-    mean, scale, down, up = halves = [arrays[name] for name in ("mean", "scale", "down", "up")]
-    model = arrays["model"]
-    if not (
-        all(each.dtype == np.float16 and np.isfinite(each).all() for each in halves)
-        and (model.dtype, model.shape) == (np.uint32, (8,))
-        and down.ndim == up.ndim == 2
-        and mean.shape == scale.shape == down.shape[:1]
-        and down.shape[1] == len(up)
-        and 0 < up.shape[1] < len(down)
-        and down.shape[1] <= up.shape[1]
-    ):
-        raise ValueError("its map of hidden states has a wrong shape, a wrong dtype or no numbers")
-    return arrays
 
 
 def _checked_answers(table: Mapping[str, Any]) -> Any:

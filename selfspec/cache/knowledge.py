@@ -13,7 +13,6 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import REGISTRY, Source
-from selfspec.draft.sources.corpus import CorpusSource
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 
@@ -79,9 +78,7 @@ class Knowledge:
         return CacheContents(
             tokenizer=owner,
             tables=tables,
-            corpus=loaded.corpus,
             calibration=calibration,
-            map_prior=loaded.map_prior,
             answers=answers,
             about=loaded.about if about is None else about,
         )
@@ -89,15 +86,11 @@ class Knowledge:
     def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.
 
-        There is no corpus among the sources if none was loaded. A map belongs to one text.
+        A map and heads belong to one text.
         """
         top_k, loaded = min(self._config.top_k, vocab_size), self.loaded
-        sources: list[Source] = []
-        for name in self._config.sources:
-            if name in REGISTRY:
-                sources.append(REGISTRY[name](vocab_size, top_k))
-            elif name == "corpus" and loaded is not None and loaded.corpus is not None:
-                sources.append(CorpusSource(loaded.corpus, vocab_size, top_k))
+        known = [REGISTRY[name] for name in self._config.sources if name in REGISTRY]
+        sources = [make(vocab_size, top_k) for make in known]
         sources += [source.copy() for source in self._extra_sources]
         learned = Learned(
             sources,
@@ -107,7 +100,6 @@ class Knowledge:
             strict=self._config.strict,
         )
         if loaded is not None:
-            learned.map_prior = loaded.map_prior
             restore(learned, loaded, vocab_size)
         if self.remembered is not None:
             self.remembered.open(learned, vocab_size)

@@ -221,10 +221,8 @@ def _changed(source: str, now: Arrays, before: Arrays) -> Arrays:
 def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:
     """Replays the new rows into tables made of what is kept, so that it never outgrows them.
 
-    Of two rates, the one with more trials wins. The model has at least `num_ids` tokens. Corpora
-    are left out.
+    Of two rates, the one with more trials wins. The model has at least `num_ids` tokens.
     """
-    kept, new = (replace(each, corpus=None) for each in (kept, new))
     # Models that share a tokenizer may pad their vocabularies differently.
     num_ids = max(num_ids, kept.count_ids(), new.count_ids())
     widths = [t["ids"].shape[1] for part in (kept, new) for t in part.tables.values()]

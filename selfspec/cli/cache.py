@@ -70,7 +70,7 @@ def build(
 
     Args:
         output: The cache to make.
-        recipe: code, dialogue, folder, oanc, own-answers, vocabulary, or a TOML file with the keys
+        recipe: code, dialogue, folder, own-answers, vocabulary, or a TOML file with the keys
             below. Options override its keys.
         overwrite: Replace a cache that exists.
     """
@@ -127,13 +127,8 @@ def inspect(name: str, /) -> None:
 
 def _print_contents(name: object, contents: CacheContents) -> None:
     parts = [f"{len(arrays['ids']):,} {table} rows" for table, arrays in contents.tables.items()]
-    if contents.corpus is not None:
-        parts.append(
-            f"{contents.corpus.num_prefixes:,} n-gram prefixes of up to "
-            f"{contents.corpus.max_prefix} tokens"
-        )
-    if contents.map_prior is not None:
-        parts.append(f"a map of states of {contents.map_prior['up'].shape[1]:,} numbers")
+    if contents.answers is not None:
+        parts.append(f"{(contents.answers >= 0).sum():,} tokens of texts")
     if contents.calibration:
         parts.append(f"{len(contents.calibration):,} rates")
     print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))

@@ -41,10 +41,8 @@ class Writer:
         return f"sampling at temperature {temperature or own.temperature}, seed {self.seed}"
 
     def origins(self, config: SpecConfig) -> list[str]:
-        cache = self.loaded.cache
-        has_corpus = cache is not None and cache.corpus is not None
-        origins = [name for name in config.sources if name != "corpus" or has_corpus]
-        return origins if self.loaded.draft_model is None else [*origins, DRAFT_MODEL]
+        more = [] if self.loaded.draft_model is None else [DRAFT_MODEL]
+        return [*config.sources, *more]
 
     def reseed(self) -> None:
         import torch

@@ -109,7 +109,7 @@ class MeasuredBudget(Budget):
     def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
         plain, pending = self.curve.seconds(1), num_pending or 0
-        end = plain + plain * self.ledger.room() - self.looking.value
+        end = plain + plain * self.ledger.may_lose() - self.looking.value
         if num_pending is not None:  # A wrong draft lets the root be read again, too.
             end -= self.curve.seconds(pending + 2) - plain
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
@@ -135,7 +135,7 @@ class MeasuredBudget(Budget):
         """
         plain = self.curve.seconds(1)
         needed = 2 * plain if seconds is None else seconds
-        return self.curve.knows_plain and needed < self.ledger.room() * plain
+        return self.curve.knows_plain and needed < self.ledger.may_lose() * plain
 
     def charge(self, seconds: float) -> None:
         steps = seconds / self.curve.seconds(1)

@@ -212,7 +212,7 @@ def _place(width: int) -> int:
 def _rising(heights: Sequence[float]) -> list[float]:
     """The first as it is; the others as near as they can be, never falling, and none below it."""
     plain, *others = heights
-    return [plain, *(max(plain, each) for each in monotone(others))]
+    return [plain, *(max(plain, height) for height in monotone(others))]
 
 
 def _slope(widths: Sequence[int], heights: Sequence[float], since: int) -> float:

@@ -50,7 +50,7 @@ class Ledger:
         """How much of what scores promise comes true."""
         return min(self.kept.value, 1.0)
 
-    def room(self) -> float:
+    def may_lose(self) -> float:
         """What the next step may lose, in plain steps."""
         self._saved = min(self._saved, _CREDIT)
         return self._saved + _STEPS + _SHARE * self._taken

@@ -25,14 +25,14 @@ class Drafter:
     def __init__(
         self,
         learned: Learned,
-        start: RowStart,  # What it says of learning and of the map is taken from `learned`.
+        start: RowStart,  # What it says of learning is taken from `learned`.
         config: SpecConfig,
         sources: Sequence[Source] = (),  # beside what is learned: the call's own and the model's
         *,
         num_readable: int = sys.maxsize,  # ids, of which alone drafts are made
         banned: int | None = None,  # A token after which no draft can be verified.
     ) -> None:
-        start = replace(start, learns=learned.learns, map_prior=learned.map_prior)
+        start = replace(start, learns=learned.learns)
         self.learned = learned
         self._unopened = [(source, start) for source in (*learned.sources, *sources)]
         self._cursors: list[Cursor] = []

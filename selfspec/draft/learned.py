@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,6 @@ class Learned:
     shape: Shape = field(default_factory=Shape)  # Which trees its rows draft.
     strict: bool = False  # Is a source that fails an error?
     failed: set[str] = field(default_factory=set)  # Sources whose failure was warned of.
-    map_prior: Mapping[str, NDArray[Any]] | None = None  # What maps of hidden states begin with.
 
     @property
     def nbytes(self) -> int:

@@ -151,7 +151,7 @@ class TreeBackend:
     def lay_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
         start = perf_counter()
-        if len(rows) < self.kv.num_taken:
+        if len(rows) < len(self.kv.rows):
             self._goes_on_eagerly("a forward over all rows failed", is_asked=False)
         else:
             self._captures_again()
@@ -177,13 +177,13 @@ class TreeBackend:
         width = max(len(tree.tokens) for tree in trees)
         needed = InputShape(len(rows), width, rows[0].position.shape, len(windows))
         shape = self._forwards.fitting(needed)
-        kv.reserve(rows, shape.width, shape.rows)
+        _, front, firsts = kv.reserve(rows, shape.width, shape.rows)
         state = RowState(
             [row.num_columns for row in rows],
             np.stack([row.position for row in rows], axis=-1),
             [row.start for row in rows],
-            [kv.first_columns[name] for name in windows],
-            kv.front,
+            [firsts[name] for name in windows],
+            front,
         )
         run = self._forwards.ready(self._model, shape, write(trees, state, shape), state)
         if run is None or shape == needed:

@@ -76,7 +76,8 @@ class EagerForwards:
 
     def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
         kv, visible = self.kv, self.kv.visible
-        end, firsts = kv.front + shape.width, kv.first_columns
+        _, front, firsts = kv.forward
+        end = front + shape.width
         layout = read(
             upload(inputs, kv.kind.device),
             shape,

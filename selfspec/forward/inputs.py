@@ -6,7 +6,7 @@ to each plain step, while the forward of a draft gets none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,10 +86,16 @@ def foreign_layer(cache: Cache) -> str | None:
     return columns_reason(cache)
 
 
-def can_hold_trees(cache: Cache, num_layers: int) -> str | None:
-    """Why drafting can't take over a cache that some layers have filled; None if it can."""
-    if len(cache.layers) != num_layers:
-        return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
-    if not all(getattr(layer, "is_initialized", True) for layer in cache.layers):
-        return "a KV layer holds nothing, as where layers share their keys"
+def can_hold_trees(cache: Cache, attention_types: Sequence[str | None]) -> str | None:
+    """Why drafting can't take over a cache that some layers have filled; None if it can.
+
+    Layers without attention have no type.
+    """
+    number, needed = len(cache.layers), len(attention_types)
+    if number != needed:
+        return f"it keeps {number} KV layers for {needed}, as where some run again"
+    for layer, name in zip(cache.layers, attention_types, strict=True):
+        is_empty = keeps_nothing(layer) or not getattr(layer, "is_initialized", True)
+        if is_empty and name is not None:
+            return "a KV layer holds nothing, as where layers share their keys"
     return foreign_layer(cache)

@@ -80,7 +80,8 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
             values.index_copy_(2, slots, value_states)
             end = kv.layout.num_keys(self.attention_type)
         else:
-            start, width = kv.front - kv.first_columns[self.attention_type], key_states.shape[-2]
+            start = kv.forward.front - kv.forward.firsts[self.attention_type]
+            width = key_states.shape[-2]
             end = start + width
             # Unlike an assignment to a slice, this raises an error where the slots end too early.
             keys.narrow(2, start, width).copy_(key_states)
@@ -96,13 +97,13 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
         """How many keys the next forward sees, and the column of the first one."""
         if self._kv.layout is not None:
             return self._kv.layout.num_keys(self.attention_type), 0
-        first_column = self._kv.first_columns[self.attention_type]
-        return self._kv.front - first_column + query_length, first_column
+        first_column = self._kv.forward.firsts[self.attention_type]
+        return self._kv.forward.front - first_column + query_length, first_column
 
     def get_seq_length(self) -> int | torch.Tensor:
         """How many columns are in front of the next tree; a tensor where a capture needs one."""
         layout = self._kv.layout
-        return self._kv.front if layout is None else layout.front  # type: ignore[no-any-return]
+        return self._kv.forward.front if layout is None else layout.front  # type: ignore[no-any-return]
 
 
 class Slots:

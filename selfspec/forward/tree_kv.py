@@ -8,9 +8,9 @@ many slots there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
@@ -66,14 +66,25 @@ def layers_for(attention: AttentionTypes, kv: TreeKV) -> list[Any]:
     return layers
 
 
+class Forward(NamedTuple):
+    """Where the trees of one forward over some rows are.
+
+    They begin at the column `front`, which is the length of the longest of these rows. `firsts` has
+    the column of each attention type's first slot: windowed layers drop the columns that no query
+    can see any more, where the policy allows it.
+    """
+
+    rows: Sequence[KVRow]
+    front: int
+    firsts: Mapping[str, int]
+
+
 class TreeKV:
     """Committed columns of rows, with room after them for one tree per row.
 
-    Each row knows its place among the slots and its number of columns. Trees are appended at the
-    column `front`, which is the longest row's length. The model is given `cache`. `first_columns`
-    has the column of each attention type's first slot: windowed layers drop the columns that no
-    query can see any more, where the policy allows it. `visible` says which columns of the prompt
-    count, row by row; None if all do.
+    Each row knows its place among the slots and its number of columns. The model is given `cache`,
+    whose layers look at the `forward` for which room was made last. `visible` says which columns of
+    the prompt count, row by row; None if all do.
 
     During a captured forward its `layout` says which slots it writes and sees. `generation` grows
     when slots get another address; captures of an earlier generation must not be replayed.
@@ -81,18 +92,16 @@ class TreeKV:
 
     def __init__(self, attention: AttentionTypes, policy: Policy) -> None:
         self.policy = policy
-        self.front = 0
-        self.first_columns = dict.fromkeys(attention.windows, 0)
+        self.rows: Sequence[KVRow] = ()  # Those that have places, in their order.
+        self.forward = Forward((), 0, {})
         self.visible: torch.Tensor | None = None  # (B, P) bool
         self.layout: Layout | None = None
         self._generation = 0
-        self.num_taken = 0  # How many places belong to rows.
         self.states = States()
         self.cache = DynamicCache()
         self.cache.layers = layers_for(attention, self)
         self._attention = attention
-        self._rows: Sequence[KVRow] = ()  # Those of the forward under way.
-        self._loan: tuple[list[CacheLayerMixin], Sequence[KVRow]] = [], ()
+        self._layers: list[CacheLayerMixin] = []  # The stock layers that the first rows were in.
         self._kinds: dict[Kind, list[Member]] = {}
         self._parts: list[Slots] = []
         self._shown = 0, 0, -1  # The places that the layers show, and the generation of slots.
@@ -126,10 +135,15 @@ class TreeKV:
         """What one column of one row takes."""
         return sum(len(part.members) * part.kind.num_bytes for part in self._parts)
 
+    @property
+    def front(self) -> int:
+        """How many columns the longest row has."""
+        return max((row.num_columns for row in self.rows), default=0)
+
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each attention type a captured forward of `width` nodes sees."""
-        bucket = length_bucket(self.front + width - min(self.first_columns.values()))
-        found = dict.fromkeys(self.first_columns, bucket)
+        _, front, firsts = self.forward
+        found = dict.fromkeys(firsts, length_bucket(front + width - min(firsts.values())))
         for part in self._parts:
             name = part.kind.attention_type
             found[name] = min(found[name], part.room.columns)
@@ -146,7 +160,7 @@ class TreeKV:
         layers, everyone = list(cache.layers), [*others, *rows]
         firsts = {part.kind.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
-        self.num_taken, front = first, max(row.num_columns for row in everyone)
+        self.rows, front = list(others), max(row.num_columns for row in everyone)
         try:
             for part in self._parts:
                 if not self._make_room(part, everyone, front):
@@ -159,33 +173,33 @@ class TreeKV:
             raise
         for place, row in enumerate(rows, first):
             row.place, row.first_columns = place, firsts
-        self.num_taken, self._loan = places.stop, (layers, rows)
-        self.front, self._end = front, max(self._end, front)
+        self.rows, self._layers, self._end = everyone, layers, max(self._end, front)
 
-    def reserve(self, rows: Sequence[KVRow], width: int, num_rows: int | None = None) -> None:
+    def reserve(self, rows: Sequence[KVRow], width: int, num_rows: int | None = None) -> Forward:
         """Makes room for trees of `width` nodes of some rows, which lie side by side.
 
         The layers show their places, and the next ones if a forward has surplus rows.
         """
-        self._rows, self.front = rows, max(row.num_columns for row in rows)
-        end = self.front + width
+        front = max(row.num_columns for row in rows)
+        firsts = dict.fromkeys(self._attention.windows, 0)
+        end = front + width
         for part in self._parts:
             if end - part.first > part.tensor.shape[3]:
                 try:
                     self._make_room(part, rows, end)
                 except RuntimeError:  # There may be memory for this tree, if not for later ones.
                     self._make_room(part, rows, end, spare=False)
-            self.first_columns[part.kind.attention_type] = part.first
-        self._end = max(self._end, end)
+            firsts[part.kind.attention_type] = part.first
+        self.forward, self._end = Forward(rows, front, firsts), max(self._end, end)
         self.states.make_room(num_rows or len(rows))
         shown = rows[0].place, num_rows or len(rows), self.generation
-        if shown == self._shown:
-            return
-        self._shown, places = shown, slice(shown[0], sum(shown[:2]))
-        for part in self._parts:
-            for member, (index, name) in enumerate(part.members):
-                self.cache.layers[index].stores[name] = part.tensor[member, places]
-        self.states.show(places)
+        if shown != self._shown:
+            self._shown, places = shown, slice(shown[0], sum(shown[:2]))
+            for part in self._parts:
+                for member, (index, name) in enumerate(part.members):
+                    self.cache.layers[index].stores[name] = part.tensor[member, places]
+            self.states.show(places)
+        return self.forward
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the KV of each row's path of nodes and forgets the rest of the trees.
@@ -194,17 +208,16 @@ class TreeKV:
         breaks off here leaves the columns of earlier steps as they were.
         """
         # The nodes of a path lie after their targets, so none is overwritten before it is read.
-        moves = []
-        for row, path in zip(self._rows, paths, strict=True):
+        moves, (rows, front, _) = [], self.forward
+        for row, path in zip(rows, paths, strict=True):
             targets = enumerate(path, start=row.num_columns)
-            moves += [(row.place, self.front + n, to) for to, n in targets if self.front + n != to]
+            moves += [(row.place, front + n, to) for to, n in targets if front + n != to]
         if moves:
             move_columns(self._parts, moves)
-        self.states.follow(self._rows[0].place, paths)
-        for row, path in zip(self._rows, paths, strict=True):
+        self.states.follow(rows[0].place, paths)
+        for row, path in zip(rows, paths, strict=True):
             row.num_columns += len(path)
             row.position = row.position + len(path)
-        self.front = max(row.num_columns for row in self._rows)
         self.states.settle()
 
     def text_kv(self, row: KVRow) -> TextKV:
@@ -222,7 +235,7 @@ class TreeKV:
 
         A hidden slot has weight 0, and 0 times a NaN that a draft has left is NaN.
         """
-        for part, row in product(self._parts, map(self._rows.__getitem__, rows)):
+        for part, row in product(self._parts, map(self.forward.rows.__getitem__, rows)):
             part.tensor[:, row.place, :, row.num_columns - part.first :] = 0
 
     def keep_rows(self, rows: Sequence[KVRow]) -> None:
@@ -236,8 +249,7 @@ class TreeKV:
                     part.tensor[:, place, :, :end] = part.tensor[:, row.place, :, :end]
                 self.states.move_row(row.place, place)
                 row.place = place
-        self.num_taken, self._loan = len(rows), (self._loan[0], rows)
-        self.front = max((row.num_columns for row in rows), default=0)
+        self.rows = list(rows)
 
     def release(self, *, fills: bool = True) -> None:
         """Gives the stock cache its contents back, up to the shortest row's length.
@@ -245,7 +257,7 @@ class TreeKV:
         Rows differ in length only if nobody gets the cache, or after an error. Slots that outlive
         the call are copied, so the cache stays empty if nobody gets it: if `fills` is false.
         """
-        layers, rows = self._loan
+        layers, rows = self._layers, self.rows
         if rows and (fills or not self.policy.outlives):
             length, places = min(row.num_columns for row in rows), slice(0, len(rows))
             for part in self._parts:
@@ -257,8 +269,8 @@ class TreeKV:
 
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
-        self._loan, self._rows, self.visible, self.layout = ([], ()), (), None, None
-        self.front = self._end = self.num_taken = 0
+        self.rows, self._layers, self.visible, self.layout = (), [], None, None
+        self.forward, self._end = Forward((), 0, {}), 0
         if not self.policy.outlives:
             self._parts, self._kinds = [], {}
         self._shown = 0, 0, -1
@@ -288,7 +300,7 @@ class TreeKV:
         before, room = part.room, self.policy.room(part, rows, end, spare=spare)
         if room == before:
             return False
-        part.resize(room, self.num_taken)
+        part.resize(room, len(self.rows))
         moved = room[:2] != before[:2]
         if moved:
             self._generation += 1

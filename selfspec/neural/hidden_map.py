@@ -4,7 +4,6 @@ The state that enters the output head holds what the model expects. From the sta
 and the embedding of that token, a ridge regression guesses the state after it, and so which tokens
 come next. It learns from each token of the prompt and from each verified node, accepted or not,
 since the forward gives all their states anyway. Nothing is trained, and nothing outlives the text.
-A cache may hold a prior: then the text's map learns what the prior's guesses leave over.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from selfspec.compat.modules import embeddings_of, is_compiled
 from selfspec.draft.sources.source import RowStart
 from selfspec.draft.sources.state_cursor import StateCursor, StateSource
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.neural.map_prior import MapPrior
 from selfspec.records import MAP, Likely
 from selfspec.weights import gives_rows
 
@@ -81,8 +79,7 @@ class HiddenStateSource(StateSource):
             if row.states is None
             else row.states
         )
-        prior = MapPrior.of(row.map_prior, weights.embeddings, weights.head.shape[1])
-        state_map = HiddenMap(weights, row.prompt_ids, states, prior)
+        state_map = HiddenMap(weights, row.prompt_ids, states)
         return StateCursor(state_map, self._top_k, self, row.budget)
 
 
@@ -155,23 +152,12 @@ def _alike(pairs: _Pairs, before: torch.Tensor, embedded: torch.Tensor) -> torch
 class HiddenMap:
     """The map of one text, which begins with a prompt."""
 
-    def __init__(
-        self,
-        weights: MapWeights,
-        ids: Sequence[int],
-        states: torch.Tensor,
-        prior: MapPrior | None = None,
-    ) -> None:
+    def __init__(self, weights: MapWeights, ids: Sequence[int], states: torch.Tensor) -> None:
         """The prompt's tokens (P,), and the states (N, D) after the last of them."""
         num_known = min(len(ids), len(states), _NUM_STATES)
         states, ids_known = states[len(states) - num_known :].float(), ids[len(ids) - num_known :]
-        self._weights, self._prior = weights, prior
-        # The mean and the scale of states, and those of embeddings.
-        self._scales: tuple[tuple[Any, Any], tuple[Any, Any]] = (
-            prior.scales(weights.head.shape[1])
-            if prior is not None
-            else ((0.0, _scale(states)), (0.0, _scale(self._read(ids_known))))
-        )
+        self._weights = weights
+        self._scales = _scale(states), _scale(self._read(ids_known))  # Of states, of embeddings.
         # (1, D): the state before the next token; none if unknown. A view would keep all of them.
         self._last = states[-1:].clone()
         self._waiting = [self._pairs(states[:-1], ids_known[1:], states[1:])]
@@ -227,13 +213,8 @@ class HiddenMap:
             asked = self._pairs(self._last, [token], self._last[:0])
             new = _Pairs(*(torch.cat(held) for held in zip(*self._waiting, asked, strict=True)))
             self._waiting = []
-            if self._prior is None:
-                expected = torch.zeros(1, dtype=torch.float32, device="cpu")
-            else:
-                expected = self._prior.guess(new.before, new.embedded)
-                new = new._replace(after=new.after - expected[:-1])
             try:
-                state = self._ridge.guess(new) + expected[-1]
+                state = self._ridge.guess(new)
             except RuntimeError:  # No factor is to be had of what is not finite.
                 self._is_finite = False
                 return []
@@ -253,9 +234,9 @@ class HiddenMap:
         return [(names[i], p) for i, p in zip(places.tolist(), chances.tolist(), strict=True)]
 
     def _pairs(self, before: torch.Tensor, ids: Sequence[int], after: torch.Tensor) -> _Pairs:
-        (mean, scale), (middle, length) = self._scales
-        embedded = (self._read(ids) - middle) * length
-        return _Pairs((before - mean) * scale, embedded, after, after.new_ones(len(after)))
+        of_states, of_embeddings = self._scales
+        embedded = self._read(ids) * of_embeddings
+        return _Pairs(before * of_states, embedded, after, after.new_ones(len(after)))
 
     def _read(self, ids: Sequence[int]) -> torch.Tensor:
         """(N, E): embeddings. An id that the model can't read stands for the last one."""

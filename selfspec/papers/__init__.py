@@ -13,7 +13,7 @@ tree grown anew in each step            DIAA                kept; with chances t
 decays, threshold, update interval      DIAA                thrown out: with counted chances they
                                                             bring nothing
 tables and KV updated meanwhile         DIAA                kept, on a GPU
-phrases of a corpus                     Self-Draft          kept, where a cache has one
+phrases of a corpus                     Self-Draft          thrown out for whole texts
 n-grams of this text                    Self-Draft          thrown out for suffix matches, which
                                                             bring 1.68 tokens a step for 1.33
 branches in the tree                    Self-Draft          thrown out: nodes of the tree bring as

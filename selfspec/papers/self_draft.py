@@ -16,9 +16,9 @@ kept under its first token in a context cache, an LRU queue for each token. A co
 phrases counted beforehand; there longer prefixes and higher counts come first. While the branches
 fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
-``SelfSpec.as_in("self-draft", cache=...)``: the cache brings the corpus; the recipe `oanc` of
-``selfspec cache build`` counts the one of the paper.
-`docs/papers.md` says what the text leaves open, and what differs here.
+``SelfSpec.as_in("self-draft", corpus=...)``: `grams` counts the tables of a corpus, and
+`docs/papers.md` says how those of the paper's corpus are made, what the text leaves open, and what
+differs here.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
+from selfspec.papers.corpus import CorpusSource, CorpusTables
 from selfspec.records import Candidate, Evidence, StepRecord
 
 # An n-gram of two tokens or more; the first is its key.
@@ -176,13 +177,15 @@ def method(
     length: int = 6,
     gram_length: int = 4,
     max_nodes: int = 64,
+    corpus: CorpusTables | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """The arguments of `SelfSpec`; `max_nodes` are those of the tree without branches."""
     branches = Branches(num_branches, length, gram_length)
+    phrases = [] if corpus is None else [CorpusSource(corpus)]
     return {
-        "sources": ("corpus",),
-        "extra_sources": [ContextCache()],
+        "sources": (),
+        "extra_sources": [*phrases, ContextCache()],
         "shape": branches,
         "max_nodes": SpecConfig.of(max_nodes=max_nodes).max_nodes + branches.num_nodes,
         "calibration": FixedPrior(freshest_first),

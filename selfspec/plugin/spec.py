@@ -166,7 +166,7 @@ class SelfSpec:
 
         Args:
             paper: "diaa", "self-draft", "edgellm" or "ghidorah".
-            cache: What the method knows before the first call: DIAA's warm-up, Self-Draft's corpus.
+            cache: What the method knows before the first call: DIAA's warm-up.
             tokenizer: The model's tokenizer; a cache of another one is refused.
             options: The paper's own, as its file in `selfspec.papers` names them; knobs, and what
                 `SelfSpec` takes besides. EdgeLLM needs `draft_model`, and Ghidorah `tree`, a file

@@ -86,7 +86,7 @@ class StepLogits:
             return self._last[1]
         if not self._choices:
             assert self._fetched is not None
-            self._choices, self._highest = (each.tolist() for each in self._fetched.get())
+            self._choices, self._highest = (tensor.tolist() for tensor in self._fetched.get())
         return self._choices[index][node], self._highest[index][node]
 
 

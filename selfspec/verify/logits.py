@@ -24,7 +24,7 @@ class _Scratch(threading.local):
 
     _held: torch.Tensor | None = None
 
-    def room(self, *shape: int) -> torch.Tensor:
+    def buffer(self, *shape: int) -> torch.Tensor:
         """This thread's buffer in a shape; it overwrites what the last call returned."""
         size = torch.Size(shape).numel()
         if self._held is None or len(self._held) < size:
@@ -78,11 +78,11 @@ def _top_k_by_parts(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.T
     ids, highest = [], []
     for first in range(0, len(nodes), step):
         part = nodes[first : first + step]
-        read, probabilities = _SCRATCH.room(2, *part.shape)
+        read, probabilities = _SCRATCH.buffer(2, *part.shape)
         torch.softmax(read.copy_(part), -1, out=probabilities)
-        found = largest(probabilities, k)
-        highest.append(found[0])
-        ids.append(found[1])
+        values, indices = largest(probabilities, k)
+        highest.append(values)
+        ids.append(indices)
     shape = (*logits.shape[:-1], k)
     return torch.cat(ids).view(shape), torch.cat(highest).view(shape)
 

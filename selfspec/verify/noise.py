@@ -83,7 +83,7 @@ class _Exponentials:
         ratios = (scores.softmax(-1) / self.drawn.numbers[row]).max(-1)
         # Both in one copy, since each copy waits for the device: as floats, which hold every id
         # below 2**24. Not every device has doubles.
-        best, token = torch.stack([each.float() for each in ratios]).tolist()
+        best, token = torch.stack([part.float() for part in ratios]).tolist()
         if math.isnan(best):  # A NaN wins, and stock raises just this error.
             raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
         return int(token)

@@ -144,19 +144,19 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
     encoder, which no step runs.
     """
     encoder = encoder_of(model)
-    found, unused = [], set() if encoder is None else set(encoder.modules())
+    linears, unused = [], set() if encoder is None else set(encoder.modules())
     for module in model.modules():
         if is_compiled(module):
             return []
         if type(module) is nn.Linear and _has_own_forward(module) and module not in unused:
-            found.append(module)
-    return found
+            linears.append(module)
+    return linears
 
 
 def _has_own_forward(module: nn.Linear) -> bool:
     """Has nothing but a stand-in replaced the layer's `forward`?"""
-    own = vars(module).get("forward")
-    return own is None or isinstance(own, _StandIn)
+    forward = vars(module).get("forward")
+    return forward is None or isinstance(forward, _StandIn)
 
 
 def _place_of(weight: torch.Tensor) -> tuple[int, int]:

@@ -132,7 +132,7 @@ def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bo
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
     """
-    users = [each for each in users_in_eight_bits(model) if each[0] in rounded]
+    users = [user for user in users_in_eight_bits(model) if user[0] in rounded]
     for some in _groups(model, users):
         numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
         _hold(some, numbers, model.dtype, one_term)
@@ -149,15 +149,20 @@ def progress(what: str, total: int) -> Any:
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
-    return any(isinstance(getattr(each, "packed", None), _KINDS) for each in model.parameters())
+    return any(isinstance(getattr(x, "packed", None), _KINDS) for x in model.parameters())
 
 
 def weight_bytes(model: nn.Module) -> int:
     """About what a model's weights take, in 8 bits too, where a head has its own embedding."""
-    held = [(each, getattr(each, "packed", None)) for each in model.parameters()]
-    heads = sum(each.numel() for each, has in held if isinstance(has, EightBitRows) and has.is_head)
+    weights = [(weight, getattr(weight, "packed", None)) for weight in model.parameters()]
+    heads = sum(
+        weight.numel()
+        for weight, packed in weights
+        if isinstance(packed, EightBitRows) and packed.is_head
+    )
     return heads + sum(
-        each.numel() if isinstance(has, _KINDS) else each.nbytes for each, has in held
+        weight.numel() if isinstance(packed, _KINDS) else weight.nbytes
+        for weight, packed in weights
     )
 
 
@@ -192,8 +197,8 @@ def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
                 for weight, _ in some:
                     del left[id(weight)]
                 yield some
-    for each in left.values():
-        yield [each]
+    for user in left.values():
+        yield [user]
 
 
 def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, one_term: bool) -> None:

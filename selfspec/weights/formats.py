@@ -144,8 +144,8 @@ def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
             wide = [part.float() * factors[i] for i, part in some]
             for (i, _), packed in zip(some, pool.map(float16_packed, wide), strict=True):
                 parts[i].append(packed)
-    each = zip(parts, weights, factors, strict=True)
-    return [_Float16(packed, w.dtype, factor) if factor else None for packed, w, factor in each]
+    rows = zip(parts, weights, factors, strict=True)
+    return [_Float16(packed, w.dtype, factor) if factor else None for packed, w, factor in rows]
 
 
 _FORMATS: dict[str, Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]] = {

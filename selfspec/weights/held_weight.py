@@ -77,19 +77,19 @@ class HeldWeight(nn.Parameter):
                 _give_back(weight)
         kept = next((weight.kept for weight in _held_in(args, kwargs)), None)
         _refuse_write(func, args, kwargs)
-        found = _as_torch_does(func, _with_values(args), _with_values(kwargs))
+        outcome = _as_torch_does(func, _with_values(args), _with_values(kwargs))
         if kept is None and func == _TENSOR.detach:  # `nn.Parameter(weight)` wants its own class.
-            return nn.Parameter(found, requires_grad=False)
-        if kept is not None and func is _TENSOR.to and found.is_meta:
+            return nn.Parameter(outcome, requires_grad=False)
+        if kept is not None and func is _TENSOR.to and outcome.is_meta:
             raise UnsupportedError(kept)  # A module would lose the weight for one without values.
-        if kept is not None and isinstance(found, np.ndarray):
-            found.flags.writeable = False
-        return found
+        if kept is not None and isinstance(outcome, np.ndarray):
+            outcome.flags.writeable = False
+        return outcome
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """Torch does not ask the class about this one, which writes."""
-        kind: Any = type(self)
-        return kind.__torch_function__(_TENSOR.set_, (kind,), (self, *args), kwargs)
+        own_type: Any = type(self)
+        return own_type.__torch_function__(_TENSOR.set_, (own_type,), (self, *args), kwargs)
 
     def values(self) -> torch.Tensor:
         """What code that reads the weight gets."""
@@ -242,7 +242,7 @@ def _with_values(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(map(_with_values, value))
     if isinstance(value, dict):
-        return {name: _with_values(each) for name, each in value.items()}
+        return {name: _with_values(part) for name, part in value.items()}
     return value
 
 

@@ -146,9 +146,9 @@ class Packing:
         """Was there work enough to time the layers, or would it have paid for packing them?"""
         if not self._is_timed:
             return self._work >= _DUE
-        each = [(m.weight.numel(), self._times[m.weight.dtype]) for m in self._missing]
-        saved = self._num_forwards * sum(number * times.saved for number, times in each)
-        return saved >= sum(number * times.packing for number, times in each)
+        layers = [(m.weight.numel(), self._times[m.weight.dtype]) for m in self._missing]
+        saved = self._num_forwards * sum(number * times.saved for number, times in layers)
+        return saved >= sum(number * times.packing for number, times in layers)
 
     def _is_quiet(self) -> bool:
         """Do other programs leave us the processor? A machine that never does counts as quiet.
@@ -191,10 +191,10 @@ class Packing:
         weights = [module.weight for module in self._packable]
         for dtype in {weight.dtype for weight in weights} - self._times.keys():
             start = perf_counter()
-            found = product_times([weight for weight in weights if weight.dtype is dtype])
-            _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, found)
-            if found.packing_format is not None or self._is_quiet():
-                self._times[dtype] = found
+            times = product_times([weight for weight in weights if weight.dtype is dtype])
+            _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, times)
+            if times.packing_format is not None or self._is_quiet():
+                self._times[dtype] = times
         self._note()
 
     @torch.no_grad()

@@ -32,7 +32,7 @@ _Product = Callable[[torch.Tensor], object]
 class ProductTimes(NamedTuple):
     """Seconds of products for each weight: with one token and with eight."""
 
-    own: tuple[float, float]  # as torch computes them
+    plain: tuple[float, float]  # as torch computes them
     packing_format: str | None = None  # the fastest one; None if none is 10 % faster
     packed: tuple[float, float] = (0.0, 0.0)  # in that format
     packing: float = 0.0  # to pack
@@ -40,17 +40,20 @@ class ProductTimes(NamedTuple):
     @property
     def least_tokens(self) -> int:
         """From how many tokens on a copy is faster than its weight."""
-        return 1 if self.packed[0] <= self.own[0] else 2
+        return 1 if self.packed[0] <= self.plain[0] else 2
 
     @property
     def suits_in_place(self) -> bool:
         """Is a single token fast enough without the weight itself?"""
-        return self.packed[0] <= _IN_PLACE * self.own[0]
+        return self.packed[0] <= _IN_PLACE * self.plain[0]
 
     @property
     def saved(self) -> float:
         """What a forward saves: the mean of one with a token and one with eight."""
-        return sum(max(own - new, 0.0) for own, new in zip(self.own, self.packed, strict=True)) / 2
+        return (
+            sum(max(plain - new, 0.0) for plain, new in zip(self.plain, self.packed, strict=True))
+            / 2
+        )
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
@@ -69,21 +72,23 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
                 products.append([partial(matrix, bias=None) for matrix in matrices])
     generator = torch.Generator("cpu").manual_seed(0)
     inputs = [[_input(weight, n, generator) for weight in sample] for n in (_PLAIN, WIDE)]
-    rounds = [[[_seconds(each, x) for x in inputs] for each in products] for _ in range(_ROUNDS)]
+    rounds = [
+        [[_seconds(product, x) for x in inputs] for product in products] for _ in range(_ROUNDS)
+    ]
     times = torch.tensor(rounds, dtype=torch.float64, device="cpu").amin(0) / number
-    own, *packed = map(tuple, times.tolist())
+    plain, *packed = map(tuple, times.tolist())
     shares = (times[1:] / times[0]).clamp(max=1).mean(1).tolist()
     if not shares or min(shares) > _PAYS:
-        return ProductTimes(own)
+        return ProductTimes(plain)
     best = shares.index(min(shares))
-    return ProductTimes(own, list(packing)[best], packed[best], [*packing.values()][best])
+    return ProductTimes(plain, list(packing)[best], packed[best], [*packing.values()][best])
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The first layers, or of large ones the first rows."""
     sample: list[torch.Tensor] = []
     for weight in weights:
-        if sum(each.numel() for each in sample) >= SAMPLE:
+        if sum(weight.numel() for weight in sample) >= SAMPLE:
             break
         sample.append(weight[: max(_PART // weight.shape[1], 1)])
     return sample

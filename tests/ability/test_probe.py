@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     GPTNeoConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -81,6 +82,17 @@ def test_layers_with_states_are_told_from_those_without():
     assert types.states == {0}
     types = types_of("falcon_h1", num_hidden_layers=2)
     assert (types.by_layer, types.states) == ((FULL, FULL), {0, 1})
+
+
+def test_layers_that_share_the_keys_of_others_get_chains() -> None:
+    """They have a layer of the cache that keeps nothing, as layers without attention have."""
+    layers = {"layer_types": [NEAR, FULL] * 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+    sizes = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8}
+    more = {"sliding_window": 8, "vocab_size_per_layer_input": SMALL["vocab_size"]}
+    config = AutoConfig.for_model("gemma4_text", **{**SMALL, **sizes, **layers, **more})
+    ability = probe(AutoModelForCausalLM.from_config(config).eval())
+    assert ability.mode == "chain"
+    assert "KV layer" in ability.reason
 
 
 def test_unknown_layers_are_refused_by_their_type():

@@ -222,7 +222,7 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
     forward, faults = TreeBackend.forward, list[str]()
 
     def failing(self: TreeBackend, *args: Any, **options: Any) -> Any:
-        if self.kv.num_taken == 2 and self.kv.num_rows == 2 and not faults:
+        if len(self.kv.rows) == 2 and self.kv.num_rows == 2 and not faults:
             faults.append(self.kind)
             raise RuntimeError("on purpose")
         return forward(self, *args, **options)

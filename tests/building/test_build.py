@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from selfspec import SelfSpec
-from selfspec.building.grams import GramCounter
+from selfspec.building import build as build_module
 from selfspec.building.reading import teach
 from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cache import load_cache
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.learning import top_k_of
-from selfspec.neural.map_prior import MapPrior, PriorSums
-from tests.building.test_counting_grams import assert_tables, expected_arrays
 
 VOCABULARY = {"data": "vocabulary", "build": "lut", "batch": 7, "warmup_tokens": 0}
 
@@ -26,21 +24,19 @@ class TestTexts:
     def test_a_cache_of_both_kinds(self, tmp_path, build, lines, texts, tokenizer):
         build(tmp_path / "cache", data=str(lines), form="paragraph", licence="CC0")
         held = load_cache(tmp_path / "cache")
-        counter = GramCounter(vocab_size=len(tokenizer))
-        for text in texts:
-            counter.add(tokenizer(text)["input_ids"])
-        assert_tables(held.corpus, counter.tables().arrays())
+        ids = [tokenizer(text)["input_ids"] for text in texts]
+        assert held.answers.tolist() == [token for text in ids for token in (*text, -1)]
         assert set(held.tables) == {"lut", "lut2"}
-        tokens = sum(len(tokenizer(text)["input_ids"]) for text in texts)
+        tokens = sum(map(len, ids))
         about = held.about
         assert (about["documents"], about["tokens"], about["tokens_read"]) == (9, tokens, tokens)
         assert (about["name"], about["licence"], about["left_out"]) == ("tiny", "CC0", 0)
         assert about["recipe"]["data"] == lines.name
         assert str(tmp_path) not in json.dumps(about)
 
-    def test_counting_needs_no_model(self, tmp_path, build, lines, model, monkeypatch):
+    def test_texts_need_no_model(self, tmp_path, build, lines, model, monkeypatch):
         monkeypatch.setattr(type(model), "forward", None)
-        contents = build(tmp_path / "cache", data=str(lines), form="paragraph", build="ngrams")
+        contents = build(tmp_path / "cache", data=str(lines), form="paragraph", build="texts")
         assert contents.tables == {}
         assert "model" not in contents.about
 
@@ -79,33 +75,12 @@ class TestTexts:
             assert np.array_equal(ours["ids"], theirs["ids"])
             assert np.allclose(ours["probabilities"], theirs["probabilities"], atol=2e-3)
 
-    def test_a_prior_of_the_states_in_the_windows(self, model):
-        """Those that enter the head, each window by itself."""
-        generator = np.random.default_rng(0)
-        documents = [generator.integers(5, 200, size) for size in (7, 1, 90, 160)] * 2
-        recipe, sums = Recipe.of(data="d", window=16, batch=3), PriorSums.of(model)
-        learned = SelfSpec().learned(vocab_size(model))
-        list(teach(learned, model, documents, recipe, prefix=[], sums=sums))
-        expected = PriorSums(model.get_input_embeddings().weight, model.config.hidden_size)
-        for ids in documents:
-            for start in range(0, len(ids), 16):
-                window = torch.from_numpy(ids[start : start + 16])
-                with torch.inference_mode():
-                    states = model.model(window[None]).last_hidden_state[0]
-                    expected.add(states[:-1], window[1:], states[1:])
-        ours, theirs = sums.arrays(), expected.arrays()
-        assert sums.num == expected.num == 2 * (6 + 0 + 84 + 150)
-        for each in (ours, theirs):
-            each["matrix"] = each["down"].astype(float) @ each["up"].astype(float)
-        for name in ("mean", "scale", "matrix"):
-            np.testing.assert_allclose(ours[name], theirs[name], rtol=0.02, atol=0.02)
-
     @pytest.mark.parametrize(
         ("data", "keys"),
         [
             ("", {}),
             ("", {"build": "lut"}),
-            ('{"ids": [1, 99999]}', {"column": "ids", "build": "ngrams"}),  # the tokenizer lacks it
+            ("", {"build": "texts"}),
         ],
     )
     def test_data_with_nothing_for_this_model(self, tmp_path, build, loads_datasets, data, keys):
@@ -116,24 +91,19 @@ class TestTexts:
         assert list(tmp_path.iterdir()) == [path]
 
 
+def test_as_many_texts_are_kept_as_a_selfspec_drafts_from(tmp_path, build, lines, monkeypatch):
+    monkeypatch.setattr(build_module, "MAX_TOKENS", 30)
+    contents = build(tmp_path / "cache", data=str(lines), form="paragraph", build="texts")
+    assert len(contents.answers) == 30
+    assert contents.about["documents"] < 9
+
+
 def test_the_answers_of_a_batch_by_their_ids(tmp_path, build, tokenizer, loads_datasets):
     ids = [tokenizer(f"say {number} and {number}")["input_ids"] for number in range(4)]
     path = tmp_path / "answers.jsonl"
     path.write_text("".join(json.dumps({"text": "a", "ids": each}) + "\n" for each in ids))
-    keys = {**read_recipe("own-answers"), "data": str(path), "min_count": 1}
+    keys = {**read_recipe("own-answers"), "data": str(path)}
     contents = build(tmp_path / "cache", **keys)
-    assert_tables(contents.corpus, expected_arrays(ids, 4, [1] * 4))
+    assert contents.answers.tolist() == [token for text in ids for token in (*text, -1)]
     assert len(contents.tables["lut"]["tokens"])
     assert contents.about["documents"] == 4
-
-
-def test_a_cache_holds_the_prior_of_the_model_that_read(tmp_path, build, model, lines):
-    """Unless it has read too few tokens, as here for the first one."""
-    keys = {"data": str(lines), "form": "paragraph", "build": "lut"}
-    lines.write_text("abcdefgh")
-    assert build(tmp_path / "few", **keys).map_prior is None
-    text = "".join(chr(ord("a") + (i * i + i // 7) % 26) for i in range(4000))
-    lines.write_text(text)
-    build(tmp_path / "cache", **keys)
-    held, weights = load_cache(tmp_path / "cache").map_prior, model.get_input_embeddings().weight
-    assert MapPrior.of(held, weights, model.config.hidden_size) is not None

@@ -18,7 +18,6 @@ from tests.caches import (
     OWNER,
     FakeTokenizer,
     add_rows,
-    count_grams,
     die_while_saving,
     learn,
     lut,
@@ -302,7 +301,7 @@ class TestTrouble:
 
 
 def test_what_is_remembered_goes_on_top_of_a_cache(path, tmp_path):
-    held = kept(tokenizer=tokenizer_info(TOKENIZER), corpus=count_grams([5, 6, 7] * 4))
+    held = kept(tokenizer=tokenizer_info(TOKENIZER))
     save_cache(tmp_path / "cache", held)
     ours = lut_of(learned(path)).arrays()
     arrays = lut_of(SelfSpec.from_pretrained(tmp_path / "cache", remember=path)).arrays()

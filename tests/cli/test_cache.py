@@ -1,12 +1,14 @@
 """`selfspec cache build`, `inspect`, and `--cache` of the commands that write text."""
 
 import os
+import re
 
+import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from selfspec.cache import load_cache, save_cache, tokenizer_info
-from tests.caches import contents, count_grams
+from tests.caches import contents
 from tests.tiny import LINES
 
 PROMPT = "def read(self, size"
@@ -38,11 +40,11 @@ class TestBuild:
 
     def test_options_replace_the_keys_of_a_recipe(self, run, command, texts, tmp_path):
         file = tmp_path / "r.toml"
-        file.write_text('name = "n"\ndata = "x"\nbuild = "lut"\nmin_count = 4\n')
-        assert run(*command, "--recipe", file, "--data", texts, "--build", "ngrams").exit_code == 0
+        file.write_text('name = "n"\ndata = "x"\nbuild = "lut"\nwindow = 4\n')
+        assert run(*command, "--recipe", file, "--data", texts, "--build", "texts").exit_code == 0
         about = load_cache(tmp_path / "cache").about
         assert about["name"] == "n"
-        assert (about["recipe"]["build"], about["recipe"]["min_count"]) == ("ngrams", 4)
+        assert (about["recipe"]["build"], about["recipe"]["window"]) == ("texts", 4)
 
     def test_own_answers_by_name(self, run, command, tmp_path):
         prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
@@ -68,17 +70,16 @@ class TestBuild:
     def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):
         there = tmp_path / "cache.safetensors"
         there.write_text("x")
-        ngrams = (*command, "--data", texts, "--build", "ngrams")
-        assert "or replace it with --overwrite" in fails(*ngrams)
-        assert "must be a cache" in fails(*ngrams, "--overwrite")
+        wanted = (*command, "--data", texts, "--build", "texts")
+        assert "or replace it with --overwrite" in fails(*wanted)
+        assert "must be a cache" in fails(*wanted, "--overwrite")
         there.unlink()
-        assert run(*ngrams).exit_code == run(*ngrams, "--overwrite").exit_code == 0
+        assert run(*wanted).exit_code == run(*wanted, "--overwrite").exit_code == 0
 
 
 def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder, tmp_path):
     out = run("cache", "inspect", folder).stdout
-    assert "3 lut rows, 2 lut2 rows, 18 n-gram prefixes of up to 2 tokens, " in out
-    assert "a map of states of 3 numbers, 2 rates; " in out
+    assert "3 lut rows, 2 lut2 rows, 4 tokens of texts, 2 rates; " in out
     assert "corpus: digits of π\n" in out
     save_cache(tmp_path / "red", contents(about={"corpus": "\x1b[31mred"}))
     assert "\x1b" not in run("cache", "inspect", tmp_path / "red").stdout
@@ -93,13 +94,16 @@ class TestOption:
 
         cold = written()
         tokenizer = AutoTokenizer.from_pretrained(plain_folder)
-        corpus = count_grams(tokenizer(PROMPT + cold.stdout)["input_ids"])
+        ids = tokenizer(PROMPT + cold.stdout)["input_ids"]
+        answers = np.array([*ids, -1], np.int32)
         held = {"tokenizer": tokenizer_info(tokenizer), "tables": {}, "calibration": None}
-        save_cache(tmp_path / "cache", contents(corpus=corpus, **held))
+        save_cache(tmp_path / "cache", contents(answers=answers, **held))
         warm = written("--cache", tmp_path / "cache")
         assert (warm.exit_code, warm.stdout) == (0, cold.stdout)
-        assert "corpus" in warm.stderr
-        assert "corpus" not in cold.stderr
+        cold_steps, warm_steps = (
+            int(re.search(r"in (\d+) steps", each.stderr)[1]) for each in (cold, warm)
+        )
+        assert warm_steps < cold_steps
 
     def test_another_tokenizers_cache_and_a_damaged_one(self, fails, chat_folder, folder):
         asked = ("check", chat_folder, "--cache", folder)

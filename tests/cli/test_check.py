@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from io import StringIO
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -15,7 +16,7 @@ from selfspec.cli.questions import SNIPPETS, Question
 from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
-from tests.caches import contents, count_grams
+from tests.caches import contents
 from tests.cli.conftest import write_lines
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
@@ -71,8 +72,9 @@ def test_a_busy_machine_shows_all_but_times(run, chat_folder, prompts, monkeypat
 
 def test_a_cache_within_a_memory(run, chat_folder, prompts, tmp_path, loaded):
     held = {"tokenizer": tokenizer_info(loaded.tokenizer), "tables": {}, "calibration": None}
-    corpus = count_grams(loaded.tokenizer("def read(self)")["input_ids"])
-    save_cache(tmp_path / "cache", contents(corpus=corpus, **held))
+    ids = loaded.tokenizer("def read(self)")["input_ids"]
+    answers = np.array([*ids, -1], np.int32)
+    save_cache(tmp_path / "cache", contents(answers=answers, **held))
     given = ("--cache", tmp_path / "cache", "--max-memory", "100%")
     said = run("check", chat_folder, "--prompts", prompts, *BRIEFLY, *given).stdout
     assert "Same text: 2 of 2" in said

@@ -101,6 +101,6 @@ def test_what_a_run_learned_the_next_one_knows(generate, fails, stock_text, tmp_
     assert {result.stdout for result in results} == {stock_text(PROMPT, 24)}
     cold, warm = (int(re.search(r"in (\d+) steps", r.stderr)[1]) for r in results)
     assert warm < cold
-    save_cache(tmp_path / "foreign", contents(corpus=None))
+    save_cache(tmp_path / "foreign", contents())
     line = fails("generate", chat_folder, "--remember", tmp_path / "foreign", stdin=PROMPT)
     assert "tokenizer 5a5a5a5a…" in line

@@ -15,7 +15,7 @@ def lost(ledger: Ledger, num_steps: int, loss: float) -> int:
     """How many steps drafted, if each did that had room for it and lost that many plain steps."""
     num_drafted = 0
     for _ in range(num_steps):
-        drafts = ledger.room() >= loss
+        drafts = ledger.may_lose() >= loss
         ledger.observe(1.0 + loss * drafts, -loss * drafts)
         num_drafted += drafts
     return num_drafted
@@ -31,12 +31,12 @@ def test_what_drafts_lose_is_bounded(loss):
 def test_a_loss_is_forgiven_where_steps_cost_something_else():
     ledger = Ledger()
     ledger.observe(2.0, -1.0)
-    assert ledger.room() < 0.1
+    assert ledger.may_lose() < 0.1
     ledger.forgive()
-    assert 1.0 < ledger.room() < 1.1
+    assert 1.0 < ledger.may_lose() < 1.1
     ledger.observe(1.0, 3.0)
     ledger.forgive()  # A gain stays.
-    assert ledger.room() > 4.0
+    assert ledger.may_lose() > 4.0
 
 
 def test_gains_may_be_lost_again_but_not_for_ever():

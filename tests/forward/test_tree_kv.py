@@ -62,11 +62,7 @@ def write(cache: DynamicCache, stamps: list[list[int]]) -> list[tuple[torch.Tens
 
 
 class HeldKV(TreeKV):
-    """With the rows that a `Row` of its own would hold each."""
-
-    def __init__(self, attention: AttentionTypes, policy: Policy) -> None:
-        super().__init__(attention, policy)
-        self.rows: list[KVRow] = []
+    """Makes the rows that it gets."""
 
     @property
     def lengths(self) -> list[int]:
@@ -75,15 +71,9 @@ class HeldKV(TreeKV):
     def admit(self, cache: DynamicCache, num_rows: int = 1, most: int = ENDLESS) -> None:
         new = [KVRow(cache.get_seq_length(), most) for _ in range(num_rows)]
         self.add(cache, new, self.rows)
-        self.rows += new
 
     def keep(self, indices: Sequence[int]) -> None:
-        self.rows = [self.rows[index] for index in indices]
-        self.keep_rows(self.rows)
-
-    def clear(self) -> None:
-        super().clear()
-        self.rows = []
+        self.keep_rows([self.rows[index] for index in indices])
 
 
 def new_kv(window: int, policy: Policy | None = None) -> HeldKV:
@@ -102,13 +92,17 @@ def adopt(
 def write_tree(kv: HeldKV, stamps: list[list[int]], *, captured: bool = False):
     """One forward's worth of a tree; what attention gets to see."""
     width = len(stamps[0])
-    kv.reserve(kv.rows, width)
+    _, front, firsts = kv.reserve(kv.rows, width)
+    assert kv.cache.get_seq_length() == front == kv.front
+    for layer in kv.cache.layers:
+        first_column = firsts[layer.attention_type]
+        assert layer.get_mask_sizes(4) == (front - first_column + 4, first_column)
     if captured:
-        first = {name: kv.front - kv.first_columns[name] for name in kv.first_columns}
+        first = {name: front - first_column for name, first_column in firsts.items()}
         slots = {name: first[name] + torch.arange(width) for name in first}
         masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
         nothing = torch.empty(0)
-        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(kv.front), None)
+        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(front), None)
     seen = write(kv.cache, stamps)
     kv.layout = None
     return seen
@@ -165,7 +159,7 @@ class KvMachine(RuleBasedStateMachine):
     def check_seen(self, seen, stamps, front):
         """Attention gets the committed columns where they belong, and the tree behind the front."""
         for layer, held in enumerate(seen):
-            first = self.kv.first_columns[TYPES[layer]]
+            first = self.kv.forward.firsts[TYPES[layer]]
             for row, committed in enumerate(self.rows):
                 columns = [committed[first:], stamps[row]]
                 starts = [0, front - first]
@@ -219,12 +213,8 @@ class KvMachine(RuleBasedStateMachine):
             return
         assert self.kv.lengths == [len(row) for row in self.rows]
         assert self.kv.front == max(self.kv.lengths)
-        assert self.kv.cache.get_seq_length() == self.kv.front
-        for layer in self.kv.cache.layers:
-            first = self.kv.first_columns[layer.attention_type]
-            assert layer.get_mask_sizes(4) == (self.kv.front - first + 4, first)
         # Columns that a window still sees must never be dropped.
-        dropped = self.kv.first_columns["sliding_attention"]
+        dropped = self.kv.forward.firsts.get("sliding_attention", 0)
         assert dropped <= max(min(self.kv.lengths) - self.window + 1, 0)
 
     def teardown(self):
@@ -429,6 +419,7 @@ def test_no_call_finds_what_another_left():
 def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
     kv = new_kv(4, Fixed())
     kv.admit(prompted(*range(front)), most=320)
+    kv.reserve(kv.rows, width)
     assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
 
 
@@ -456,12 +447,12 @@ def test_layers_of_other_kinds_are_named(layer, name):
     cache = stock_cache(window=4)
     write(cache, [[1]])
     assert foreign_layer(cache) is None
-    assert can_hold_trees(cache, 4) is None
-    assert "4 KV layers for 1, as where" in can_hold_trees(cache, 1)
+    assert can_hold_trees(cache, ["full_attention"] * 4) is None
+    assert "4 KV layers for 1, as where" in can_hold_trees(cache, ["full_attention"])
     layer.is_initialized = True
     cache.layers[1] = layer
     assert foreign_layer(cache) == f"a KV layer is a {name}, which can't branch"
-    assert can_hold_trees(cache, 4) == foreign_layer(cache)
+    assert can_hold_trees(cache, ["full_attention"] * 4) == foreign_layer(cache)
 
 
 def test_layers_of_different_lengths_cannot_hold_trees():
@@ -474,7 +465,7 @@ def test_layers_of_different_lengths_cannot_hold_trees():
 def test_static_layers_and_empty_ones_cannot_hold_trees():
     static = StaticCache(LlamaConfig(num_hidden_layers=1), max_cache_len=8)
     assert "StaticLayer" in foreign_layer(static)
-    assert can_hold_trees(stock_cache(4), 4) == (
+    assert can_hold_trees(stock_cache(4), ["full_attention"] * 4) == (
         "a KV layer holds nothing, as where layers share their keys"
     )
 

@@ -228,7 +228,7 @@ def test_layers_are_compiled_once_it_pays(log: list[str], monkeypatch: Any) -> N
 
 def test_only_steps_count_for_compiling(log: list[str], monkeypatch: Any) -> None:
     """A call that waits for its reader, or that fails, has decoded for as long as its steps."""
-    model, spec = tiny_model(), SelfSpec(compile="auto", **FIXED)
+    model, spec = tiny_model(), SelfSpec(compile="auto", learning="frozen", **FIXED)
     run_graphs(model, prompt(), spec, **GREEDY)
     runner = spec.models.run(model)
     before = runner._captured_seconds
@@ -521,7 +521,7 @@ def test_without_memory_to_compile_layers_are_compiled_later(
 ) -> None:
     called = record_compiled_layers(monkeypatch, "eager")
     monkeypatch.setattr("selfspec.cuda.kept._COMPILING_PAUSES", (4, 4))
-    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", **FIXED)
+    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", learning="frozen", **FIXED)
     run_graphs(model, prompt(), spec, **GREEDY)
     monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
     tries, left = compiled._trial, iter([True])

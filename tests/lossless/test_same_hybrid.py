@@ -58,6 +58,14 @@ def test_states_branch(name: str) -> None:
     assert ability.mode == ("chain" if name in CHAINS else "tree"), ability.reason
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", few([name for name in DRAFTED if name not in CHAINS], FEW))
+def test_states_branch_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    """Also where all ways of stock happen to give the same bits."""
+    ability = SelfSpec().ability(new_model(name, dtype=dtype))
+    assert ability.mode == "tree", ability.reason
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_predictions(name: str, call: Call) -> None:
     model, inputs = tiny_model(name), call.inputs

@@ -8,6 +8,7 @@ import random
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,10 +20,8 @@ from selfspec.engine import Engine
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.prompt import Prefilled
 from selfspec.neural.hidden_map import HiddenMap
-from selfspec.neural.map_prior import fingerprint
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import StepRecord
-from tests.caches import count_grams
 from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -46,20 +45,21 @@ SETS: dict[str, tuple[str, ...]] = {
 
 
 # drawn from so that a loaded cache's guesses are right often enough to be believed
-CORPUS_SETS: dict[str, dict[str, Any]] = {
-    "alone": {"sources": ("corpus",)},
+TEXT_SETS: dict[str, dict[str, Any]] = {
+    "alone": {"sources": ("texts",)},
     "all": {},
     "all with branches": {"shape": Branches(3), "extra_sources": [ContextCache()]},
-    "left out": {"sources": tuple(s for s in SOURCE_NAMES if s != "corpus")},
+    "left out": {"sources": tuple(s for s in SOURCE_NAMES if s != "texts")},
 }
 
 
-def knowing_corpus(ids: torch.Tensor, inputs: dict[str, Any], **knobs: Any) -> SelfSpec:
+def knowing_texts(ids: torch.Tensor, inputs: dict[str, Any], **knobs: Any) -> SelfSpec:
     """A `SelfSpec` with a cache that has read the texts, with a lie at every third token."""
     read = [token for text in texts_of(ids, inputs) for token in text]
     lies = [token if place % 3 else (token + 1) % VOCAB for place, token in enumerate(read)]
     owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
-    held = CacheContents(tokenizer=owner, corpus=count_grams([*read, *lies], 4))
+    answers = np.array([*lies, -1, *read, -1, *lies, -1], np.int32)
+    held = CacheContents(tokenizer=owner, answers=answers)
     return SelfSpec(contents=held, **knobs)
 
 
@@ -73,14 +73,14 @@ def test_builtin_sources(sources: tuple[str, ...], call: Call) -> None:
     assert sources or both.stats.tokens_per_step == 1
 
 
-@pytest.mark.parametrize("knobs", CORPUS_SETS.values(), ids=CORPUS_SETS)
+@pytest.mark.parametrize("knobs", TEXT_SETS.values(), ids=TEXT_SETS)
 @pytest.mark.parametrize("name", [name if name == "qwen3" else slow(name) for name in BRANCHING])
-def test_corpus(name: str, knobs: dict[str, Any], call: Call) -> None:
-    spec = partial(knowing_corpus, **knobs)
+def test_texts_of_a_cache(name: str, knobs: dict[str, Any], call: Call) -> None:
+    spec = partial(knowing_texts, **knobs)
     both = run_both(tiny_model(name), call.inputs, spec, **call.options)
     if name == "qwen3":
-        asked = "corpus" in knobs.get("sources", SOURCE_NAMES)
-        assert (both.stats.accepted_by_source["corpus"] > 12) is asked
+        asked = "texts" in knobs.get("sources", SOURCE_NAMES)
+        assert (both.stats.accepted_by_source["texts"] > 12) is asked
 
 
 @pytest.mark.parametrize("mode", ["greedy", slow("sample")])
@@ -177,22 +177,6 @@ def test_a_prompts_states_are_kept_where_a_map_learns_them_and_then_go(
         run(model, inputs, custom_generate=spec, **(GREEDY | {"max_new_tokens": 4}))
     assert [number for number, _ in kept] == [num_kept]
     assert spec.stats.num_steps
-
-
-@pytest.mark.parametrize("scale", [0.0, 1.0, 3e38])
-def test_a_map_whose_prior_means_nothing(scale: float, call: Call) -> None:
-    model, generator = tiny_model(), torch.Generator().manual_seed(0)
-    embeddings, dims = model.get_input_embeddings().weight, model.config.hidden_size
-    read = torch.randn(2, dims + embeddings.shape[1], generator=generator)
-    down = torch.randn(read.shape[1], 3, generator=generator) * scale
-    up = torch.randn(3, dims, generator=generator)
-    halves = {"mean": read[0], "scale": read[1], "down": down.clamp(-6e4, 6e4), "up": up}
-    prior = {name: each.half().numpy() for name, each in halves.items()}
-    owner = TokenizerInfo("5a" * 32, "tiny", VOCAB)
-    held = CacheContents(tokenizer=owner, map_prior={**prior, "model": fingerprint(embeddings)})
-    spec = SelfSpec(contents=held, sources=("map", "lut"), **FIXED)
-    both = run_both(model, call.inputs, spec, drafts=False, **call.options)
-    assert both.stats.drafted_by_source["map"] or both.stats.forward == "graph"
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])

@@ -171,7 +171,7 @@ def test_a_prompt_waits_for_plain_steps_and_for_what_drafts_may_lose(now: list[f
     budget.curve.refine(1, 4.0)
     cursor.prepare()
     assert text.parts == [32]  # The next part would take 6.4 s, and 0.8 s are left.
-    assert budget.ledger.room() * 4 == pytest.approx(0.8, rel=0.1)
+    assert budget.ledger.may_lose() * 4 == pytest.approx(0.8, rel=0.1)
     budget.ledger.observe(0.0, 1.6)
     cursor.prepare()
     assert text.parts == [32, 64]

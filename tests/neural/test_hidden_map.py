@@ -11,7 +11,6 @@ from torch import nn
 from selfspec.forward.model import head_heard
 from selfspec.neural import hidden_map as module
 from selfspec.neural.hidden_map import HiddenMap, MapWeights
-from selfspec.neural.map_prior import MapPrior
 from tests.fakes import new_model, prompt, tiny_model
 
 DIMS, NUM_IDS = 16, 60
@@ -27,17 +26,11 @@ def weights() -> MapWeights:
 class Text:
     """A text of random trees, and the map that learns it; knows all pairs that were shown."""
 
-    def __init__(
-        self,
-        weights: MapWeights,
-        num_known: int = 9,
-        seed: int = 0,
-        prior: MapPrior | None = None,
-    ) -> None:
+    def __init__(self, weights: MapWeights, num_known: int = 9, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.weights = weights
         ids, states = self.ids(12), self.states(num_known)
-        self.map, self.prior = HiddenMap(weights, ids, states, prior), prior
+        self.map = HiddenMap(weights, ids, states)
         self.map.name(range(NUM_IDS))
         known = ids[len(ids) - num_known :]
         self.pairs = [(states[i], known[i + 1], states[i + 1], 1.0) for i in range(num_known - 1)]
@@ -62,21 +55,16 @@ class Text:
 
     def scores(self, pairs: list[Any]) -> torch.Tensor:
         """(V,): what the regression says, solved at once in double precision."""
-        (mean, size), (middle, length) = self.map._scales
+        size, length = self.map._scales
         before, after = (torch.stack([pair[i] for pair in pairs]).double() for i in (0, 2))
         tokens = torch.tensor([*(pair[1] for pair in pairs), self.next])
-        embedded = (self.weights.embeddings[tokens].double() - middle) * length
-        before = (torch.cat([before, self.last.double()[None]]) - mean) * size
-        known = torch.zeros(len(before), DIMS, dtype=torch.double)
-        if self.prior is not None:
-            matrix = self.prior.down.double() @ self.prior.up.double()
-            known = torch.cat([before, embedded], dim=-1) @ matrix
-            known += self.prior.mean[:DIMS]
+        embedded = self.weights.embeddings[tokens].double() * length
+        before = torch.cat([before, self.last.double()[None]]) * size
         by_state, by_token = before @ before.T, embedded @ embedded.T
         alike = by_state + by_token + by_state * by_token
         ridge = torch.diag(0.1 / torch.tensor([pair[3] for pair in pairs]).double())
         shares = torch.linalg.solve(alike[:-1, :-1] + ridge, alike[:-1, -1])
-        return self.weights.head.double() @ (shares @ (after - known[:-1]) + known[-1])
+        return self.weights.head.double() @ (shares @ after)
 
     def check(self, pairs: list[Any]) -> None:
         expected = self.scores(pairs).softmax(-1).topk(5)
@@ -91,33 +79,6 @@ def test_pairs_that_come_step_by_step_give_what_all_at_once_give(weights, num_kn
     for _ in range(20):
         text.step()
         text.check(text.pairs)
-
-
-@pytest.fixture
-def prior() -> MapPrior:
-    generator = torch.Generator().manual_seed(8)
-    mean, scale = torch.randn(2, 2 * DIMS, generator=generator) / 4
-    down = torch.randn(2 * DIMS, 5, generator=generator)
-    return MapPrior(mean, scale.abs(), down, torch.randn(5, DIMS, generator=generator))
-
-
-@pytest.mark.parametrize("num_known", [9, 1, 0])
-def test_with_a_prior_it_learns_what_that_leaves_over(weights, prior, num_known):
-    text = Text(weights, num_known, prior=prior)
-    for _ in range(9):
-        text.step()
-        text.check(text.pairs)
-
-
-def test_before_any_pair_the_prior_alone_guesses(weights, prior):
-    text = Text(weights, 1, prior=prior)
-    (mean, size), (middle, length) = prior.scales(DIMS)
-    embedded = (weights.embeddings[[text.next]] - middle) * length
-    state = prior.guess((text.last[None] - mean) * size, embedded)[0]
-    expected = (weights.head @ state).softmax(-1).topk(5)
-    likely = text.map.likely(text.next, 5)
-    assert [token for token, _ in likely] == expected.indices.tolist()
-    assert [p for _, p in likely] == pytest.approx(expected.values.tolist(), rel=1e-3)
 
 
 def test_steps_without_drafts_are_learned_later(weights):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from selfspec.draft.sources.context import ContextSource
-from selfspec.draft.sources.corpus import CorpusSource, CorpusTables
 from selfspec.draft.sources.lut import LutSource
 from selfspec.draft.sources.runners import RunnersSource
 from selfspec.draft.sources.source import Cursor, RowStart, Source
@@ -15,8 +14,6 @@ from selfspec.draft.sources.texts import TextsSource
 __all__ = [
     "REGISTRY",
     "ContextSource",
-    "CorpusSource",
-    "CorpusTables",
     "Cursor",
     "LutSource",
     "RowStart",

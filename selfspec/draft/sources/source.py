@@ -31,7 +31,6 @@ class RowStart:
         max_new_tokens: The most tokens that may follow.
         budget: What a cursor asks before it takes time of its own.
         num_rows: How many rows share its forwards.
-        map_prior: What the map of hidden states begins with, as a cache holds it.
         count_forward: To be called for each forward of a model that drafts take.
         states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
     """
@@ -42,7 +41,6 @@ class RowStart:
     budget: TimeBudget = TimeBudget()  # noqa: RUF009 has no state
     num_rows: int = 1
     count_forward: Callable[[], None] = nothing
-    map_prior: Mapping[str, NDArray[Any]] | None = None
     states: Any = None
 
 

@@ -3,7 +3,8 @@
 One memory of a `SelfSpec`, into which all rows write while they are decoded, so that samples of one
 prompt copy from each other. It holds answers and no prompts. A token is found by the 4, 10 or 16
 tokens in front of it, which may be the prompt's; of equal ones the newest is known. A place that
-was found is followed for as long as both texts agree, and the longer they do, the surer it is.
+was found is followed while both texts agree, and the longer they do, the surer it is. Where one
+token differs, both may go on alike after it, as in an edit.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ MAX_TOKENS = 1 << 18
 # A token is found by these numbers of tokens before it. LUTs and the text itself know shorter ones.
 _LENGTHS = (4, 10, 16)
 _LONGEST = _LENGTHS[-1]
+# As many tokens agree before another one may differ. In place of it there may be up to five.
+_SURE, _MOST_ASTRAY = 4, 4
 # Matches between two of these lengths are the same evidence.
-_RUNS = (4, 6, 10, 16, 24, 40, 64)
+_RUNS = (1, 2, 3, 4, 6, 10, 16, 24, 40, 64)
 # The key of some tokens t₁ … tₙ is Σ (tᵢ + 1) · Fⁿ⁺¹⁻ⁱ modulo 2⁶⁴, whose upper bits are a slot.
 _FACTOR, _WORD_BITS = 0x9E3779B97F4A7C15, 64
 _WORD = (1 << _WORD_BITS) - 1
 _POWERS = [pow(_FACTOR, power, 1 << _WORD_BITS) for power in range(_LONGEST + 1)]
 _LENGTHS_AND_POWERS = tuple((length, _POWERS[length]) for length in _LENGTHS)
 
-# The place of the token that comes next, and how many tokens before it agree.
+# The place of the token that comes next, and how many tokens before it agree. If the last one did
+# not, that is 0, and -n after n more that did not.
 Match = tuple[int, int]
 
 
@@ -183,13 +187,20 @@ class TextsCursor(Cursor):
         return [(token, _evidence(state[1]))]
 
     def follow(self, state: Match | None, token: int) -> Match | None:
-        if state is None or self._source.token(state[0]) != token:
+        """The match one token later; a token that differs may stand for one of the other text."""
+        if state is None:
             return None
         place, length = state
-        return self._source.after(place), length + 1
+        if self._source.token(place) == token:
+            return self._source.after(place), max(length, 0) + 1
+        if length >= _SURE:
+            return self._source.after(place), 0
+        return (place, length - 1) if -_MOST_ASTRAY < length <= 0 else None
 
     def observe(self, record: StepRecord) -> None:
         """Moves on, and looks the end of the text up if few tokens agree so far."""
+        if record.is_padding:
+            return
         match, before = self._match, []
         for token in record.committed_ids:
             match = self.follow(match, token)
@@ -237,4 +248,7 @@ def _keys_before(tokens: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray
 
 @lru_cache(maxsize=1024)
 def _evidence(length: int) -> Evidence:
+    """By how long a match has held. While texts differ, a chance of one in three is assumed."""
+    if length <= 0:
+        return Evidence("texts", count_bin=1 - length, probability_bin=1)
     return Evidence("texts", match_length=max(run for run in _RUNS if run <= length))

@@ -3,7 +3,7 @@
 A layer of transformers reads the tokens of a forward one after the other, in chunks. Its rule for a
 chunk holds for a tree too if "all tokens before this one" becomes "all ancestors of this node".
 Parents come before their children. The rules write to no state: what the nodes would add to it is
-told (`Told`), and `move` lets it follow one path. Sums are in float32, as in transformers.
+told (`Told`), and `decay` and `add` let it follow a path. Sums are in float32, as in transformers.
 
 Shapes: B rows, W nodes, H heads, C channels of a convolution; a state is (K, V) for each head.
 """
@@ -93,13 +93,15 @@ def along(told: Told, paths: Paths) -> Told:
     return Told(keys, values, left.masked_fill(~moves, 0).exp().mT)
 
 
-def move(keys: torch.Tensor, values: torch.Tensor, left: torch.Tensor, state: torch.Tensor) -> None:
-    """Moves states (B, H, K, V) on, in one write; the other arguments are those of `along`."""
-    parts = [part.flatten(0, 1) for part in (state.float() * left, keys.mT, values)]
-    if state.dtype == torch.float32:
-        torch.baddbmm(*parts, out=state.flatten(0, 1))
-    else:
-        state.copy_(torch.baddbmm(*parts).view_as(state))
+def decay(left: torch.Tensor, state: torch.Tensor) -> None:
+    """Keeps of a state (B, H, K, V) what a path leaves of it, in one write."""
+    state.mul_(left)
+
+
+def add(keys: torch.Tensor, values: torch.Tensor, state: torch.Tensor) -> None:
+    """Adds to a state (B, H, K, V) what a path adds to it, in one write."""
+    parts = (part.flatten(0, 1).to(state.dtype) for part in (keys.mT, values))
+    state.flatten(0, 1).baddbmm_(*parts)
 
 
 def in_full(device_type: str) -> AbstractContextManager[Any]:

@@ -16,9 +16,18 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
 from selfspec.compat.states import StatePlace, states_by_place
-from selfspec.forward.states.rules import Ancestry, Paths, Told, across_rows, along, in_full, move
+from selfspec.forward.states.rules import (
+    Ancestry,
+    Paths,
+    Told,
+    across_rows,
+    add,
+    along,
+    decay,
+    in_full,
+)
 
-Move = Callable[[torch.Tensor], None]
+Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
 _CONVOLUTION = "conv_states"
 
 
@@ -77,7 +86,7 @@ class States:
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._places = slice(0, 0)
-        self._moves: list[Any] = []  # What is left of moving on: states, and what moves them.
+        self._moves: list[Any] = []  # What is left of moving on: states, and what writes to them.
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +160,7 @@ class States:
         branches, self.branches = self.branches, None
         if branches is None or branches.told.keys() != self._stores.keys():
             raise RuntimeError("a forward over drafts has not told of each running state")
-        rows, moves = slice(first, first + len(paths)), dict[StatePlace, Move]()
+        rows, moves = slice(first, first + len(paths)), dict[StatePlace, Writes]()
         for device in {store.device for store in self._stores.values()}:
             mine = (place for place, store in self._stores.items() if store.device == device)
             here = {place: branches.told[place] for place in mine}
@@ -159,18 +168,16 @@ class States:
             on_device = Paths.of(paths, ancestry.depths.shape[1], device)
             moves |= _moves_of_columns(Branches(ancestry, here), on_device)
             moves |= _moves_of_rules(here, on_device)
-        self._moves = [
-            (store := self._stores[place], num_writes(store), partial(move, store[rows]))
-            for place, move in moves.items()
-        ]
+        pairs = [(self._stores[place], writes) for place, writes in moves.items()]
+        self._moves = [(store, num_writes(store), store[rows], writes) for store, writes in pairs]
 
     def settle(self) -> None:
         """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
         while self._moves:
-            store, num_before, move = self._moves[-1]
-            if num_writes(store) == num_before:
-                with in_full(store.device.type):
-                    move()
+            store, num_before, state, writes = self._moves[-1]
+            with in_full(store.device.type):
+                for write in writes[num_writes(store) - num_before :]:
+                    write(state)
             self._moves.pop()
 
     def move_row(self, source: int, target: int) -> None:
@@ -213,10 +220,10 @@ def _kind(state: torch.Tensor) -> Any:
     return state.shape[1:], state.dtype, state.device
 
 
-def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Move]:
+def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:
     """What lets the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
-    found, numbers = dict[StatePlace, Move](), dict[int, torch.Tensor]()
+    found, numbers = dict[StatePlace, Writes](), dict[int, torch.Tensor]()
     for place, told in branches.told.items():
         if isinstance(told, Told):
             continue
@@ -226,24 +233,24 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Move
             ends = branches.ancestry.windows(size)[rows, paths.last]
             ends = torch.where(paths.moves[:, None], ends, stays)
             numbers[size] = across_rows(ends, size + width).flatten()
-        found[place] = partial(_shift, told[:number].flatten(0, 1), numbers[size])
+        found[place] = [partial(_shift, told[:number].flatten(0, 1), numbers[size])]
     return found
 
 
 def _moves_of_rules(
     all_told: dict[StatePlace, torch.Tensor | Told], paths: Paths
-) -> dict[StatePlace, Move]:
+) -> dict[StatePlace, Writes]:
     """What lets other states follow paths; small operations are one for all layers together."""
     alike: dict[Any, dict[StatePlace, Told]] = {}
     for place, told in all_told.items():
         if isinstance(told, Told):
             told = Told(*(part[: len(paths.last)] for part in told))
             alike.setdefault(tuple(part.shape for part in told), {})[place] = told
-    found: dict[StatePlace, Move] = {}
+    found: dict[StatePlace, Writes] = {}
     for group in alike.values():
         whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
         for place, parts in zip(group, zip(*whole, strict=True), strict=True):
-            found[place] = partial(move, *parts)
+            found[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
     return found
 
 

@@ -108,15 +108,16 @@ class Shard:
         with safe_open(self.path, "pt") as file:
             # Nothing is read: the tensors refer to the file.
             tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
-        found, offset = {}, self.path.stat().st_size - sum(each.nbytes for each in tensors.values())
+        stored, size = {}, sum(tensor.nbytes for tensor in tensors.values())
+        offset = self.path.stat().st_size - size
         for name, tensor in tensors.items():
-            found[name] = StoredTensor(self, offset, tensor.dtype, tuple(tensor.shape))
+            stored[name] = StoredTensor(self, offset, tensor.dtype, tuple(tensor.shape))
             offset += tensor.nbytes
-        return found
+        return stored
 
     def _now(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
+        stat = os.fstat(self._file.fileno())
+        return stat.st_size, stat.st_mtime_ns
 
 
 def find_files(name: str) -> list[Path]:

@@ -63,7 +63,7 @@ class LayerWeights:
             self._starts[index] = self.num_bytes
             self.num_bytes += -(-weights[index].num_bytes // ALIGNMENT) * ALIGNMENT
         self._copied = [tensor for index in self._others for tensor in weights[index].tensors]
-        read = [run.num_bytes for run in self._runs] + [each.num_bytes for each in self._copied]
+        read = [run.num_bytes for run in self._runs] + [weight.num_bytes for weight in self._copied]
         self.num_read = sum(read)
 
     @property
@@ -92,7 +92,7 @@ class LayerWeights:
     def _lay_out_runs(self) -> None:
         """Gives each direct weight its place. Neighbours in a file are neighbours in the buffer."""
         direct = [(w.tensors[0], i) for i, w in enumerate(self._weights) if w.is_direct]
-        direct.sort(key=lambda each: (str(each[0].shard.path), each[0].offset))
+        direct.sort(key=lambda piece: (str(piece[0].shard.path), piece[0].offset))
         for tensor, index in direct:
             run = self._runs[-1] if self._runs else None
             if run and run.shard is tensor.shard and tensor.offset <= run.start + run.num_bytes:

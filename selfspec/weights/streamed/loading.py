@@ -80,7 +80,10 @@ def load_within(
             path = rounded_file(stored, original, shards)
             opened.close()
             shards = [opened.enter_context(closing(Shard(path)))]
-            stored = {n: [t._replace(shard=shards[0]) for t in each] for n, each in stored.items()}
+            stored = {
+                weight: [tensor._replace(shard=shards[0]) for tensor in tensors]
+                for weight, tensors in stored.items()
+            }
             layers = _Layers.of(model, stored)
         _load(model, stored, {n for i in streamed for n in layers.weights[i]}, one_term)
         if streamed:
@@ -113,17 +116,17 @@ class _Layers(NamedTuple):
                 f"{type(model).__name__} has no list of layers to stream; load it with "
                 "from_pretrained()"
             )
-        prefix, found = max(lists, key=lambda item: sum(x.nbytes for x in item[1].parameters()))
-        names = [f"{prefix}.{index}" for index in range(len(found))]
+        prefix, layers = max(lists, key=lambda item: sum(x.nbytes for x in item[1].parameters()))
+        names = [f"{prefix}.{index}" for index in range(len(layers))]
         weights = [
             {f"{name}.{inner}": weight for inner, weight in module.named_parameters()}
-            for name, module in zip(names, found, strict=True)
+            for name, module in zip(names, layers, strict=True)
         ]
         missing = [name for layer in weights for name in layer if name not in stored]
         check_complete(missing)
         read = [
-            LayerWeights([part for n, w in each.items() for part in _parts(w, stored[n])])
-            for each in weights
+            LayerWeights([part for n, w in layer.items() for part in _parts(w, stored[n])])
+            for layer in weights
         ]
         owners: dict[int, set[str]] = {}
         for name, weight in model.named_parameters(remove_duplicate=False):
@@ -134,19 +137,19 @@ class _Layers(NamedTuple):
             if layer and all(len(owners[id(weight)]) == 1 for weight in layer.values())
         ]
         decoder = model.get_submodule(prefix.rpartition(".")[0])
-        return cls(decoder, names, list(found), weights, read, alone)
+        return cls(decoder, names, list(layers), weights, read, alone)
 
     def sizes(self, model: Any, stored: Stored, max_length: int, max_texts: int) -> Sizes:
         """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
-        owners = Counter(id(each) for _, each in model.named_parameters(remove_duplicate=False))
-        layers = [_held_bytes(each, stored, owners) for each in self.weights]
-        whole = _held_bytes(dict(model.named_parameters()), stored, owners)
-        buffers = sum(each.nbytes for each in model.buffers())
+        owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+        layers = [_bytes_in_memory(layer, stored, owners) for layer in self.weights]
+        whole = _bytes_in_memory(dict(model.named_parameters()), stored, owners)
+        buffers = sum(buffer.nbytes for buffer in model.buffers())
         return Sizes(
             whole + buffers - sum(layers) + text_bytes(model, max_length, max_texts),
             layers,
-            [each.num_bytes for each in self.stored],
-            max(each.scratch_bytes for each in self.stored),
+            [layer.num_bytes for layer in self.stored],
+            max(layer.scratch_bytes for layer in self.stored),
         )
 
 
@@ -196,7 +199,7 @@ def _dtype(dtype: str | torch.dtype, config: Any, shards: Sequence[Shard]) -> to
     if isinstance(config.dtype, torch.dtype):
         return config.dtype
     stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
-    return next((each for each in stored if each.is_floating_point), torch.float32)
+    return next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
 
 
 def _keep_in_float32(model: Any) -> None:
@@ -233,7 +236,7 @@ def _stream(
 def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight]:
     """What is read for a weight: its values, or numbers of 8 bits and their scales."""
     if is_rounded(tensors):
-        return [Weight(each.dtype, each.shape, [each]) for each in tensors]
+        return [Weight(tensor.dtype, tensor.shape, [tensor]) for tensor in tensors]
     return [Weight(weight.dtype, tuple(weight.shape), tensors)]
 
 
@@ -243,7 +246,7 @@ def _places(
     """Where what is read for a weight goes. The weight is blank until then."""
     if not is_rounded(tensors):
         return [Place.of(_put(model, name, empty))]
-    numbers, scale = (torch.zeros((), dtype=each.dtype, device="cpu") for each in tensors)
+    numbers, scale = (torch.zeros((), dtype=tensor.dtype, device="cpu") for tensor in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
     matrix = Products(kernels().in_file, rows, [len(empty)], one_term)
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
@@ -269,10 +272,10 @@ def _load(model: Any, stored: Stored, later: set[str], one_term: bool) -> None:
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     named = model.named_parameters(remove_duplicate=False)
-    check_complete([name for name, each in named if each.is_meta and name not in later])
+    check_complete([name for name, weight in named if weight.is_meta and name not in later])
     if rounded:
-        given = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
-        hold_rounded(model, given, one_term)
+        weights = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
+        hold_rounded(model, weights, one_term)
 
 
 def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
@@ -295,13 +298,13 @@ def check_complete(missing: Sequence[str]) -> None:
         )
 
 
-def _held_bytes(
+def _bytes_in_memory(
     weights: Mapping[str, nn.Parameter], stored: Stored, owners: Mapping[int, int]
 ) -> int:
     """What weights take in memory. In 8 bits, each of the modules that share one has its own."""
     return sum(
-        sum(part.num_bytes for part in _parts(each, stored[name])) * owners[id(each)]
+        sum(part.num_bytes for part in _parts(weight, stored[name])) * owners[id(weight)]
         if is_rounded(stored.get(name, ()))
-        else each.nbytes
-        for name, each in weights.items()
+        else weight.nbytes
+        for name, weight in weights.items()
     )

@@ -69,7 +69,7 @@ def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
 
     On a CPU its layers may be packed, and their copies take at most as much as its weights.
     """
-    weights: int = sum(each.numel() * each.dtype.itemsize for each in model.parameters())
+    weights: int = sum(x.numel() * x.dtype.itemsize for x in model.parameters())
     copies = weights if model.device.type == "cpu" else 0
     return weights + copies + text_bytes(model, num_tokens, num_texts)
 
@@ -101,7 +101,7 @@ def forward_bytes(model: Any, num_tokens: int) -> int:
     """
     config = model.config.get_text_config(decoder=True)
     hidden = config.hidden_size
-    sizes = (getattr(config, f"{kind}intermediate_size", None) for kind in ("moe_", ""))
+    sizes = (getattr(config, f"{which}intermediate_size", None) for which in ("moe_", ""))
     wide = next((size for size in sizes if isinstance(size, int)), 4 * hidden)
     num_experts = getattr(config, "num_experts_per_tok", None) or 1
     return int(num_tokens * (10 * hidden + 4 * wide * num_experts) * model.dtype.itemsize)

@@ -74,11 +74,11 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path.parent / ".lock")
         try:
-            held = lock.acquire(timeout=0)
+            locked = lock.acquire(timeout=0)
         except Timeout:
             _log.warning("another process writes rounded weights; waiting for it")
-            held = lock.acquire()
-        with held:
+            locked = lock.acquire()
+        with locked:
             if not _is_whole(path, plan):
                 remove_scratch(path.parent)
                 _write(path, plan, stored)
@@ -93,10 +93,10 @@ def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
 
 def _name(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> str:
     """The name of a file: which weights it has, then what is read for them, by which version."""
-    layout = [[name, *(tuple(map(str, each[1:])) for each in plan[name])] for name in plan]
-    paths = [each.state[0] for each in shards]
+    layout = [[name, *(tuple(map(str, part[1:])) for part in plan[name])] for name in plan]
+    paths = [shard.state[0] for shard in shards]
     parts = [
-        [name, *((each.shard.state[0], *map(str, each[1:])) for each in stored[name])]
+        [name, *((part.shard.state[0], *map(str, part[1:])) for part in stored[name])]
         for name in plan
     ]
     return f"{_digest(layout, paths)}-{_digest(_VERSION, parts, [s.state for s in shards])}.weights"
@@ -123,15 +123,15 @@ def _is_whole(path: Path, plan: Stored) -> bool:
     """To ask takes as long as reading the file once, as a step of a streamed model does."""
     if not path.exists():
         return False
-    buffer, size, found = aligned_buffer(CHUNK), _num_bytes(plan), 0
+    buffer, size, checksum = aligned_buffer(CHUNK), _num_bytes(plan), 0
     data: Any = buffer.numpy()
     bar = progress("Checking rounded weights", size)
     with suppress(WeightsError), closing(Shard(path)) as shard, bar:
         for start in range(0, size, CHUNK):
             shard.read(start, buffer)
-            found = crc32(data[: size - start], found)
+            checksum = crc32(data[: size - start], checksum)
             bar.update(min(CHUNK, size - start))
-        return shard.state[1] == size and found == _WHOLE
+        return shard.state[1] == size and checksum == _WHOLE
     return False
 
 
@@ -139,7 +139,7 @@ def _write(path: Path, plan: Stored, stored: Stored) -> None:
     needed, free = _num_bytes(plan), shutil.disk_usage(path.parent).free
     if free < 1.02 * needed:
         raise OSError(f"{needed / 1e9:.1f} GB are needed, and {free / 1e9:.1f} GB are left")
-    scratch, checksum, total = new_scratch(), 0, sum(each[0].numel for each in plan.values())
+    scratch, checksum, total = new_scratch(), 0, sum(parts[0].numel for parts in plan.values())
     with replacing(path) as file, progress("Rounding weights, this once", total) as bar:
         for name, tensors in plan.items():
             rounds, like = is_rounded(tensors), tensors[0]

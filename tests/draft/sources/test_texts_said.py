@@ -17,7 +17,7 @@ from selfspec.draft.sources import RowStart, TextsSource
 from selfspec.draft.sources.texts import TextsCursor
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import Said, newest_said
-from tests.scripted import Run, ScriptedModel
+from tests.scripted import EOS, PAD, Run, ScriptedModel
 from tests.strategies import candidates_of, texts
 
 LENGTHS = (16, 10, 4)
@@ -105,11 +105,13 @@ class TextsMachine(RuleBasedStateMachine):
                 assert found == -1 or (newest is not None and place == newest.number)
 
     @invariant()
-    def what_is_named_was_written_after_the_same_tokens(self):
+    def what_is_named_was_written_after_as_many_of_the_same_tokens_as_it_says(self):
         for text, cursor in self.rows:
-            for token in told(cursor, 1):
-                before = [said.before[-4:] for said in self.kept if said.token == token]
-                assert tuple(text[-4:]) in before
+            if told(cursor, 1):
+                place, length = cursor.root()
+                (said,) = [said for said in self.kept if said.number == place]
+                length = max(length, 0)
+                assert said.before[len(said.before) - length :] == tuple(text[len(text) - length :])
 
     @invariant()
     def texts_are_whole_but_for_their_oldest_tokens(self):
@@ -146,16 +148,35 @@ def test_another_prompt_is_found_by_the_answer_itself():
     assert candidate[1].match_length == 4
 
 
-def test_a_place_is_followed_by_what_was_drafted_and_left_by_anything_else():
+def test_a_place_is_followed_by_what_was_drafted():
     source = TextsSource()
     written(source, STORY, [])
     cursor = opened(source, [])
     cursor.observe(committed(STORY[:4]))
     place = cursor.follow(cursor.root(), STORY[4])
     assert [token for token, _ in cursor.expand(place)] == [STORY[5]]
-    assert cursor.follow(cursor.root(), 7) is None
     assert cursor.follow(None, 7) is None
     assert cursor.expand(None) == []
+
+
+@pytest.mark.parametrize("num_other", [1, 2, 5])
+def test_after_a_token_that_differs_the_texts_may_go_on_alike(num_other: int):
+    """A token was replaced by one or by several; with six, the place is given up."""
+    source = TextsSource()
+    written(source, STORY, [])
+    cursor = opened(source, [])
+    cursor.observe(committed(STORY[:5]))
+    cursor.observe(committed([*STORY[5:9], *[7] * num_other]))
+    assert told(cursor) == STORY[10:]
+    (unsure,) = cursor.expand(cursor.root())
+    assert unsure[1].match_length == 0
+    assert cursor.follow((cursor.root()[0], -4), 8) is None
+    # Until 4 tokens agree, no other one may differ.
+    cursor.observe(committed([*STORY[10:13], 7]))
+    assert told(cursor) == []
+    cursor.observe(committed(STORY[14:18]))
+    cursor.observe(committed([STORY[18], 7]))
+    assert told(cursor) == STORY[20:]
 
 
 def test_the_longer_a_match_has_held_the_surer_it_is():
@@ -276,6 +297,16 @@ def test_texts_of_an_engine_are_the_plain_ones_and_come_back_at_once(way: str):
     first, again = decode(), decode()
     assert first[0] == again[0] == plain.decode()
     assert again[1].stats.tokens_per_step > 5
+
+
+def test_pads_after_the_end_of_a_row_are_not_written():
+    model, source = ScriptedModel(seed=1), TextsSource()
+    prompts = [[1, 2, 3], [3, 2, 1], [2, 2, 1], [4, 1, 3]]
+    run = Run(model, prompts, [source], max_length=60, eos=EOS, config=SpecConfig(max_nodes=3))
+    ids = run.decode(run.together())
+    assert any(row.count(PAD) > 9 for row in ids)
+    num_said = sum(len(row) - 3 - row.count(PAD) for row in ids)
+    assert sum(source.arrays()["tokens"] >= 0) - num_said < 2 * len(prompts)
 
 
 @pytest.mark.parametrize("scope", ["session", "request", "frozen"])

@@ -16,11 +16,12 @@ from selfspec.forward.states.rules import (
     Paths,
     Told,
     across_rows,
+    add,
     along,
     convolved,
+    decay,
     delta_rule,
     final_time_steps,
-    move,
     scan,
 )
 
@@ -54,11 +55,17 @@ def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=1e-5, atol=2e-6)
 
 
+def follow(state: torch.Tensor, told: Told, paths: Paths) -> None:
+    keys, values, left = along(told, paths)
+    decay(left, state)
+    add(keys, values, state)
+
+
 def assert_leads_to(state: torch.Tensor, told: Told, row: int, node: int, end: Any) -> None:
     """The state of a row is that of single steps, and the other row's is what it was."""
     moved = state.clone()
     paths = [path_to(row, node) if row == index else [] for index in range(ROWS)]
-    move(*along(told, Paths.of(paths, WIDTH, state.device)), moved)
+    follow(moved, told, Paths.of(paths, WIDTH, state.device))
     assert_near(moved[row], end[0])
     assert torch.equal(moved[1 - row], state[1 - row])
 
@@ -73,14 +80,14 @@ def test_delta_rule(step: Any, num_sharing: int, normalises: bool, ancestry: Anc
     heads = HEADS // num_sharing
     query, key = random(WIDTH, heads, KEYS), random(WIDTH, heads, KEYS)
     value = random(WIDTH, HEADS, VALUES)
-    decay = -random(WIDTH, HEADS, *[KEYS] * is_kimi).abs()
+    decays = -random(WIDTH, HEADS, *[KEYS] * is_kimi).abs()
     beta, state = random(WIDTH, HEADS).sigmoid(), random(HEADS, KEYS, VALUES)
-    parts = (query, key, value, decay, beta)
+    parts = (query, key, value, decays, beta)
     outcome, told = delta_rule(*parts, state, ancestry, normalises=normalises)
     query, key = (part.repeat_interleave(num_sharing, dim=2) for part in (query, key))
     for row, node in NODES:
         path = path_to(row, node)
-        given = [part[row : row + 1, path] for part in (query, key, value, decay, beta)]
+        given = [part[row : row + 1, path] for part in (query, key, value, decays, beta)]
         answer, end = step(
             *given[:3],
             g=given[3],
@@ -158,10 +165,10 @@ def test_what_hidden_nodes_hold_moves_no_state(ancestry: Ancestry) -> None:
         state.clone(),
         state.clone(),
     )
-    move(*along(told, paths), clean)
+    follow(clean, told, paths)
     for part in told:
         part[0, :, 2:] = torch.nan
         part[1] = torch.nan
-    move(*along(told, paths), spoiled)
+    follow(spoiled, told, paths)
     assert torch.equal(spoiled, clean)
     assert torch.equal(spoiled[1], state[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_a_forward_that_fails_leaves_the_functions() -> None:
 
 
 class Step:
-    """The states of two layers and of their convolutions, in a forward that adds 1 to the first."""
+    """States of two layers, in a forward that halves them and adds 1, and of their convolutions."""
 
     def __init__(self) -> None:
         types = ["linear_attention", "linear_attention", "full_attention"]
@@ -93,7 +94,7 @@ class Step:
         for place, state in held:
             if place in self.before:
                 heads, keys, values = state.shape[1:]
-                parts = ((keys, 1.0), (values, 1.0), (1, 0.0))
+                parts = ((keys, 1.0), (values, 1.0), (1, -math.log(2)))
                 told = Told(*(torch.full((1, heads, 1, n), each) for n, each in parts))
                 self.states.tell(place, told)
             else:
@@ -103,21 +104,24 @@ class Step:
         self.states.give_back(self.kv.layers, slice(0, 1))
         after = states_by_place(self.kv.layers)
         assert len(self.before) == 2
-        assert all(torch.equal(after[place], state + 1) for place, state in self.before.items())
+        assert all(
+            torch.allclose(after[place], state / 2 + 1) for place, state in self.before.items()
+        )
 
 
+@pytest.mark.parametrize("at", ["decay", "add"])
 def test_an_interrupt_while_states_move_on_moves_none_twice(
-    monkeypatch: pytest.MonkeyPatch,
+    at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes right after a state has moved; the next call moves the others."""
-    move, errors = slots.move, [KeyboardInterrupt]
+    """It comes right after a write to a state; the next call does the others."""
+    write, errors = getattr(slots, at), [KeyboardInterrupt]
 
     def stumbling(*args: Any) -> None:
-        move(*args)
+        write(*args)
         if errors:
             raise errors.pop()
 
-    monkeypatch.setattr(slots, "move", stumbling)
+    monkeypatch.setattr(slots, at, stumbling)
     step = Step()
     step.states.follow(0, [[0]])
     with pytest.raises(KeyboardInterrupt):

@@ -146,14 +146,13 @@ class CorpusTables:
 class CorpusSource(Source):
     """Asks corpus tables; learns nothing. A file can make it guess badly, and no more.
 
-    `vocab_size` is the model's: tokens beyond it are never named.
+    A tree leaves out the tokens that its model can't read.
     """
 
     name = "corpus"
 
-    def __init__(self, tables: CorpusTables, vocab_size: int, top_k: int) -> None:
+    def __init__(self, tables: CorpusTables, top_k: int = 8) -> None:
         self.tables = tables
-        self._vocab_size = vocab_size
         self._top_k = top_k
 
     def open(self, row: RowStart) -> CorpusCursor:
@@ -168,8 +167,7 @@ class CorpusSource(Source):
             limit = self._top_k + len(candidates)  # Some may be named already.
             total, following = self.tables.continuations(length, prefixes[length - 1], limit)
             for token, count in following:
-                is_new = token not in candidates and token < self._vocab_size
-                if is_new and len(candidates) < self._top_k:
+                if token not in candidates and len(candidates) < self._top_k:
                     candidates[token] = _evidence(length, count, total)
         return list(candidates.items())
 

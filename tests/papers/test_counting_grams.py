@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.building import grams
-from selfspec.building.grams import GramCounter
+from selfspec.papers import grams
+from selfspec.papers.grams import GramCounter
 from tests.oracles import corpus_arrays, following, kept
 from tests.strategies import texts
 

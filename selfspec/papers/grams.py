@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.draft.sources.corpus import CorpusTables
 from selfspec.errors import BuildError
+from selfspec.papers.corpus import CorpusTables
 
 Array = NDArray[Any]
 
