@@ -56,7 +56,7 @@ class GenerationStats:
         heads_reason: Why the heads that the model's config names were not asked.
         kept_reason: Why the last prompt that could not go on after another text's could not, where
             keys and values are kept.
-        table_bytes: What the LUTs take.
+        table_bytes: What the LUTs and the memory of texts take.
         packed_bytes: What second copies of weights take.
         captured_bytes: What captured forwards keep from call to call: KV slots and logits.
     """

@@ -16,7 +16,7 @@ answer   one method's answer to one question in one turn:
            num_nodes                           verified nodes, roots included
            accepted_lengths, widths            drafts accepted, nodes verified -> number of steps
            drafted_by_source, accepted_by_source, stage_seconds
-           table_bytes                         what its LUTs take
+           table_bytes                         what its LUTs and its texts take
            disabled_reason                     why it did not draft as asked, if it didn't
            forward, packed_bytes               how forwards were run at its end; copies of weights
            output_sha256                       of the new ids
