@@ -80,6 +80,8 @@ NO_TORCH = (
     "selfspec.cli.batch_file",
     "selfspec.cli.prompt_files",
     "selfspec.serving.encoder",
+    "selfspec.serving.fields",
+    "selfspec.serving.messages",
     "selfspec.serving.schema",
     "selfspec.stats",
     "selfspec.verify.walk",

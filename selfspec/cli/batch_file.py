@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from selfspec.cli.prompt_files import PromptLine, numbered_lines, read_line
 from selfspec.errors import CliError, one_line
 from selfspec.serving.encoder import Encoder
+from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import Form, Piece, usage_of
-from selfspec.serving.schema import RequestError
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer

@@ -13,17 +13,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field
 
 from selfspec.errors import unknown_name
-from selfspec.serving.schema import (
-    Chat,
-    Completion,
-    FilledText,
-    Messages,
-    RequestError,
-    Settings,
-    checked,
-    json_object,
-    whole_characters,
-)
+from selfspec.serving.fields import RequestError, checked, json_object, whole_characters
+from selfspec.serving.messages import FilledText, Messages
+from selfspec.serving.schema import Chat, Completion, Settings
 
 _FORMS = ("prompt", "messages", "turns", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

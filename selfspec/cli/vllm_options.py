@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from selfspec.cli.options import DraftOptions, Knobs
 from selfspec.config import MOST
 from selfspec.errors import CliError
-from selfspec.serving.schema import RequestError, checked, json_object
+from selfspec.serving.fields import RequestError, checked, json_object
 
 _OPTION = "--speculative-config"
 _OURS = "; leave the option out, and selfspec drafts from texts, --cache and --draft-model"

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.exchange import Exchange
+from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.gate import Gate, key_check
 from selfspec.serving.images import MAX_IMAGE_BYTES, has_images
 from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
@@ -28,15 +29,7 @@ from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Form, error_body, usage_of
 from selfspec.serving.responses import ResponseForm, Responses
-from selfspec.serving.schema import (
-    Chat,
-    Completion,
-    RequestError,
-    TextRequest,
-    Tokens,
-    checked,
-    json_object,
-)
+from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
 
 # A body may have 1 MiB, or 16 bytes for each position of the model if that is more.
 _LEAST_BODY = 1 << 20

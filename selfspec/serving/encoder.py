@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selfspec.errors import one_line
+from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
-from selfspec.serving.schema import Chat, Completion, RequestError, Settings
+from selfspec.serving.schema import Chat, Completion, Settings
 
 _BYTES_A_POSITION = 16  # A text with more for each position of the model is too long for it.
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.

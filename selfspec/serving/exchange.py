@@ -21,11 +21,12 @@ from selfspec.batch.token_scores import TokenScore, TokenScores
 from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
 from selfspec.serving.encoder import Encoder
+from selfspec.serving.fields import RequestError
 from selfspec.serving.images import has_addresses
 from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import Chat, Completion, RequestError, Settings, TextRequest
+from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
 
 # Prepares a prompt, with a seed and the arguments of `generate()`.
 Prepare = Callable[[PromptInputs, int, dict[str, Any]], Prompt]

@@ -12,8 +12,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
+from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import error_body
-from selfspec.serving.schema import RequestError
 
 
 class Gate:

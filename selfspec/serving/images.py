@@ -13,7 +13,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from selfspec.errors import one_line
-from selfspec.serving.schema import RequestError
+from selfspec.serving.fields import RequestError
 
 MAX_IMAGE_BYTES = 32 << 20  # Of all images of a request together, and so are the next two.
 _MOST_PIXELS = 50_000_000

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from selfspec.serving.schema import RequestError
+from selfspec.serving.fields import RequestError
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.errors import SelfSpecError
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
-from selfspec.serving.schema import RequestError
+from selfspec.serving.fields import RequestError
 from selfspec.session import ReadingPace, Session
 
 _log = logging.getLogger("selfspec")

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.serving.schema import Chat, RequestError, Settings, TextRequest
+from selfspec.serving.fields import RequestError
+from selfspec.serving.schema import Chat, Settings, TextRequest
 
 if TYPE_CHECKING:
     from selfspec.batch import Answer

@@ -9,16 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from selfspec.serving.fields import RequestError
+from selfspec.serving.messages import Messages, Tool, ToolChoice
 from selfspec.serving.replies import Piece, entries_of, event
-from selfspec.serving.schema import (
-    Chat,
-    Count,
-    Messages,
-    RequestError,
-    ResponseFormat,
-    Tool,
-    ToolChoice,
-)
+from selfspec.serving.schema import Chat, Count, ResponseFormat
 
 # What a request says of itself, which its response repeats.
 _REPEATED: dict[str, Any] = {

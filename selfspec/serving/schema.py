@@ -9,22 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
 from inspect import signature
-from reprlib import Repr
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from selfspec.serving.fields import Fields, RequestError, whole_characters
+from selfspec.serving.messages import (
+    Content,
+    FilledText,
+    Messages,
+    Name,
+    Tool,
+    ToolChoice,
 )
-
-from selfspec.errors import SelfSpecError, one_line, unknown_name
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
@@ -33,75 +31,8 @@ _LONGEST_STOP = 256  # characters
 _SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
-_HINTS = {"annotations", "cache_control"}  # Parts of a message may have them, for others.
 
 _log = logging.getLogger("selfspec")
-_short = Repr()
-_short.maxstring = _short.maxother = 80
-
-
-class RequestError(SelfSpecError, ValueError):
-    """A request, or a line of a prompt file, that can't be answered, and which field is wrong."""
-
-    def __init__(
-        self, message: str, *, field: str | None = None, status: int = 400, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.field = field
-        self.code = code
-
-    @classmethod
-    def of(cls, error: Exception, *, field: str | None = None) -> RequestError:
-        """What a client gets to know: the words of our own errors, and only the names of others."""
-        if isinstance(error, RequestError):
-            return error
-        name = type(error).__name__
-        if isinstance(error, SelfSpecError):
-            return cls(one_line(error), field=field, code=name)
-        why = f"the answer broke off by a fault of the server ({name}); its log says more"
-        return cls(why, status=500, code=name)
-
-
-def whole_characters(text: str) -> str:
-    """Refuses halves of characters, which JSON can have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"must be whole characters, not half of one at {error.start}") from None
-    return text
-
-
-def text_of_parts(content: Any) -> str:
-    """A text, or the texts of OpenAI's content parts, one after the other."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
-        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
-        if not is_text or {*part} - _HINTS != {"type", "text"} or part["type"] != "text":
-            raise ValueError("must be text, or a list of parts with type: 'text', and text")
-    return "".join(part["text"] for part in parts)
-
-
-def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
-    """A text, or the parts of a content with images; texts without images become one."""
-    if not isinstance(content, list) or not any(map(_is_image, content)):
-        return whole_characters(text_of_parts(content))
-    for index, part in enumerate(content):
-        if not _is_image(part):
-            whole_characters(text_of_parts([part]))
-            continue
-        image = part.get("image_url")
-        url = image.get("url") if isinstance(image, dict) else None
-        known = {"type", "image_url", "url", "detail", *_HINTS}
-        if not isinstance(url, str) or {*part, *image} - known:
-            raise ValueError(f"must have a url, or url and detail alone, in [{index}].image_url")
-    return content
-
-
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "image_url"
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
@@ -122,8 +53,6 @@ def _not_long(text: str) -> str:
     return text
 
 
-FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters)]
-Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _Limit = Annotated[int, Field(ge=1, le=1 << 16)]
@@ -142,129 +71,19 @@ Stops = Annotated[
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-# The values of fields that ask for nothing, in OpenAI's protocol and in vLLM's. Those that are no
-# fields of the models below are not served here.
-_NOTHING: dict[str, Any] = {
-    "background": False,
-    "best_of": 1,
-    "conversation": None,
-    "echo": False,
-    "frequency_penalty": 0,
-    "function_call": "none",
-    "functions": [],
-    "logprobs": False,
-    "max_completion_tokens": -1,
-    "max_tokens": -1,
-    "modalities": ["text"],
-    "presence_penalty": 0,
-    "previous_response_id": None,
-    "reasoning": None,
-    "response_format": {"type": "text"},
-    "seed": -1,
-    "stop": [],
-    "store": False,
-    "suffix": "",
-    "text": {"format": {"type": "text"}},
-    "tools": [],
-    "top_logprobs": 0,
-    "truncation": "disabled",
-}
 
-
-class _Fields(BaseModel):
-    """Fields as JSON has them. One that is null or asks for nothing counts as left out.
-
-    A field with an alias has that name in requests and messages (`spelled`).
-    """
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    # Of what was answered before and comes back, that a model is not shown; and hints.
-    ignored: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _that_ask(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        fields = {name: each for name, each in value.items() if name not in cls.ignored}
-        return {name: each for name, each in fields.items() if not _asks_nothing(name, each)}
-
-    @classmethod
-    def spelled(cls, name: str) -> str:
-        return (cls.model_fields[name].alias or name) if name in cls.model_fields else name
-
-
-def _asks_nothing(name: str, value: Any) -> bool:
-    nothing = _NOTHING.get(name)
-    same_kind = isinstance(value, bool) == isinstance(nothing, bool)
-    return value is None or (same_kind and bool(value == nothing))
-
-
-Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-
-
-class Called(_Fields):
-    name: Name
-    arguments: str  # JSON
-
-
-class ToolCall(_Fields):
-    ignored = frozenset({"index"})
-
-    id: str
-    type: Literal["function"] = "function"
-    function: Called
-
-    def as_dict(self) -> dict[str, Any]:
-        """As chat templates take it: arguments are an object, where they are one."""
-        try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError):
-            arguments = self.function.arguments
-        function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": self.type, "function": function}
-
-
-class Message(_Fields):
-    ignored = frozenset({"annotations", "cache_control", "reasoning_details"})
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, AfterValidator(text_or_parts)] = ""
-    name: str | None = None
-    refusal: None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # Its newer name.
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Message:
-        if self.role != "assistant" and "content" not in self.model_fields_set:
-            raise ValueError("must have content")
-        return self
-
-    def as_dict(self) -> dict[str, Any]:
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": self.content}
-        if self.tool_calls:
-            message["tool_calls"] = [each.as_dict() for each in self.tool_calls]
-        if self.tool_call_id is not None:
-            message |= {"tool_call_id": self.tool_call_id}
-        if thoughts := self.reasoning_content or self.reasoning:
-            message |= {"reasoning_content": thoughts}  # Templates that show it know this name.
-        return message
-
-
-class Schema(_Fields):
+class Schema(Fields):
     """A schema with its name; whether it is strict or not, an answer keeps to it."""
 
     name: Name
     description: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")] = {"type": "object"}
+    schema_: Annotated[
+        dict[str, Any], Field(alias="schema", default_factory=lambda: {"type": "object"})
+    ]
     strict: bool | None = None
 
 
-class ResponseFormat(_Fields):
+class ResponseFormat(Fields):
     type: Literal["json_object", "json_schema"]
     json_schema: Schema | None = None
 
@@ -275,47 +94,16 @@ class ResponseFormat(_Fields):
         return self
 
 
-_OBJECT: dict[str, Any] = {"type": "object"}
-
-
-class Function(_Fields):
-    name: Name
-    description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(lambda given: {**_OBJECT, **given})] = (
-        _OBJECT
-    )
-    strict: bool | None = None
-
-
-class Tool(_Fields):
-    ignored = frozenset({"cache_control"})
-
-    type: Literal["function"] = "function"
-    function: Function
-
-
-class _Named(_Fields):
-    name: Name
-
-
-class ToolChoice(_Fields):
-    type: Literal["function"]
-    function: _Named
-
-
-Messages = Annotated[list[Message], Field(min_length=1)]
-
-
-class PredictedContent(_Fields):
+class PredictedContent(Fields):
     type: Literal["content"]
     content: Content
 
 
-class Speculative(_Fields):
+class Speculative(Fields):
     max_nodes: _Limit
 
 
-class StructuredOutputs(_Fields):
+class StructuredOutputs(Fields):
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     choice: Words | None = None
     regex: FilledText | None = None
@@ -327,7 +115,7 @@ class StructuredOutputs(_Fields):
         return self
 
 
-class Settings(_Fields):
+class Settings(Fields):
     """How an answer is written. What is left out is as the command or the model has it."""
 
     max_tokens: Count | None = None
@@ -435,7 +223,7 @@ class Settings(_Fields):
         return arguments
 
 
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     ignored = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
@@ -477,7 +265,7 @@ class Chat(TextRequest):
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
     reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
@@ -491,7 +279,7 @@ class Chat(TextRequest):
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
-        options = dict(self.chat_template_kwargs)
+        options = dict(self.chat_template_kwargs or {})
         if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
             rule = "chat_template_kwargs must be variables of the template's own"
             raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
@@ -563,95 +351,13 @@ class Completion(TextRequest):
         return {**super().arguments(), **scores}
 
 
-class Tokens(_Fields):
+class Tokens(Fields):
     """What `/detokenize` takes."""
 
     model: str | None = None
     tokens: Annotated[list[int], Field(max_length=_MOST_TOKENS)]
 
 
-Known = TypeVar("Known", bound=BaseModel)
-
-
-def checked(kind: type[Known], value: Any) -> Known:
-    """The fields, checked. The error names the first wrong field, its rule and its value."""
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)
-    cause = wrong[0].get("ctx", {}).get("error")
-    if isinstance(cause, RequestError):
-        raise cause
-    path, first = _innermost(value, wrong)
-    name, *inside = path or ("the value",)
-    field = str(name)[:40]
-    got, rule = _short.repr(first["input"]), _rule(first)
-    known = [each.alias or name for name, each in kind.model_fields.items()]
-    if issubclass(kind, _Fields) and field in _NOTHING and field not in known:
-        rule = f"be {_NOTHING[field]!r} or left out, since it is not served here"
-    elif first["type"] == "extra_forbidden" and not inside:
-        raise RequestError(unknown_name("field", field, known), field=field)
-    elif first["type"] == "extra_forbidden":
-        rule = "be left out, since it is not known here"
-    elif first["type"] == "missing":
-        rule, got = "be given", "nothing"
-    else:  # Where a field may have several forms, all that it could have been.
-        same = [each for each in wrong if _path(value, each) == path]
-        rule = ", or ".join(dict.fromkeys(map(_rule, same)))
-    where = field + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
-    )
-    where = f"each key of {where}" if "[key]" in first["loc"] else where
-    raise RequestError(f"{where} must {rule} (got {got})", field=field)
-
-
-def _innermost(value: Any, wrong: Sequence[Any]) -> tuple[list[int | str], Any]:
-    """Of the first wrong field the error that is deepest in it, and where that is.
-
-    Where a field may have several forms, each form has an error. One that has the form but a wrong
-    part says so inside of it.
-    """
-    paths = [_path(value, each) for each in wrong]
-    start = len(paths[0])
-    inside = [n for n, path in enumerate(paths) if path[:start] == paths[0]]
-    deepest = max(inside, key=lambda n: len(paths[n]))
-    return paths[deepest], wrong[deepest]
-
-
-def _path(value: Any, error: Any) -> list[int | str]:
-    """Where in a value an error is, without the names that pydantic gives to forms."""
-    *parts, last = error["loc"] or [None]
-    path = []
-    for part in parts[:-1] if last == "[key]" else [*parts, last]:
-        if part in (
-            value
-            if isinstance(value, dict)
-            else range(len(value) if isinstance(value, list) else 0)
-        ):
-            value = value[part]
-        elif error["type"] != "missing" or part is not last:
-            continue
-        path.append(part)
-    return path
-
-
-def _rule(error: Any) -> str:
-    rule = re.sub(r"^(Value error, must|\w+ should) ", "", error["msg"])
-    return re.sub(r"be a valid dictionary( or instance of \w+)?$", "be an object", rule)
-
-
 def choice_of(temperature: float) -> dict[str, Any]:
     """The arguments of `generate()` for a temperature; 0 means the likeliest token."""
     return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-
-
-def json_object(data: bytes, what: str) -> dict[str, Any]:
-    """What JSON says, which must be an object; `what` names it in messages."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise RequestError(f"{what} must be JSON ({why})") from None
-    if not isinstance(value, dict):
-        raise RequestError(f"{what} must be a JSON object (got a {type(value).__name__})")
-    return value

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from selfspec.batch import Answer
 from selfspec.cli.batch_file import record
 from selfspec.cli.prompt_files import read_line, read_prompts
+from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import Piece
-from selfspec.serving.schema import RequestError
 from selfspec.stats import GenerationStats
 from tests.strategies import any_json, damaged
 

@@ -25,10 +25,11 @@ from selfspec.cli.prompt_files import read_line
 from selfspec.serving import images as images_module
 from selfspec.serving import limits
 from selfspec.serving.encoder import Encoder
+from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.limits import ByteBudget
 from selfspec.serving.model_thread import Texts
-from selfspec.serving.schema import Chat, RequestError
+from selfspec.serving.schema import Chat
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.waiting import PATIENCE, wait_until

@@ -11,8 +11,9 @@ import pytest
 
 from selfspec.serving import limits
 from selfspec.serving.encoder import Encoder
+from selfspec.serving.fields import RequestError
 from selfspec.serving.limits import ByteBudget
-from selfspec.serving.schema import RequestError, Settings
+from selfspec.serving.schema import Settings
 from tests.serving.conftest import COMPLETION
 from tests.serving.test_listening import Address, listening
 from tests.waiting import PATIENCE, wait_until

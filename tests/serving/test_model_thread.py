@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from selfspec import SelfSpec
+from selfspec.serving.fields import RequestError
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.schema import RequestError
 from tests.fakes import tiny_model, tiny_tokenizer
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from openai import OpenAI
 from pydantic import BaseModel
 
+from selfspec.serving.fields import RequestError, checked
 from selfspec.serving.responses import Responses
-from selfspec.serving.schema import Chat, RequestError, checked
+from selfspec.serving.schema import Chat
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, NAME, Served, seeing_client
 from tests.serving.test_schemas import WEATHER

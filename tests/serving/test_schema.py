@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfspec.serving.schema import _NOTHING, Chat, Completion, RequestError, checked
+from selfspec.serving.fields import NOTHING, RequestError, checked
+from selfspec.serving.schema import Chat, Completion
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.strategies import any_json
 
@@ -192,7 +193,7 @@ def test_what_clients_send_back_of_a_conversation(served: Served) -> None:
 
 def test_what_asks_for_nothing_is_no_fault(served: Served) -> None:
     for path, body in OF_PATH.items():
-        for extra in (_NOTHING, dict.fromkeys([*_NOTHING, "stop", "n", "user"])):
+        for extra in (NOTHING, dict.fromkeys([*NOTHING, "stop", "n", "user"])):
             assert served.ask(path, **{**extra, **body})["choices"]
     error = refused(served, CHAT, {**OF_PATH[CHAT], "store": True})
     assert "False" in error["message"]
@@ -233,7 +234,7 @@ def test_bodies_that_are_none(served: Served, data: Any, status: int, said: str)
 @given(
     path=st.sampled_from(list(OF_PATH)),
     odd=st.dictionaries(
-        st.sampled_from(sorted({*Chat.model_fields, *Completion.model_fields, *_NOTHING})),
+        st.sampled_from(sorted({*Chat.model_fields, *Completion.model_fields, *NOTHING})),
         any_json,
         max_size=2,
     ),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.batch import Answer
+from selfspec.batch.text_stream import TextStream
 from selfspec.serving.exchange import Reply
 from selfspec.serving.schema import Settings
 from selfspec.stats import GenerationStats
@@ -192,3 +193,23 @@ def test_a_request_need_not_name_the_only_model(served: Served) -> None:
     other = served.post(COMPLETION, {**body, "model": "gpt-4"})
     assert other.status_code == 404
     assert NAME in other.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stop", [None, "never there"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_reply_decodes_each_token_once(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stop: Any, streams: bool
+) -> None:
+    """Also where a stop string is looked for, which the model's thread does."""
+    decoded, add = list[int](), TextStream.add
+
+    def noted(self: TextStream, *ids: int) -> str:
+        decoded.extend(ids)
+        return add(self, *ids)
+
+    monkeypatch.setattr(TextStream, "add", noted)
+    body = {"prompt": "a lazy dog", "max_tokens": 20, "temperature": 0, "stop": stop}
+    assert served.client.served is served
+    monkeypatch.setattr(served.client, "served", None)
+    assert served.post(COMPLETION, {**body, "stream": streams}).status_code == 200
+    assert len(decoded) == 20

@@ -16,8 +16,9 @@ from selfspec.batch import generate_many
 from selfspec.batch.call_forms import form_of, grammar_of
 from selfspec.batch.call_reader import CallReader
 from selfspec.batch.guides import Guide, Guides
+from selfspec.serving.fields import checked
 from selfspec.serving.replies import joined
-from selfspec.serving.schema import Chat, checked
+from selfspec.serving.schema import Chat
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
 from tests.tiny import make_model, make_tokenizer
