@@ -29,6 +29,7 @@ from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
+from selfspec.compat.modules import is_compiled
 from selfspec.compat.origins import layer_that_mixes_tokens
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
@@ -190,6 +191,8 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
         return f"{type(model).__name__}: {types}"
     if not types.states:
         return types
+    if any(map(is_compiled, model.modules())):
+        return "torch.compile runs layers that keep running states, and may trace what they call"
     functions = state_functions(model)
     if not functions:
         return f"the running states of {type(model).__name__} are moved on by code of its own"

@@ -71,13 +71,11 @@ class StepLogits:
             highest = self.logits.gather(-1, ids[..., None]).squeeze(-1)
             self._fetched = self.device.fetch(ids, highest)
 
-    def likeliest(self, index: int, node: int) -> int:
-        return self._likeliest(index, node)[0]
-
     def has_nan(self, index: int, node: int) -> bool:
-        return math.isnan(self._likeliest(index, node)[1])
+        return math.isnan(self.likeliest(index, node)[1])
 
-    def _likeliest(self, index: int, node: int) -> tuple[int, float]:
+    def likeliest(self, index: int, node: int) -> tuple[int, float]:
+        """The likeliest token after a node of a row, and its logit."""
         if self.is_here:
             if self._last[0] != (index, node):
                 logits = in_float32(self.logits[index, node]).numpy()
@@ -104,7 +102,7 @@ class GreedyChooser:
 
     def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
         """Commits the token after each row's node; have all of these rows stopped now?"""
-        token = self._step_logits.likeliest(self._index, nodes[0])
+        token, _ = self._step_logits.likeliest(self._index, nodes[0])
         return [token], texts[0].commit(token)
 
 

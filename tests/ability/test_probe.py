@@ -84,6 +84,15 @@ def test_layers_with_states_are_told_from_those_without():
     assert (types.by_layer, types.states) == ((FULL, FULL), {0, 1})
 
 
+def test_compiled_layers_with_states_get_chains() -> None:
+    model = new_model("lfm2")
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    ability = probe(model)
+    assert ability.mode == "chain"
+    assert "torch.compile runs layers that keep running states" in ability.reason
+
+
 def test_layers_that_share_the_keys_of_others_get_chains() -> None:
     """They have a layer of the cache that keeps nothing, as layers without attention have."""
     layers = {"layer_types": [NEAR, FULL] * 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2}

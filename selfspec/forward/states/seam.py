@@ -80,6 +80,8 @@ class _Branching:
         self._rule = _RULES[ROLES[name]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # Such layers get chains.
+            return self.stock(*args, **kwargs)
         states, num_tokens = _this_thread.forward
         if num_tokens and "chunk" in self.name:
             kwargs["chunk_size"] = num_tokens
