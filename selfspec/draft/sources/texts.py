@@ -125,16 +125,25 @@ class TextsSource(Source):
         return last
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The texts, that which was written to last at the end, each with -1 after it."""
+        """The texts, that which was written to last at the end, each with -1 after it.
+
+        Rows may write meanwhile, but for the time of a copy.
+        """
         with self._lock:
-            newest, after = self._num_written, self._next_places
-            places = range(max(newest - self._max_tokens, 0), newest)
-            follows = {after[place % self._max_tokens] for place in places}
-            texts = [self._text_from(place) for place in places if place not in follows]
-        texts = sorted((text for text in texts if text), key=itemgetter(-1))
-        at = np.array([place for text in texts for place in (*text, -1)], np.int64)
-        tokens = np.where(at < 0, np.int32(-1), self._arrays[0][at % self._max_tokens])
-        return {"tokens": tokens} if len(at) else {}
+            newest, (ring, after) = self._num_written, (each.copy() for each in self._arrays[:2])
+        oldest = max(newest - self._max_tokens, 0)
+        slots = np.arange(oldest, newest) % self._max_tokens
+        tokens, nexts = ring[slots], np.maximum(after[slots] - oldest, -1)
+        is_first = tokens >= 0
+        is_first[nexts[nexts >= 0]] = False
+        next_of, texts = nexts.tolist(), []
+        for place in np.flatnonzero(is_first).tolist():
+            texts.append([place])
+            while (place := next_of[place]) >= 0:
+                texts[-1].append(place)
+        texts.sort(key=itemgetter(-1))
+        parts = [np.append(tokens[text], np.int32(-1)) for text in texts]
+        return {"tokens": np.concatenate(parts)} if parts else {}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Writes the newest of the texts that `arrays` gave, a mark after each of them."""
@@ -145,19 +154,12 @@ class TextsSource(Source):
             places = self._num_written + np.arange(len(tokens))
             ring, after, index, found = self._arrays
             ring[places % self._max_tokens] = tokens
-            after[places % self._max_tokens] = np.where(tokens < 0, -1, places + 1)
+            goes_on = np.minimum(tokens, np.append(tokens, -1)[1:]) >= 0
+            after[places % self._max_tokens] = np.where(goes_on, places + 1, -1)
             slots = (keys[are_keys] >> np.uint64(self._shift)).view(np.int64)
             index[slots] = keys[are_keys]
             found[slots] = np.broadcast_to(places[:, None], keys.shape)[are_keys]
             self._num_written += len(tokens)
-
-    def _text_from(self, place: int) -> list[int]:
-        """The places of a text; the caller holds the lock."""
-        text = []
-        while self.token(place) >= 0:
-            text.append(place)
-            place = self.after(place)
-        return text
 
     def _hold(self, *arrays: NDArray[Any]) -> None:
         self._arrays = arrays

@@ -263,6 +263,16 @@ def test_what_was_saved_is_found_again():
     assert told(cursor) == []
 
 
+def test_a_text_that_was_cut_off_goes_on_in_no_other():
+    source = TextsSource()
+    source.restore({"tokens": np.array(STORY[:9], np.int32)})
+    written(source, STORY[30:], [])
+    assert source.arrays()["tokens"].tolist() == [*STORY[:9], -1, *STORY[30:], -1]
+    cursor = opened(source, [])
+    cursor.observe(committed(STORY[:5]))
+    assert told(cursor) == STORY[5:9]
+
+
 def test_the_newest_of_what_was_saved_fits_a_smaller_memory():
     source, small = TextsSource(), TextsSource(16)
     written(source, STORY, [])
