@@ -195,7 +195,7 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
         return "torch.compile runs layers that keep running states, and may trace what they call"
     functions = state_functions(model)
     if not functions:
-        return f"the running states of {type(model).__name__} are moved on by code of its own"
+        return "its running states are moved on by code of its own"
     return types._replace(functions=functions)
 
 
