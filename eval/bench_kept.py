@@ -7,19 +7,22 @@ several samples of one long prompt (`n`), a chat of six turns, and the questions
 several clients, over HTTP; many prompts with one instruction, as in a file of prompts; and a chat
 loop around `generate()`, also by stock. All other texts are made of the questions, and no two
 rounds have a beginning in common. Printed are medians over the rounds; the last line is one JSON
-object.
+object. On a machine that others use, `--cpu` counts the seconds of the processor in place of those
+of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+import psutil
 
 import selfspec
 from eval.benches.prompts import load_questions
@@ -96,12 +99,12 @@ def _served(
             for name, own in more.items()
         }
         for server in servers.values():
-            _wait(server, texts.next(20), 1)
+            _wait(server, texts.next(20), 1, options)
         rounds = range(options.rounds)
         parts = {name: iter([questions[n :: options.rounds] for n in rounds]) for name in more}
         ways = {
             "samples": lambda name: [
-                _wait(servers[name], texts.next(options.length), number)
+                _wait(servers[name], texts.next(options.length), number, options)
                 for number in (1, options.samples)
             ],
             "chat": lambda name: _chat(servers[name], texts, options),
@@ -113,32 +116,40 @@ def _served(
         }
 
 
-def _wait(server: Served, text: str, samples: int) -> float:
+def _clock(options: argparse.Namespace, pid: int | None = None) -> Callable[[], float]:
+    """The clock, or what a process has taken of the processor."""
+    process = psutil.Process(pid)
+    return (lambda: sum(process.cpu_times()[:2])) if options.cpu else perf_counter
+
+
+def _wait(server: Served, text: str, samples: int, options: argparse.Namespace) -> float:
     """Seconds for some samples of one token."""
-    start = perf_counter()
+    now = _clock(options, server.pid)
+    start = now()
     server.client.chat.completions.create(
         model=server.model,
         messages=[{"role": "user", "content": text}],
         max_tokens=1,
         n=samples,
     )
-    return perf_counter() - start
+    return now() - start
 
 
 def _chat(server: Served, texts: Texts, options: argparse.Namespace) -> list[float]:
     """Seconds to the first text of each turn."""
+    now = _clock(options, server.pid)
     messages = [{"role": "user", "content": texts.next(options.length)}]
     seconds = []
     for _ in range(_NUM_TURNS):
-        start, first, parts = perf_counter(), None, []
+        start, first, parts = now(), None, []
         create = server.client.chat.completions.create
         asked = {"max_tokens": options.max_new_tokens, "temperature": 0, "stream": True}
         with create(model=server.model, messages=messages, **asked) as stream:
             for chunk in stream:
                 if chunk.choices and (text := chunk.choices[0].delta.content):
-                    first = perf_counter() - start if first is None else first
+                    first = now() - start if first is None else first
                     parts.append(text)
-        seconds.append(perf_counter() - start if first is None else first)
+        seconds.append(now() - start if first is None else first)
         messages += [
             {"role": "assistant", "content": "".join(parts)},
             {"role": "user", "content": texts.next(options.question)},
@@ -148,10 +159,11 @@ def _chat(server: Served, texts: Texts, options: argparse.Namespace) -> list[flo
 
 def _clients(server: Served, questions: Sequence[str], options: argparse.Namespace) -> list[float]:
     """Seconds until several clients, who take one question after the other, have all answers."""
-    start = perf_counter()
+    now = _clock(options, server.pid)
+    start = now()
     with ThreadPoolExecutor(options.clients) as clients:
         list(clients.map(lambda text: server.ask(text, options.max_new_tokens), questions))
-    return [perf_counter() - start]
+    return [now() - start]
 
 
 def _file(model: Any, texts: Texts, options: argparse.Namespace, name: str) -> list[float]:
@@ -159,16 +171,18 @@ def _file(model: Any, texts: Texts, options: argparse.Namespace, name: str) -> l
     spec = selfspec.SelfSpec(kept_kv="25%" if name == _KEPT else 0)
     instruction = texts.next(options.instruction)
     asked = [f"{instruction}\n\n{texts.next(options.question)}" for _ in range(options.prompts)]
-    start = perf_counter()
+    now = _clock(options)
+    start = now()
     for answer in selfspec.generate_many(
         model, texts.tokenizer, asked, assistant=spec, max_new_tokens=options.max_new_tokens
     ):
         assert answer.error is None
-    return [perf_counter() - start]
+    return [now() - start]
 
 
 def _loop(model: Any, texts: Texts, options: argparse.Namespace, name: str) -> list[float]:
     """Seconds for each turn of a chat with `generate()`, which gets the whole history."""
+    now = _clock(options)
     own = {STOCK: None, _KEPT: "25%", _READ: 0}[name]
     spec = None if name == STOCK else selfspec.SelfSpec(kept_kv=own)
     messages = [{"role": "user", "content": texts.next(options.length)}]
@@ -177,11 +191,11 @@ def _loop(model: Any, texts: Texts, options: argparse.Namespace, name: str) -> l
         inputs = texts.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         ).to(model.device)
-        start = perf_counter()
+        start = now()
         ids = model.generate(
             **inputs, max_new_tokens=options.max_new_tokens, do_sample=False, assistant=spec
         )
-        seconds.append(perf_counter() - start)
+        seconds.append(now() - start)
         said = texts.tokenizer.decode(
             ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )
@@ -235,4 +249,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--question", type=int, default=60, metavar="N", help="tokens of each further question")
     add("--max-new-tokens", type=int, default=32, metavar="N", help="of each answer")
     add("--what", nargs="+", choices=_WHAT, default=_WHAT, help="default: all of them")
+    add("--cpu", action="store_true", help="seconds of the processor")
     add("--rounds", type=int, default=2, metavar="N", help="default: %(default)s")

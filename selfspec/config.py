@@ -70,7 +70,7 @@ class SpecConfig:
 
     max_nodes: int = 64
     budget: str = "measured"
-    max_depth: int = 32
+    max_depth: int = 64
     top_k: int = 8
     sources: tuple[str, ...] = SOURCE_NAMES
     learning: str = "session"

@@ -289,7 +289,7 @@ class ModelRunner:
         if max_bytes is None:
             return Limits(max_rows, None, spare)
         num_bytes, of_states = bytes_of_rows(self.model, max_rows)
-        max_tokens = max_rows * (max(max_bytes - of_states, 0) // num_bytes)
+        max_tokens = max_rows * (max(max_bytes - of_states, 0) // max(num_bytes, 1))
         return Limits(max_rows, max_tokens, spare, num_bytes, of_states)
 
     @contextmanager

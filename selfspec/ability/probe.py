@@ -178,8 +178,6 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
     """A model's attention as its code and config show it; or why it can't verify trees."""
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
-    if not takes(model, "position_ids"):
-        return f"{type(model).__name__} takes no position_ids"
     used = attention_implementation(model.config)
     if used not in _ATTENTIONS:
         return (
@@ -189,13 +187,15 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
     types = attention_types(model.config)
     if isinstance(types, str):
         return f"{type(model).__name__}: {types}"
+    if types.windows and not takes(model, "position_ids"):
+        return f"{type(model).__name__} takes no position_ids"
     if not types.states:
         return types
     if any(map(is_compiled, model.modules())):
         return "torch.compile runs layers that keep running states, and may trace what they call"
     functions = state_functions(model)
     if not functions:
-        return f"the running states of {type(model).__name__} are moved on by code of its own"
+        return "its running states are moved on by code of its own"
     return types._replace(functions=functions)
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
-from selfspec.compat.states import states_by_place
+from selfspec.compat.states import columns_of, states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.columns import TextKV
@@ -107,7 +107,7 @@ class TreeBackend:
         """
         visible = None if prompt.visible is None else prompt.visible.to(device_of(self._model))
         positions = next_positions(self._model, prompt.input_ids, prompt.model_kwargs)
-        most = int(prompt.cache.get_seq_length()) + max_new_columns + max_tree
+        most = columns_of(prompt.cache) + max_new_columns + max_tree
         self.add(prompt.cache, positions, visible, rows=rows, others=others, max_columns=most)
 
     def add(
@@ -121,7 +121,7 @@ class TreeBackend:
         max_columns: int = ENDLESS,  # How many each row may come to need.
     ) -> Sequence[KVRow]:
         """Takes in the KV of a prompt. If this breaks off, nothing has changed."""
-        length, positions = int(cache.get_seq_length()), following[..., 0].cpu().numpy()
+        length, positions = columns_of(cache), following[..., 0].cpu().numpy()
         num_rows = positions.shape[-1]
         # As transformers counts it: a row that is all padding begins after the prompt.
         starts = [0] * num_rows if visible is None else (visible.cumsum(-1) == 0).sum(-1).tolist()
@@ -276,4 +276,4 @@ def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
     kinds = kinds_in(cache, ["any" if has else None for has in has_keys])
     sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
     states = sum(state.nbytes for state in states_by_place(cache.layers).values())
-    return sum(sizes) * (max_rows + 1) + max(sizes) * max_rows, states * (max_rows + 1)
+    return sum(sizes) * (max_rows + 1) + max(sizes, default=0) * max_rows, states * (max_rows + 1)

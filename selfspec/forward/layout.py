@@ -196,7 +196,7 @@ def read(
     Costs O(R · W · columns) on the device of `flat`; on CUDA, the CPU reads none of its numbers.
     """
     inputs = _split(flat, shape)
-    columns = torch.arange(max(num_keys.values()), device=flat.device)
+    columns = torch.arange(max(num_keys.values(), default=0), device=flat.device)
     shown = None if visible is None else visible[: shape.rows]
     own = dict(zip(windows, inputs.types, strict=True))
     masks = {
@@ -214,7 +214,9 @@ def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
     rows, width, lead, num_types = shape
     nodes, front, by_type, positions, words = torch.split(flat, shape.sizes)
     ids, depths = nodes.view(2, rows, width).unbind()
-    types = torch.split(by_type.view(num_types, -1), [rows, rows, width, 1], dim=1)
+    types = torch.split(
+        by_type.view(num_types, 2 * rows + width + 1), [rows, rows, width, 1], dim=1
+    )
     unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
     return _Inputs(
         ids,

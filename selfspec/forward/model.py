@@ -124,8 +124,8 @@ def logits_of(
     with grouped_attention(), branching(states, layout.ancestry, functions):
         output = model(
             input_ids=layout.input_ids,
-            position_ids=layout.position_ids,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),
+            **({"position_ids": layout.position_ids} if layout.masks else {}),  # Of attention.
             use_cache=True,
             **{KV: cache},
             return_dict=True,

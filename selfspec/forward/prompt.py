@@ -72,7 +72,7 @@ def next_positions(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any
     given = given_positions(model, input_ids, arguments)
     assert not (reason := placing_reason(given, arguments)), reason  # A `Prompt` asks for chains.
     if given is None:
-        given = input_ids.new_full((1, 1), kv_of(arguments).get_seq_length())
+        given = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
     positions = given.long()[..., -1:]  # Phi-3 reads all again where its rotary factors change.
     return positions.expand(*positions.shape[:-2], len(input_ids), 1)
 
@@ -235,7 +235,7 @@ class PromptReader:
 
     def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments for some columns of the prompt, with those in front of them in its KV."""
-        num_known = kv_of(kwargs).get_seq_length()
+        num_known = columns_of(kv_of(kwargs)) or self._num_read  # States count no columns.
         until = num_known + end - start
         if (mask := kwargs.get("attention_mask")) is not None:
             kwargs = {**kwargs, "attention_mask": mask[:, :until]}

@@ -110,7 +110,7 @@ class TreeKV:
     @property
     def kind(self) -> Kind:
         """Where the slots are, and of what dtype, which the masks must have too."""
-        return self._parts[0].kind
+        return self._parts[0].kind if self._parts else Kind("", 0, 0, *self.states.kind)
 
     @property
     def generation(self) -> int:
@@ -143,7 +143,9 @@ class TreeKV:
     def num_keys(self, width: int) -> dict[str, int]:
         """How many slots of each attention type a captured forward of `width` nodes sees."""
         _, front, firsts = self.forward
-        found = dict.fromkeys(firsts, length_bucket(front + width - min(firsts.values())))
+        found = dict.fromkeys(
+            firsts, length_bucket(front + width - min(firsts.values(), default=0))
+        )
         for part in self._parts:
             name = part.kind.attention_type
             found[name] = min(found[name], part.room.columns)

@@ -40,18 +40,17 @@ class Encoder:
 
     def arguments_for(self, prompt: Any, settings: Settings) -> tuple[Encoded, dict[str, Any]]:
         """The tokens of a prompt, with what belongs to its images, and its call's arguments."""
-        encoded, own = self.encoded(prompt, settings), settings.arguments()
+        encoded, arguments = self.encoded(prompt, settings), settings.arguments()
         if grammar := self._grammar(settings):
             from selfspec.batch.guides import Guide  # It brings torch along.
 
-            own["schema"] = Guide(grammar, is_lark=True)
+            arguments["schema"] = Guide(grammar, is_lark=True)
         if settings.bad_words:
             words = [form for word in settings.bad_words for form in (word, f" {word}")]
-            found = self.tokenizer(words, add_special_tokens=False)["input_ids"]
-            own["bad_words_ids"] = [ids for ids in found if ids]
-        self.check_ids("logit_bias", [token for (token,) in own.get("sequence_bias", ())])
-        own |= self._ends(settings)
-        arguments = {**self.default, **own}
+            ids_of_words = self.tokenizer(words, add_special_tokens=False)["input_ids"]
+            arguments["bad_words_ids"] = [ids for ids in ids_of_words if ids]
+        self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])
+        arguments = {**self.default, **arguments, **self._ends(settings)}
         wanted = arguments.get("max_new_tokens")
         setting = next(iter(settings.lengths), self.length_option)
         length = self._length(num_tokens(encoded), wanted, setting)
@@ -141,7 +140,7 @@ class Encoder:
 
 
 def _texts_of(prompt: Any) -> Iterator[str]:
-    for each in [prompt] if isinstance(prompt, str) else prompt:
-        content = each["content"] if isinstance(each, Mapping) else each
+    for message in [prompt] if isinstance(prompt, str) else prompt:
+        content = message["content"] if isinstance(message, Mapping) else message
         parts = content if isinstance(content, list) else [{"text": content}]
         yield from (text for part in parts if isinstance(text := part.get("text"), str))

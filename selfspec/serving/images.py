@@ -37,11 +37,11 @@ class ImageReader:
 
     def fetched(self, prompt: Any, hold: Callable[[int], object] = int) -> Any:
         """The same prompt with what its addresses answer; `hold` hears how many bytes it has."""
-        found, end = self._images_in(prompt), monotonic() + 2 * _PATIENCE
-        urls = [part["image_url"]["url"] for _, part in found if "image_url" in part]
+        images, end = self._images_in(prompt), monotonic() + 2 * _PATIENCE
+        urls = [part["image_url"]["url"] for _, part in images if "image_url" in part]
         num_others = sum(map(len, urls))
         num_bytes, parts = 0, list[dict[str, Any]]()
-        for where, part in found:
+        for where, part in images:
             data = bytearray()
             if _is_address(part):
                 for chunk in _fetched(where, part["image_url"]["url"], end):
@@ -51,38 +51,40 @@ class ImageReader:
                     if num_bytes > MAX_IMAGE_BYTES:
                         raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
             parts.append({"type": "data", "data": data} if _is_address(part) else part)
-        return _with_images(prompt, parts) if found else prompt
+        return _with_images(prompt, parts) if images else prompt
 
     def pictured(self, prompt: Any) -> Any:
         """The same prompt, with pictures where its messages have images.
 
         The sizes of all are checked before the first one is decoded.
         """
-        found = self._images_in(self.fetched(prompt) if self.fetches else prompt)
-        if not found:
+        images = self._images_in(self.fetched(prompt) if self.fetches else prompt)
+        if not images:
             return prompt
         num_bytes = num_pixels = 0
-        data = [(where, self._data(where, part)) for where, part in found]
-        for where, each in data:
-            num_bytes += len(each)
+        data = [(where, self._data(where, part)) for where, part in images]
+        for where, picture in data:
+            num_bytes += len(picture)
             if num_bytes > MAX_IMAGE_BYTES:
                 raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
-            with _opened(where, each) as image:
+            with _opened(where, picture) as image:
                 num_pixels += image.width * image.height
             if num_pixels > _MOST_PIXELS:
                 raise _too_large(where, f"{_MOST_PIXELS} pixels")
-        return _with_images(prompt, [{"type": "image", "image": _decoded(*each)} for each in data])
+        return _with_images(
+            prompt, [{"type": "image", "image": _decoded(*picture)} for picture in data]
+        )
 
     def _images_in(self, prompt: Any) -> list[tuple[str, dict[str, Any]]]:
         """The images of a prompt, not too many; a model that reads none refuses them."""
-        found = list(_images_in(prompt))
-        if found and self.processor is None:
+        images = list(_images_in(prompt))
+        if images and self.processor is None:
             rule = "must be left out, since this model reads no images"
-            raise _wrong(found[0][0], f"{rule} ({self.reason})")
-        if len(found) > _MOST_IMAGES:
+            raise _wrong(images[0][0], f"{rule} ({self.reason})")
+        if len(images) > _MOST_IMAGES:
             rule = f"must be one of at most {_MOST_IMAGES} images of a request"
-            raise _wrong(found[_MOST_IMAGES][0], f"{rule} (got {len(found)})")
-        return found
+            raise _wrong(images[_MOST_IMAGES][0], f"{rule} (got {len(images)})")
+        return images
 
     def _data(self, where: str, part: dict[str, Any]) -> bytes:
         if "data" in part:

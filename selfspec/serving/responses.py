@@ -35,11 +35,11 @@ _SCORES, _THOUGHTS = "message.output_text.logprobs", "reasoning.encrypted_conten
 _OF_ITEMS = {"id", "status"}  # Of items that come back; they say nothing to a model.
 
 
-def _messages(given: Any) -> Any:
+def _messages(value: Any) -> Any:
     """The messages of a chat, one for each item of an input."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    items = given if isinstance(given, list) else [given]
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    items = value if isinstance(value, list) else [value]
     return [_message(item) for item in items if not _is_thought(item)]
 
 
@@ -51,7 +51,7 @@ def _message(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     kind = item.get("type", "message")
-    fields = {name: each for name, each in item.items() if name not in _OF_ITEMS | {"type"}}
+    fields = {name: value for name, value in item.items() if name not in _OF_ITEMS | {"type"}}
     if kind == "message":
         return {**fields, "content": _parts(fields.get("content"))}
     if kind == "function_call":
@@ -74,7 +74,7 @@ def _part(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     hidden = {"annotations", "logprobs", "detail"}
-    fields = {name: each for name, each in part.items() if name not in hidden and each is not None}
+    fields = {k: value for k, value in part.items() if k not in hidden and value is not None}
     if part.get("type") in ("input_text", "output_text"):
         return {**fields, "type": "text"}
     if part.get("type") == "input_image" and "image_url" in fields:
@@ -86,22 +86,22 @@ def _format(text: Any) -> Any:
     """The `response_format` of a chat."""
     if isinstance(text, dict) and {*text} - {"format"}:
         raise ValueError("must have a format alone")
-    given = text.get("format") if isinstance(text, dict) else text
-    if not isinstance(given, dict) or given.get("type") != "json_schema":
-        return given
-    schema = {name: each for name, each in given.items() if name != "type"}
+    format = text.get("format") if isinstance(text, dict) else text
+    if not isinstance(format, dict) or format.get("type") != "json_schema":
+        return format
+    schema = {name: value for name, value in format.items() if name != "type"}
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _function(given: Any) -> Any:
+def _function(tool: Any) -> Any:
     """A tool, or the choice of one, with its fields one level deeper."""
-    if not isinstance(given, dict) or given.get("type") != "function":
-        return given
-    return {"type": "function", "function": {k: v for k, v in given.items() if k != "type"}}
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
-def _functions(given: Any) -> Any:
-    return list(map(_function, given)) if isinstance(given, list) else given
+def _functions(tools: Any) -> Any:
+    return list(map(_function, tools)) if isinstance(tools, list) else tools
 
 
 def _wants_scores(include: Any) -> bool:
@@ -147,8 +147,8 @@ class ResponseForm:
 
     def __init__(self, model: str, body: dict[str, Any]) -> None:
         about = {"id": _id("resp"), "object": "response", "created_at": int(time.time())}
-        given = {name: body[name] for name in _REPEATED if body.get(name) is not None}
-        self._same = {**about, **_FIXED, **_REPEATED, **given, "model": model}
+        repeated = {name: body[name] for name in _REPEATED if body.get(name) is not None}
+        self._same = {**about, **_FIXED, **_REPEATED, **repeated, "model": model}
         self._items: list[dict[str, Any]] = []
         self._is_open = False  # Is the last item being written?
         self._num_events = 0
@@ -169,7 +169,9 @@ class ResponseForm:
         self._finish_reason = piece.finish_reason
         is_text = piece.text or (piece.scores and not self._same["tools"])
         events = list(self._text(piece)) if is_text else []
-        return b"".join([*events, *(each for part in piece.calls for each in self._call(part))])
+        for part in piece.calls:
+            events += self._call(part)
+        return b"".join(events)
 
     def end(self, usage: dict[str, Any]) -> bytes:
         events = list(self._ended())

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import selfspec
+from selfspec.ability import probe as probe_module
 from selfspec.ability.probe import attention_types, probe
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.compat.generation import KV
@@ -91,6 +92,17 @@ def test_compiled_layers_with_states_get_chains() -> None:
     ability = probe(model)
     assert ability.mode == "chain"
     assert "torch.compile runs layers that keep running states" in ability.reason
+
+
+def test_layers_run_by_other_kernels_get_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a kernel stands for a whole layer, so that it calls no function that we know."""
+    known = probe_module.state_functions
+
+    def some(model: Any) -> Any:
+        return tuple(each for each in known(model) if "delta_rule" not in each[1])
+
+    monkeypatch.setattr(probe_module, "state_functions", some)
+    assert probe(tiny_model("qwen3-5")).mode == "chain"
 
 
 def test_layers_that_share_the_keys_of_others_get_chains() -> None:

@@ -11,6 +11,8 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, per_token
 from selfspec.ability.probe import probe
+from selfspec.ability.trial_layers import TrialLayers
+from selfspec.ability.trials import check_chain
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_of
@@ -32,8 +34,8 @@ from tests.lossless.same import (
 )
 from tests.strategies import tree_of
 
-# States beside attention that does not branch, and states without positions.
-FAMILIES = [name for name in ("qwen4", "mamba2") if probe(tiny_model(name)).mode == "chain"]
+# States beside attention that does not branch.
+FAMILIES = ["qwen4"]
 # A backend of chains serves these too. The second writes to its states in place.
 ANY = ["qwen3-next", "bamba"]
 
@@ -255,11 +257,13 @@ def test_a_model_that_reads_on_wrongly_is_decoded_plainly(
     assert said in ability.reason or "with it several tokens" in ability.reason
 
 
-@pytest.mark.skipif("mamba2" not in FAMILIES, reason="its states are out of reach before 5.24")
-def test_states_that_limit_what_steps_do_not_are_found_out() -> None:
+def test_chains_that_limit_what_steps_do_not_are_found_out() -> None:
     """As with forwards of Mamba 2 that let no time step be too short."""
-    model = new_model("mamba2", time_step_limit=(0.5, float("inf")))
-    assert "bounds its time steps" in probe(model).reason
+    model = new_model("bamba")
+    mixer = next(m for m in model.modules() if hasattr(m, "time_step_limit"))
+    mixer.time_step_limit = (0.5, float("inf"))
+    reason = check_chain(model, range(3, 13), TrialLayers(), ())
+    assert reason == "a forward over several tokens bounds its time steps, and plain steps do not"
 
 
 class Stumbling(dict[Any, Any]):

@@ -38,8 +38,8 @@ from tests.zoo import BOUNDED, HYBRID, PAD, RECURRENT
 NAMES = (*HYBRID, *RECURRENT, *BOUNDED)
 # Before transformers 5.24, the states of recurrent models are out of reach.
 DRAFTED = tuple(name for name in NAMES if KV == "cache" or name not in RECURRENT)
-# Attention that branches in no model of its kind, code of a model's own, and no positions.
-CHAINS = ("inkling", "mamba2", "qwen4", "zaya")
+# Attention that branches in no model of its kind, and code of a model's own.
+CHAINS = ("inkling", "qwen4", "zaya")
 # Here convolutions take wrong drafts back, so that nothing is read again.
 TAKEN_BACK = ("inkling",)
 # A state beside attention, in one layer with it, alone, and convolutions alone.

@@ -89,6 +89,11 @@ class States:
         self._moves: list[Any] = []  # What is left of moving on: states, and what writes to them.
 
     @property
+    def kind(self) -> tuple[torch.dtype, torch.device]:
+        store = next(iter(self._stores.values()))
+        return store.dtype, store.device
+
+    @property
     def nbytes(self) -> int:
         return sum(store.nbytes for store in self._stores.values())
 

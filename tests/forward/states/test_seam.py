@@ -19,7 +19,7 @@ from selfspec.forward.states.rules import Ancestry, Told
 from selfspec.forward.states.seam import branching
 from selfspec.forward.states.slots import States
 from tests.fakes import new_model, prompt, tiny_model
-from tests.lossless.same import GREEDY, NUM_COLUMNS, run, run_both
+from tests.lossless.same import GREEDY, NUM_COLUMNS, in_threads, run, run_both
 from tests.lossless.test_same_predictions import ALONE
 
 TREE = Ancestry(torch.zeros(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.long))
@@ -161,3 +161,22 @@ def test_a_draft_of_nan_leaves_the_states() -> None:
     wrong = [absent if at % 3 else token for at, token in enumerate(ids[0, NUM_COLUMNS:].tolist())]
     told = {"told": lambda _: {"prediction": wrong}, "drafts": False}
     run_both(model, inputs, SelfSpec(**ALONE), **told, **GREEDY)
+
+
+def test_threads_share_a_model() -> None:
+    """Each has states of its own, and one of them decodes without drafts."""
+    model, calls = tiny_model("qwen3-5"), [(prompt(1, 9, seed=seed), seed) for seed in range(3)]
+    stock = [run(model, inputs, seed=seed, **GREEDY).ids for inputs, seed in calls]
+    found = dict[int, Any]()
+
+    def decode(number: int) -> None:
+        inputs, seed = calls[number]
+        more: dict[str, Any] = {}
+        if number:
+            answer = stock[number][0, 9:].tolist()
+            more = {"custom_generate": SelfSpec(**ALONE), "prediction": answer[:3] + answer}
+        for _ in range(4):
+            found[number] = run(model, inputs, seed=seed, **more, **GREEDY).ids
+
+    in_threads(decode, 3, 3)
+    assert all(torch.equal(found[number], ids) for number, ids in enumerate(stock))
