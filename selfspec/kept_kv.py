@@ -128,11 +128,15 @@ class KeptKV:
     """
 
     def __init__(self, most: int | None = 0) -> None:
-        self.num_bytes = 0
         self._most = most  # None: whatever `limit_to` says.
         self._limit = most or 0
         self._texts: dict[Text, None] = {}
         self._lock = threading.RLock()
+
+    @property
+    def num_bytes(self) -> int:
+        """What all texts take. It is added up, so that no interrupt leaves a wrong sum."""
+        return sum(text.num_bytes for text in list(self._texts))
 
     def limit_to(self, num_bytes: int) -> None:
         """Keeps at most this many bytes from now on, and drops at once what is above."""
@@ -195,7 +199,6 @@ class KeptKV:
                 self.drop()
                 return
             text = Text(ids, end._replace(logits=logits), lambda: copies, parent, start)
-            self.num_bytes += text.num_bytes
             self._use(text)
 
     def _nearest(self, ids: Ids, scope: Hashable) -> tuple[Text | None, int]:
@@ -209,15 +212,16 @@ class KeptKV:
         return (nearest, most) if is_short else (None, 0)
 
     def _use(self, text: Text) -> None:
-        for relative in text.line:  # Parents come after children, and so are dropped later.
-            self._texts.pop(relative, None)
-            self._texts[relative] = None
+        used = dict.fromkeys(text.line)  # Parents come after children, and so are dropped later.
+        others = (text for text in self._texts if text not in used)
+        self._texts = dict.fromkeys((*others, *used))  # At once, or not at all.
 
     def _drop_to(self, num_bytes: int) -> None:
-        while self._texts and self.num_bytes > num_bytes:
+        left = self.num_bytes
+        while self._texts and left > num_bytes:
             text = next(iter(self._texts))
             del self._texts[text]
-            self.num_bytes -= text.num_bytes
+            left -= text.num_bytes
 
 
 def _without_known(columns: Columns, length: int, parent: Text | None, start: int) -> Columns:

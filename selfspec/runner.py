@@ -155,8 +155,8 @@ class ModelRunner:
             if state != self._state_of_kv:
                 if isinstance(self._kept_kv, KeptKV):
                     self._kept_kv.close()
-                self._state_of_kv = state
                 self._kept_kv = state if isinstance(state, str) else KeptKV(self._kept_bytes())
+                self._state_of_kv = state
             return self._kept_kv
 
     @property

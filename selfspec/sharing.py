@@ -35,7 +35,13 @@ class Sharing:
             return
         running = [self._text_of(row) for row in rows if row.prompt_end is not None]
         ids, cache = np.array(reader.input_ids[0].tolist()), reader.cache
-        beginning = self._store.beginning(ids, _scope(prompt), cache, running)
+        try:
+            with self.giving_way():
+                beginning = self._store.beginning(ids, _scope(prompt), cache, running)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            beginning = None  # The prompt is read whole.
         if beginning is not None:
             reader.begin(beginning)
             stats.num_prompt_tokens_kept += beginning.num_columns

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from selfspec import ConfigError, SelfSpec, kept_kv
+from selfspec import ConfigError, SelfSpec, kept_kv, runner
 from selfspec.compat.generation import KV
 from selfspec.forward.columns import TextKV, fill
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
@@ -163,6 +165,75 @@ def test_no_memory_for_a_copy_drops_all_and_a_closed_store_keeps_nothing(monkeyp
     store.limit_to(10**6)
     store.keep(np.array(more), end_of(more, 8), held_of(more, 0))
     assert store.num_bytes == 0
+
+
+@pytest.mark.parametrize("limit", [700, 10**6])
+def test_an_interrupt_anywhere_leaves_the_store_sound(limit: int) -> None:
+    """Before each line of the store in turn, while it keeps a text and drops others."""
+    line, is_through = 0, False
+    while not is_through:
+        store, base, line = KeptKV(limit), [1] * 8, line + 1
+        for ids in ([2] * 6, base, [*base, 3, 4], [5] * 6):
+            store.keep(np.array(ids), end_of(ids, 6), held_of(ids, 0))
+        longer = [*base, 3, 4, 5, 6]
+        kept = np.array(longer), end_of(longer, 9), held_of(longer, 0)
+        is_through = not interrupted(line, partial(store.keep, *kept))
+        assert_sound(store, limit)
+    assert line > 20
+
+
+def interrupted(line: int, work: Callable[[], object]) -> bool:
+    """Was some work interrupted before so many lines of `kept_kv` had run?"""
+    left = line
+
+    def tracer(frame: Any, event: str, _arg: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != kept_kv.__file__:
+            return None
+        left -= event == "line"
+        if event == "line" and not left:
+            raise KeyboardInterrupt
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_no_memory_to_join_columns_drops_all_and_reads_all(monkeypatch) -> None:
+    model, inputs = attached_model(), prompt(1, 20)
+    spec = SelfSpec(**FIXED, kept_kv="1GB")
+    kept_after(spec, model, inputs)
+    longer = with_more(inputs, 6)
+    kept_after(spec, model, longer)
+
+    def none_left(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Text, "pieces", none_left)
+        assert kept_after(spec, model, longer) == 0
+    assert kept_after(spec, model, longer) == longer["input_ids"].shape[1]
+
+
+def test_an_error_while_a_store_is_made_is_no_verdict(monkeypatch) -> None:
+    model, inputs, spec = attached_model(), prompt(1, 20), SelfSpec(**FIXED, kept_kv="1%")
+
+    def broken(*_: Any) -> int:
+        raise OSError("no such file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "free_memory", broken)
+        with pytest.raises(OSError, match="no such file"):
+            kept_after(spec, model, inputs)
+    assert kept_after(spec, model, inputs) == 0
+    assert kept_after(spec, model, inputs) == 20
 
 
 def test_a_long_line_of_turns_begins_anew(monkeypatch) -> None:

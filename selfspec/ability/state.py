@@ -13,7 +13,12 @@ import torch
 
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.generation import implementations_of, settings_of
-from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
+from selfspec.compat.modules import (
+    hooks_on,
+    is_of_one_call,
+    state_of_modules,
+    whole_numbers_of,
+)
 from selfspec.forward.model import device_of
 from selfspec.weights.copies import contents_of, is_offloaded
 
@@ -66,7 +71,7 @@ def state_of_kv(model: Any) -> Hashable | str:
         return "the model is in training mode"
     if is_offloaded(model):
         return "its weights are moved about, so that nobody sees whether they have changed"
-    return state, contents_of(model)
+    return state, whole_numbers_of(model), contents_of(model)
 
 
 def has_adapters_of_one_call(model: Any) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from time import monotonic
 from typing import Any
 from urllib.request import urlopen
@@ -143,7 +144,7 @@ def _fetched(where: str, url: str, end: float) -> Iterator[bytes]:
                 yield chunk
                 if monotonic() > end:
                     raise TimeoutError("it took too long")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         rule = f"must be an address that answers with an image ({one_line(error):.120})"
         raise _wrong(where, rule) from None
 

@@ -151,11 +151,12 @@ class Session:
     def cancel(self, index: int) -> None:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
-        if self._reading is not None and self._reading.index == index:
-            self._spec.count(self._reading)
-            self._reading = None
-        if index in self._running:
-            for row in self._running[index].rows:
+        prompts = [p for p in (self._reading, self._running.get(index)) if p and p.index == index]
+        for prompt in prompts:
+            if not prompt.rows:
+                self._reading = None
+                self._spec.count(prompt)
+            for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
 
     def write(self, prompt: Prompt) -> None:
@@ -205,23 +206,24 @@ class Session:
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
         start = perf_counter()
-        first = None if self._alone is not None else self._waiting.first
+        first = None if self._reading is not None else self._waiting.first
         if first is not None and first.alone is not None:
             self._waiting.start(first)
             self._reading = self._alone = first
             self.alone_reasons[first.alone] += 1
             start_clocks(first.stopping_criteria)
         prompt = self._alone
-        if prompt is not None and prompt.mode == "plain":
+        if prompt is None:
+            if self._reading or self._waiting:  # An error may have ended all but the one read.
+                self._borrow(None)
+        elif prompt.mode == "plain":
             (prompt.write or write_plainly)(prompt)
             self._reading = None
             self._end(prompt, None)
-        elif prompt is not None:
+        else:
             prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
             self._borrow(prompt)
             prompt.stats.spend("prepare", perf_counter() - start)
-        elif first is not None:
-            self._borrow(None)
         return self._engine
 
     def _borrow(self, prompt: Prompt | None) -> None:
@@ -278,8 +280,6 @@ class Session:
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
         if is_read:
-            if self._reading is None:  # It was cancelled while its first token was handed on.
-                prompt.rows[0].fail(ReaderGone())
             self._reading, self._running[prompt.index] = None, prompt
             if self._alone is not None:  # It steps to its end without another prompt between.
                 self._lent.enter_context(self._runner.decoding())
@@ -314,8 +314,7 @@ class Session:
         """
         broken = list(self._running.values())
         if not broken:
-            last = self._ended.pop() if self._ended else self._waiting.first
-            prompt = self._reading or last
+            prompt = self._reading or (self._ended.pop() if self._ended else self._waiting.first)
             assert prompt is not None
             self._waiting.leave(prompt.index)
             self._reading, broken = None, [prompt]

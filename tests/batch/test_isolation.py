@@ -408,6 +408,32 @@ def test_an_error_in_the_middle_of_a_commit_ends_all_rows_and_nothing_else(
         assert answer.ids == expected[: len(answer.ids)]
 
 
+def test_a_prompt_that_is_being_read_goes_on_after_an_error_of_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if nobody else waits, and before one that is written alone."""
+    for follows in (False, True):
+        fuse, step = Fuse(3), Engine.step
+
+        def watched(self: Engine, fuse: Fuse = fuse, step: Any = step) -> None:
+            fuse.burn()
+            step(self)
+
+        session = TextSession(tiny_model(), tiny_tokenizer(), wild(), pace=FixedPace(4))
+        session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 20})
+        assert not session.step()
+        session.submit(1, [*range(3, 23)], 1, {"max_new_tokens": NUM_NEW})
+        if follows:
+            session.submit(2, [5, 6, 7], 2, {"max_new_tokens": 4, "stopping_criteria": [OfOne(99)]})
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "step", watched)
+            answers = {answer.index: answer for _ in range(20) for answer in session.step()}
+        assert isinstance(answers[0].error, Broken)
+        assert answers[1].ids == alone(tiny_model(), [*range(3, 23)], 1)
+        assert session.is_empty
+        assert len(answers) == 2 + follows
+
+
 def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -476,6 +502,7 @@ def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyP
         session.cancel(0)
     while not session.is_empty:
         assert not session.step()
+    assert spec.total_stats.num_calls == 1
     both = run_both(tiny_model(), prompt(), spec, drafts=False, **GREEDY)
     assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
 

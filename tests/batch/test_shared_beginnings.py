@@ -353,6 +353,17 @@ def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
         before = state
 
 
+def test_a_router_that_chooses_fewer_experts_has_other_keys_and_values() -> None:
+    model = new_model("mixtral")
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), wild(), **options)
+    for number, kept in ((2, 0), (2, len(IDS)), (1, 0), (1, len(IDS))):
+        for layer in model.model.layers:
+            layer.mlp.gate.top_k = number
+        _known.clear()
+        assert kept_of(texts(session, [(IDS, 0)])) == [kept]
+
+
 def test_hooks_may_decide_on_what_is_kept() -> None:
     model = new_model()
     options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}

@@ -356,6 +356,17 @@ def test_a_model_that_can_not_be_captured_goes_on_eagerly(
         run(model, prompt(), custom_generate=strict, **GREEDY)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_a_router_that_chooses_fewer_experts(name: str, log: list[str]) -> None:
+    """Their number is no switch of the config, and a replay would not ask for it."""
+    model, inputs, spec = new_model(name), prompt(), SelfSpec(**FIXED)
+    for number in (2, 1):
+        for layer in model.model.layers:
+            layer.mlp.gate.top_k = number
+        run_graphs(model, inputs, spec, **GREEDY)
+    assert "replay" in log
+
+
 def test_a_hook_that_comes_and_goes(log: list[str]) -> None:
     """It is heard while it is there; then the graphs of before serve on."""
     model, inputs, heard = new_model(), prompt(), []

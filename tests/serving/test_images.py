@@ -259,6 +259,8 @@ def test_addresses_that_may_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
             assert message["content"][1]["image"].size == (12, 9)
             with pytest.raises(RequestError, match=r"answers with an image.*404"):
                 reader.pictured(asked(f"{at}/nowhere"))
+            with pytest.raises(RequestError, match=r"answers with an image.*URL can't contain"):
+                reader.pictured(asked(f"{at}/no where"))
             monkeypatch.setattr(images_module, "MAX_IMAGE_BYTES", 20)
             with pytest.raises(RequestError, match="at most 20 bytes"):
                 reader.pictured(asked(f"{at}/there"))
