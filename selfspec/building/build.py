@@ -105,7 +105,9 @@ class _Build:
         self._show("keeping", total, kept())
         self._some(counts["tokens"], "a document with text in it")
         self.facts |= counts
-        return np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
+        kept_ids = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
+        kept_ids[-1] = -1  # The last one may have been cut.
+        return kept_ids
 
     def _show(self, title: str, total: int | None, parts: Iterable[tuple[int, int]]) -> int:
         """Goes through parts of work, as (amount, tokens), with a bar; returns the tokens."""

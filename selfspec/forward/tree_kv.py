@@ -29,7 +29,7 @@ from selfspec.forward.slots import (
     move_columns,
     split,
 )
-from selfspec.forward.states.slots import StateLayer, States
+from selfspec.forward.states.slots import Moves, StateLayer, States, settle
 
 _LEAST_LENGTH = 256
 
@@ -79,6 +79,13 @@ class Forward(NamedTuple):
     firsts: Mapping[str, int]
 
 
+class _Due(NamedTuple):
+    """What a commit is to do: rows, each with its new length and position, and moves of states."""
+
+    rows: Sequence[tuple[KVRow, int, Any]]
+    moves: Moves
+
+
 class TreeKV:
     """Committed columns of rows, with room after them for one tree per row.
 
@@ -106,6 +113,7 @@ class TreeKV:
         self._parts: list[Slots] = []
         self._shown = 0, 0, -1  # The places that the layers show, and the generation of slots.
         self._end = 0  # No slot from this column on was written since rows came.
+        self._due = _Due((), [])
 
     @property
     def kind(self) -> Kind:
@@ -216,11 +224,20 @@ class TreeKV:
             moves += [(row.place, front + n, to) for to, n in targets if front + n != to]
         if moves:
             move_columns(self._parts, moves)
-        self.states.follow(rows[0].place, paths)
-        for row, path in zip(rows, paths, strict=True):
-            row.num_columns += len(path)
-            row.position = row.position + len(path)
-        self.states.settle()
+        states = self.states.moves(rows[0].place, paths)
+        after = [
+            (row, row.num_columns + len(path), row.position + len(path))
+            for row, path in zip(rows, paths, strict=True)
+        ]
+        self._due = _Due(after, states)  # Until here nothing has changed.
+        self._settle()
+
+    def _settle(self) -> None:
+        """Does the rest of what the last commit is to do, so that states are where rows are."""
+        for row, num_columns, position in self._due.rows:
+            row.num_columns, row.position = num_columns, position
+        settle(self._due.moves)
+        self._due = _Due((), [])
 
     def text_kv(self, row: KVRow) -> TextKV:
         """Views of a row's committed columns, as far as windows have not dropped them."""
@@ -259,20 +276,21 @@ class TreeKV:
         Rows differ in length only if nobody gets the cache, or after an error. Slots that outlive
         the call are copied, so the cache stays empty if nobody gets it: if `fills` is false.
         """
+        if fills:
+            self._settle()
         layers, rows = self._layers, self.rows
         if rows and (fills or not self.policy.outlives):
             length, places = min(row.num_columns for row in rows), slice(0, len(rows))
             for part in self._parts:
                 part.give_back(layers, places, length, copies=self.policy.outlives)
             if fills:
-                self.states.settle()
                 self.states.give_back(layers, places)
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows, and the slots too unless they outlive them."""
         self.rows, self._layers, self.visible, self.layout = (), [], None, None
-        self.forward, self._end = Forward((), 0, {}), 0
+        self.forward, self._end, self._due = Forward((), 0, {}), 0, _Due((), [])
         if not self.policy.outlives:
             self._parts, self._kinds = [], {}
         self._shown = 0, 0, -1

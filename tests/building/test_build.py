@@ -95,6 +95,7 @@ def test_as_many_texts_are_kept_as_a_selfspec_drafts_from(tmp_path, build, lines
     monkeypatch.setattr(build_module, "MAX_TOKENS", 30)
     contents = build(tmp_path / "cache", data=str(lines), form="paragraph", build="texts")
     assert len(contents.answers) == 30
+    assert contents.answers[-1] == -1  # What is put after it is another text.
     assert contents.about["documents"] < 9
 
 

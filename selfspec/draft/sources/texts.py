@@ -193,7 +193,9 @@ class TextsCursor(Cursor):
         if state is None:
             return None
         place, length = state
-        if self._source.token(place) == token:
+        if (known := self._source.token(place)) < 0:
+            return None
+        if known == token:
             return self._source.after(place), max(length, 0) + 1
         if length >= _SURE:
             return self._source.after(place), 0

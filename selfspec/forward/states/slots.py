@@ -28,6 +28,8 @@ from selfspec.forward.states.rules import (
 )
 
 Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
+# Of each state that is to move on: where it is, its writes so far, its rows, and what they are due.
+Moves = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
 _CONVOLUTION = "conv_states"
 
 
@@ -86,7 +88,6 @@ class States:
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._places = slice(0, 0)
-        self._moves: list[Any] = []  # What is left of moving on: states, and what writes to them.
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device]:
@@ -158,32 +159,23 @@ class States:
         assert self.branches is not None
         self.branches.told[place] = told
 
-    def follow(self, first: int, paths: Sequence[Sequence[int]]) -> None:
-        """The states of rows that lie side by side are to follow these paths (`settle`)."""
+    def moves(self, first: int, paths: Sequence[Sequence[int]]) -> Moves:
+        """How the states of rows that lie side by side follow these paths; `settle` moves them."""
         if not self._stores:
-            return
+            return []
         branches, self.branches = self.branches, None
         if branches is None or branches.told.keys() != self._stores.keys():
             raise RuntimeError("a forward over drafts has not told of each running state")
-        rows, moves = slice(first, first + len(paths)), dict[StatePlace, Writes]()
+        rows, due = slice(first, first + len(paths)), dict[StatePlace, Writes]()
         for device in {store.device for store in self._stores.values()}:
             mine = (place for place, store in self._stores.items() if store.device == device)
             here = {place: branches.told[place] for place in mine}
             ancestry = branches.ancestry.on(device)
             on_device = Paths.of(paths, ancestry.depths.shape[1], device)
-            moves |= _moves_of_columns(Branches(ancestry, here), on_device)
-            moves |= _moves_of_rules(here, on_device)
-        pairs = [(self._stores[place], writes) for place, writes in moves.items()]
-        self._moves = [(store, num_writes(store), store[rows], writes) for store, writes in pairs]
-
-    def settle(self) -> None:
-        """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
-        while self._moves:
-            store, num_before, state, writes = self._moves[-1]
-            with in_full(store.device.type):
-                for write in writes[num_writes(store) - num_before :]:
-                    write(state)
-            self._moves.pop()
+            due |= _moves_of_columns(Branches(ancestry, here), on_device)
+            due |= _moves_of_rules(here, on_device)
+        pairs = [(self._stores[place], writes) for place, writes in due.items()]
+        return [(store, num_writes(store), store[rows], writes) for store, writes in pairs]
 
     def move_row(self, source: int, target: int) -> None:
         for store in self._stores.values():
@@ -202,12 +194,22 @@ class States:
 
     def clear(self, *, keeps_stores: bool) -> None:
         """Forgets all rows, and unless it `keeps_stores`, where their states were."""
-        self.branches, self._moves, self._shown, self._columns = None, [], {}, {}
+        self.branches, self._shown, self._columns = None, {}, {}
         if not keeps_stores:
             self._stores = {}
         for layer in self.layers.values():
             layer.conv_states.clear()
             layer.recurrent_states.clear()
+
+
+def settle(moves: Moves) -> None:
+    """Moves states on. After an interrupt, the next call does the rest, and nothing twice."""
+    while moves:
+        store, num_before, state, writes = moves[-1]
+        with in_full(store.device.type):
+            for write in writes[num_writes(store) - num_before :]:
+                write(state)
+        moves.pop()
 
 
 def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:

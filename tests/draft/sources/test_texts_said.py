@@ -179,6 +179,24 @@ def test_after_a_token_that_differs_the_texts_may_go_on_alike(num_other: int):
     assert told(cursor) == STORY[20:]
 
 
+@pytest.mark.parametrize("num_other", [0, 30])
+def test_after_the_end_of_a_text_no_other_one_begins(num_other: int):
+    """Neither while the ring fills, nor once it is full."""
+    source = TextsSource(MOST)
+    written(source, list(range(900, 900 + num_other)), [])
+    written(source, STORY[:10], [])
+    cursor = opened(source, [], learns=False)
+    cursor.observe(committed(STORY[:6]))
+    place = cursor.root()
+    for token in STORY[6:10]:
+        place = cursor.follow(place, token)
+    assert cursor.expand(place) == []
+    written(source, [1, 2, 3], [])
+    assert cursor.follow(place, 7) is None
+    cursor.observe(committed([*STORY[6:10], 7]))
+    assert cursor.root() is None
+
+
 def test_the_longer_a_match_has_held_the_surer_it_is():
     source = TextsSource()
     written(source, STORY, [])
