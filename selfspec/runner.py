@@ -164,6 +164,11 @@ class ModelRunner:
         """What the keys and values of texts that have ended take."""
         return self._kept_kv.num_bytes if isinstance(self._kept_kv, KeptKV) else 0
 
+    def forget_kept_kv(self) -> None:
+        """Drops the keys and values of all texts that have ended."""
+        if isinstance(store := self._kept_kv, KeptKV):
+            store.drop()
+
     def _kept_bytes(self) -> int | None:
         """The most that the knob lets be kept; None if it says nothing."""
         amount = self.config.kept_kv
@@ -353,3 +358,10 @@ class ModelRunners:
             if found is None:
                 found = self._runs[model] = ModelRunner(model, self._config)
             return found
+
+    def forget_kept_kv(self) -> None:
+        """Drops the keys and values of all texts that have ended, of all models."""
+        with self._lock:
+            runners = list(self._runs.values())
+        for runner in runners:
+            runner.forget_kept_kv()

@@ -330,3 +330,21 @@ def test_a_chat_reads_each_turn_alone() -> None:
         ids = model.generate(**inputs, max_new_tokens=6, do_sample=False)
         inputs = with_more({"input_ids": ids[:, :-1]}, 2, seed=turn)
         inputs = {name: each[:, :-1] for name, each in inputs.items()}
+
+
+def test_forgetting_drops_what_was_read() -> None:
+    model, inputs, spec = attached_model(), prompt(1, 20), SelfSpec(**FIXED, kept_kv="1GB")
+    kept_after(spec, model, inputs)
+    assert spec.models.run(model).kept_kv_bytes > 0
+    spec.forget()
+    assert spec.models.run(model).kept_kv_bytes == 0
+    assert kept_after(spec, model, inputs) == 0
+
+
+def test_nothing_is_kept_for_calls_that_share_nothing() -> None:
+    model, inputs = attached_model(), prompt(1, 20)
+    spec = SelfSpec(**{**FIXED, "learning": "request"}, kept_kv="1GB")
+    for _ in range(2):
+        assert kept_after(spec, model, inputs) == 0
+        assert spec.models.run(model).kept_kv_bytes == 0
+        assert "learning='request'" in str(spec.stats.kept_reason)

@@ -1,6 +1,6 @@
 """One table of what is not served as asked: what a rule looks at, what becomes of a call, and why.
 
-README's table "What it works with" names the same things, which a test compares. Rules read objects
+The table of docs/works-with.md names the same things, which a test compares. Rules read objects
 of transformers and run nothing, but for those that ask for the trial of the model.
 """
 
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
     """Applies if `looks_at(call)` is truthy; its value is formatted into `reason`.
 
     `looks_at` gets `Arguments` or a `Prompt`; both have a `model` and a `setting(name)`. `shown` is
-    the row of README's table and the words in it.
+    the row of that table and the words in it.
     """
 
     looks_at: Callable[[Any], Any]

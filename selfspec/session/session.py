@@ -95,6 +95,7 @@ class Session:
         self._running: dict[int, Prompt] = {}  # By the index of its first row.
         self._engine: Engine | None = None
         self._alone: Prompt | None = None  # The prompt that has the engine for itself.
+        self._is_only = False  # Is that prompt the only one that this session will have?
         self._lent = ExitStack()  # What the engine runs its forwards on.
         self._ended: list[Prompt] = []  # `step` returns them at its end.
 
@@ -162,6 +163,7 @@ class Session:
     def write(self, prompt: Prompt) -> None:
         """Writes the texts of a prompt that never waits, as `generate()` asks for them."""
         prompt.fails_alone, self._reading, self._alone = self._fails_alone, prompt, prompt
+        self._is_only = True
         while self._reading or self._running:
             self.step()
 
@@ -237,6 +239,8 @@ class Session:
         # Whoever has the engine alone shares with no text that is being written.
         shares = runner.config.kept_kv != 0 and (self._keeps_kv or prompt is None)
         kept_kv = runner.kept_kv() if shares else None
+        if shares and self._is_only and runner.config.learning == "request":
+            kept_kv = "learning='request' lets no call go on after another one"
         self._engine = self._spec.engine(runner, backend, prompt, kept_kv)
         gives = prompt is not None and prompt.gives_cache_back
         self._lent.callback(backend.release, fills=gives)
