@@ -19,6 +19,7 @@ from selfspec.compat.modules import (
     state_of_modules,
     whole_numbers_of,
 )
+from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
 from selfspec.weights.copies import contents_of, is_offloaded
 
@@ -67,6 +68,8 @@ def state_of_kv(model: Any) -> Hashable | str:
     state = state_of(model)
     if state.theirs:
         return "hooks or code of others run in the model, and keys and values may depend on them"
+    if bounds_time_steps(model):
+        return "its prompts bound the time steps of running states, and plain steps do not"
     if model.training:
         return "the model is in training mode"
     if is_offloaded(model):
