@@ -81,10 +81,11 @@ class Sharing:
         """Why what was read for other texts is of no use for a prompt."""
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
-        reader = prompt.reader
-        if self._backend.chains_only and not any(map(has_states, reader.cache.layers)):
+        if reason := prompt.reader.own_reason():  # Then its cache is made of layers.
+            return reason
+        if self._backend.chains_only and not any(map(has_states, prompt.reader.cache.layers)):
             return "its model verifies chains alone, which say nothing of prompts in two parts"
-        return reader.own_reason()
+        return None
 
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""

@@ -13,12 +13,7 @@ import torch
 
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.generation import implementations_of, settings_of
-from selfspec.compat.modules import (
-    hooks_on,
-    is_of_one_call,
-    state_of_modules,
-    whole_numbers_of,
-)
+from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
 from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
 from selfspec.weights.copies import contents_of, is_offloaded
@@ -51,13 +46,14 @@ def state_of(model: Any) -> State:
     return State(general, (*(each.code for each in foreign_code(model)), *own_values(model)))
 
 
-def addresses_of(model: Any) -> Hashable:
-    """Where the weights are, which captured forwards read without asking."""
-    return tuple(
+def state_for_replays(model: Any) -> Hashable:
+    """A value that changes with what a capture has taken from Python, or reads without asking."""
+    addresses = tuple(
         _address(tensor)
         for module in model.modules()
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     )
+    return state_of(model), _whole_numbers(model), addresses
 
 
 def state_of_kv(model: Any) -> Hashable | str:
@@ -74,7 +70,7 @@ def state_of_kv(model: Any) -> Hashable | str:
         return "the model is in training mode"
     if is_offloaded(model):
         return "its weights are moved about, so that nobody sees whether they have changed"
-    return state, whole_numbers_of(model), contents_of(model)
+    return state, _whole_numbers(model), contents_of(model)
 
 
 def has_adapters_of_one_call(model: Any) -> bool:
@@ -91,6 +87,12 @@ def _autocast(kind: str) -> torch.dtype | None:
 def _settings(config: Any, device: str) -> Hashable:
     plain = [value for value in settings_of(config).values() if type(value) in _SETTINGS]
     return implementations_of(config, device), repr(plain)
+
+
+def _whole_numbers(model: Any) -> tuple[int, ...]:
+    """Those on modules: how many experts a token gets, or counts of calls."""
+    held = (vars(module).values() for module in model.modules())
+    return tuple(value for values in held for value in values if type(value) is int)
 
 
 def _address(tensor: torch.Tensor) -> int:

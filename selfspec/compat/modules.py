@@ -191,12 +191,6 @@ def state_of_modules(model: nn.Module) -> tuple[Hashable, ...]:
     return tuple(state)
 
 
-def whole_numbers_of(model: nn.Module) -> tuple[int, ...]:
-    """The whole numbers on a model's modules: how many experts a token gets, or counts of calls."""
-    held = (vars(module).values() for module in model.modules())
-    return tuple(value for values in held for value in values if type(value) is int)
-
-
 def _adapters(module: nn.Module) -> str:
     """Which adapters of PEFT act in a layer, and how strongly."""
     names = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling")

@@ -16,16 +16,11 @@ import torch
 
 from selfspec.ability.probe import BrokenTrial, try_backend
 from selfspec.ability.rope import changing_rope
-from selfspec.ability.state import addresses_of, state_of
+from selfspec.ability.state import state_for_replays
 from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import is_out_of_memory
-from selfspec.compat.modules import (
-    has_moving_hook,
-    is_compiled,
-    is_parallel,
-    whole_numbers_of,
-)
+from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
 from selfspec.cuda.compiled import compile_layers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
@@ -100,7 +95,7 @@ class KeptRunner:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
         again = partial(self._over, model, attention, limits)
         shortage = Shortage("there was no memory to try captured forwards", again)
-        if _state_for_replays(model) == self._state:
+        if state_for_replays(model) == self._state:
             return self._verdict
         if not self._trial.step():
             return shortage
@@ -129,7 +124,7 @@ class KeptRunner:
             self._found = _tried(model, attention)
         except BrokenTrial as broken:
             return str(broken)  # The next call tries again.
-        self._state = _state_for_replays(model)
+        self._state = state_for_replays(model)
         return self._verdict
 
     @property
@@ -171,11 +166,6 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     runner.check_memory()
     runner.reason = runner.reason or reason
     return runner
-
-
-def _state_for_replays(model: Any) -> Hashable:
-    """A value that changes with what a capture has taken from Python, or reads without asking."""
-    return state_of(model), whole_numbers_of(model), addresses_of(model)
 
 
 def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:

@@ -169,7 +169,7 @@ class PromptReader:
         if len(self._input_ids) > 1:
             return "it has several rows"
         if self._has_one_part:
-            return "its prompt is read in one part, as one with images is"
+            return "its prompt is read in one part, as one with images, or in chunks of its own"
         if self._hears is not None:
             return "the logits of its whole prompt are asked for"
         if belongs_to_caller(self.cache):

@@ -191,12 +191,12 @@ def test_random_sessions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", list(BOUNDED))
 def test_states_of_plain_steps_are_not_those_of_a_prompt(name: str) -> None:
-    """Where prompts bound time steps, the next turn of a text reads it again."""
+    """Where prompts bound time steps, they are read at once, and again in the next turn."""
     model = new_model(name)
     for part in model.modules():
         if hasattr(part, "time_step_limit"):
             part.time_step_limit = 1.5, float("inf")
-    options: dict[str, Any] = {"max_memory": "1GB", "pace": FixedPace(50), "max_rows": 2}
+    options: dict[str, Any] = {"max_memory": "1GB", "pace": FixedPace(1), "max_rows": 2}
     session = TextSession(model, tiny_tokenizer(), spec=wild(kept_kv="1GB"), **options)
     ids, settings = tuple(range(3, 23)), {"max_new_tokens": 8, "do_sample": False}
     for index in range(3):

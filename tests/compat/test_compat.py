@@ -609,13 +609,6 @@ def test_the_state_of_a_module(change):
     assert hash(after) == hash(state_of(layer))
 
 
-def test_whole_numbers_on_modules():
-    layer = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-    assert modules.whole_numbers_of(layer) == (2, 3)
-    layer[1].top_k = 4
-    assert modules.whole_numbers_of(layer) == (2, 3, 4)
-
-
 @pytest.mark.filterwarnings(PEFT_NOTE)
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
 def test_virtual_tokens_are_seen():

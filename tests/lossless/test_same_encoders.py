@@ -28,6 +28,7 @@ from selfspec.compat.generation import KV, kv_of
 from selfspec.weights.copies import linears_of
 from tests.fakes import FutureSource, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both, slow
+from tests.sessions import TextSession
 from tests.zoo import PAD, VOCAB
 
 KINDS = ("t5", "bart", "whisper")
@@ -118,6 +119,28 @@ def test_texts_are_those_of_stock(kind: str, mode: str, num_rows: int) -> None:
 def test_pads_in_a_text_are_placed_as_in_plain_steps() -> None:
     """M2M-100 counts positions without pads in a forward, and with them in the KV."""
     check("m2m", inputs_for("m2m", 2), sequence_bias={(PAD,): 6.0}, **SAMPLE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_an_encoder_has_read_is_kept(kind: str) -> None:
+    model, spec = shared_model(kind), SelfSpec(**FIXED, kept_kv="1MB")
+    for _ in range(2):
+        both = run_both(model, inputs_for(kind), spec, drafts=False, **GREEDY)
+        assert both.stats.kept_reason == "an encoder reads its prompt"
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_prompts_in_a_session_that_keeps_what_was_read(kind: str) -> None:
+    model, ids = shared_model(kind), inputs_for(kind)["input_ids"]
+    stock = run(model, {"input_ids": ids}, **GREEDY).ids[0, 1:].tolist()
+    options: dict[str, Any] = {"max_memory": "1GB", "keeps_kv": True}
+    session = TextSession(model, tiny_tokenizer(), SelfSpec(**FIXED), **options)
+    for index in range(2):
+        session.submit(index, ids[0].tolist(), 0, {"max_new_tokens": len(stock), **GREEDY})
+    answers = []
+    while not session.is_empty:
+        answers += session.work()
+    assert [(answer.error, answer.ids) for answer in answers] == [(None, stock)] * 2
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
