@@ -14,6 +14,7 @@ import torch
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.generation import implementations_of, settings_of
 from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
+from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
 from selfspec.weights.copies import contents_of, is_offloaded
 
@@ -63,6 +64,8 @@ def state_of_kv(model: Any) -> Hashable | str:
     state = state_of(model)
     if state.theirs:
         return "hooks or code of others run in the model, and keys and values may depend on them"
+    if bounds_time_steps(model):
+        return "its prompts bound the time steps of running states, and plain steps do not"
     if model.training:
         return "the model is in training mode"
     if is_offloaded(model):

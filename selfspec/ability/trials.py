@@ -239,6 +239,8 @@ def check_prompt(
     model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why a prompt must be read at once; None if its first part does not depend on the rest."""
+    if bounds_time_steps(model):
+        return "a part of a single token is read as a plain step, which bounds no time steps"
 
     def before(crowd: Sequence[int]) -> torch.Tensor:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))

@@ -18,6 +18,7 @@ from tests.lossless.same import some
 from tests.lossless.seeing import prompt_with_image, seeing_model
 from tests.recorder import use_recorders
 from tests.sessions import TextSession
+from tests.zoo import BOUNDED
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
 HYBRIDS = ("qwen3-next", "bamba", "lfm2", "nemotron-h")
@@ -186,6 +187,24 @@ def play(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> Shared:
 @pytest.mark.parametrize("seed", some(range(24)))
 def test_random_sessions(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     play((*MODELS, *HYBRIDS)[seed % (len(MODELS) + len(HYBRIDS))], seed, monkeypatch)
+
+
+@pytest.mark.parametrize("name", list(BOUNDED))
+def test_states_of_plain_steps_are_not_those_of_a_prompt(name: str) -> None:
+    """Where prompts bound time steps, they are read at once, and again in the next turn."""
+    model = new_model(name)
+    for part in model.modules():
+        if hasattr(part, "time_step_limit"):
+            part.time_step_limit = 1.5, float("inf")
+    options: dict[str, Any] = {"max_memory": "1GB", "pace": FixedPace(1), "max_rows": 2}
+    session = TextSession(model, tiny_tokenizer(), spec=wild(kept_kv="1GB"), **options)
+    ids, settings = tuple(range(3, 23)), {"max_new_tokens": 8, "do_sample": False}
+    for index in range(3):
+        session.submit(index, list(ids), 0, settings)
+        (answer,) = session.work()
+        assert answer.ids == stock(model, ids, 0, settings)
+        assert "bound the time steps" in answer.stats.kept_reason
+        ids = (*ids, *answer.ids, 5)
 
 
 @pytest.mark.slow
