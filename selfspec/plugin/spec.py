@@ -279,8 +279,9 @@ class SelfSpec:
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
 
-        Keys and values that `kept_kv` has kept are dropped too. With `remember`, what was learned since the last save is never saved. The file stays as it
-        is, and the next call opens it anew; to forget that too, delete the file first.
+        Keys and values that `kept_kv` has kept are dropped too. With `remember`, what was learned
+        since the last save is never saved. The file stays as it is, and the next call opens it
+        anew; to forget that too, delete the file first.
         """
         self._knowledge.forget()
         self.models.forget_kept_kv()
