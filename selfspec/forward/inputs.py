@@ -20,7 +20,7 @@ from transformers.cache_utils import (
 )
 
 from selfspec.compat.generation import KV_NAMES
-from selfspec.compat.states import keeps_nothing
+from selfspec.compat.states import keeps_nothing, states_by_place
 
 # What the forward of a draft sets or follows.
 _FOLLOWED = frozenset(
@@ -98,4 +98,6 @@ def can_hold_trees(cache: Cache, attention_types: Sequence[str | None]) -> str |
         is_empty = keeps_nothing(layer) or not getattr(layer, "is_initialized", True)
         if is_empty and name is not None:
             return "a KV layer holds nothing, as where layers share their keys"
+    if not any(attention_types) and not states_by_place(cache.layers):
+        return "its forward puts no running states into the cache that it is given"
     return foreign_layer(cache)
