@@ -20,10 +20,10 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
 
 import openai
+from selfspec.cli.vllm_options import in_our_options
 
 from selfspec.cli import serve
 from selfspec.cli.options import DraftOptions, Knobs
-from selfspec.cli.vllm_options import in_our_options
 from selfspec.config import SpecConfig
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
