@@ -28,6 +28,8 @@ STREAMED = (
 
 _log = logging.getLogger("selfspec")
 
+_Function = Callable[..., Any]
+
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
 _TENSOR: Any = torch.Tensor
 _DATA: Any = _TENSOR.data  # `__torch_function__` is given its getter and its setter.
@@ -35,16 +37,8 @@ _DATA: Any = _TENSOR.data  # `__torch_function__` is given its getter and its se
 # Functions that tell nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
 _METHODS = "__len__ dim element_size is_complex is_floating_point nelement numel size"
-_OF_NO_VALUES = frozenset(
-    (
-        *(getattr(_TENSOR, name).__get__ for name in _ATTRIBUTES.split()),
-        *(getattr(_TENSOR, name) for name in _METHODS.split()),
-    )
-)
 _CONVERSIONS = "to cpu float double half bfloat16"
-_MOVES = frozenset(getattr(_TENSOR, name) for name in _CONVERSIONS.split())
-# Torch names functions that write `…_` and `__i…__`. The harmless ones are named so and don't
-# write; the writers write and are not named so.
+# Torch names functions that write `…_` and `__i…__`. These are named so and don't write.
 _HARMLESS = frozenset(("requires_grad_", "__index__", "__invert__"))
 _WRITERS = frozenset((_TENSOR.__setitem__, _DATA.__set__))
 _GIVE_MEMORY = frozenset((_TENSOR.storage, _TENSOR.untyped_storage, _DATA.__get__))
@@ -62,34 +56,14 @@ class HeldWeight(nn.Parameter):
     kept: str | None
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (linear, embedding) and len(args) > 1 and type(args[1]) is PackedWeight:
-            outcome = _computed(func, args[0], args[1], args, kwargs)
-            if outcome is not None:
-                return outcome
-        if func in _OF_NO_VALUES or (func == _DATA.__set__ and args[0] is args[1]):
-            return _as_torch_does(func, args, kwargs)
-        if func in _MOVES and _as_torch_does(func, args, kwargs) is args[0]:
-            return args[0]  # It is there, and of that dtype.
-        for weight in _held_in(args, kwargs):
-            if weight.kept is None:
-                _give_back(weight)
-        kept = next((weight.kept for weight in _held_in(args, kwargs)), None)
-        _refuse_write(func, args, kwargs)
-        outcome = _as_torch_does(func, _with_values(args), _with_values(kwargs))
-        if kept is None and func == _TENSOR.detach:  # `nn.Parameter(weight)` wants its own class.
-            return nn.Parameter(outcome, requires_grad=False)
-        if kept is not None and func is _TENSOR.to and outcome.is_meta:
-            raise UnsupportedError(kept)  # A module would lose the weight for one without values.
-        if kept is not None and isinstance(outcome, np.ndarray):
-            outcome.flags.writeable = False
-        return outcome
+    def __torch_function__(
+        cls, func: _Function, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _ANSWERS.get(func, _with_its_values)(func, args, kwargs or {})
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """Torch does not ask the class about this one, which writes."""
-        own_type: Any = type(self)
-        return own_type.__torch_function__(_TENSOR.set_, (own_type,), (self, *args), kwargs)
+        return _with_its_values(_TENSOR.set_, (self, *args), kwargs)
 
     def values(self) -> torch.Tensor:
         """What code that reads the weight gets."""
@@ -178,25 +152,25 @@ def _give_back(weight: PackedWeight) -> None:
             weight.__class__ = _PARAMETER
 
 
-def _computed(
-    func: Any, x: torch.Tensor, weight: PackedWeight, args: Any, kwargs: Any
-) -> torch.Tensor | None:
-    """What `linear` or `embedding` gives, from the packed matrix; None if that can't tell.
-
-    Asks no method of the weight, whose class changes when another thread gives it back.
-    """
-    packed = weight.packed
-    if func is embedding:
-        rows = getattr(packed, "rows", None)
-        if rows is None or kwargs.get("max_norm") is not None:
-            return None
-        return rows(x).to(weight.dtype)  # type: ignore[no-any-return]
+def _linear(func: _Function, args: Any, kwargs: Any) -> Any:
+    """`linear(x, weight, bias)` from a packed matrix, where that computes the same."""
+    # Asks no method of the weight, whose class changes when another thread gives it back.
+    x, weight = args[:2] if len(args) > 1 else (None, None)
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    packed = weight.packed if type(weight) is PackedWeight else None
     if packed is None or not _is_plain_product(x, bias, weight.like):
-        return None
+        return _with_its_values(func, args, kwargs)
     if not x.numel():
         return x.new_empty(*x.shape[:-1], len(weight))
     return packed(x, bias) if x.dim() > 1 else packed(x[None], bias)[0]
+
+
+def _embedding(func: _Function, args: Any, kwargs: Any) -> Any:
+    """`embedding(ids, weight)` from a matrix that gives single rows."""
+    rows = getattr(getattr(args[1], "packed", None), "rows", None) if len(args) > 1 else None
+    if rows is None or kwargs.get("max_norm") is not None:
+        return _with_its_values(func, args, kwargs)
+    return rows(args[0]).to(args[1].dtype)
 
 
 def _is_plain_product(
@@ -209,22 +183,72 @@ def _is_plain_product(
     return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
 
 
-def _as_torch_does(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _as_torch_does(func: _Function, args: Any, kwargs: Any) -> Any:
     """The function's own result, for arguments that are taken as ordinary parameters."""
     return _PARAMETER.__torch_function__(func, (), args, kwargs)
 
 
-def _refuse_write(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Raises if a function of torch writes to a kept weight, or gives away its memory."""
+def _converted(func: _Function, args: Any, kwargs: Any) -> Any:
+    """What is there already, and of that dtype, is not converted."""
+    weight, outcome = args[0], _as_torch_does(func, args, kwargs)
+    if outcome is weight or not isinstance(weight, HeldWeight):
+        return outcome
+    if outcome.is_meta and weight.kept is not None:
+        raise UnsupportedError(weight.kept)  # A module would lose the weight for no values.
+    return _with_its_values(func, args, kwargs)
+
+
+def _detached(func: _Function, args: Any, kwargs: Any) -> Any:
+    """`nn.Parameter(weight)` detaches its argument, and wants its own class."""
+    outcome = _with_its_values(func, args, kwargs)
+    is_kept = isinstance(args[0], HeldWeight)
+    return outcome if is_kept else nn.Parameter(outcome, requires_grad=False)
+
+
+def _with_other_data(func: _Function, args: Any, kwargs: Any) -> Any:
+    """`weight.data = weight` changes nothing."""
+    changes = args[0] is not args[1]
+    return (_with_its_values if changes else _as_torch_does)(func, args, kwargs)
+
+
+def _with_its_values(func: _Function, args: Any, kwargs: Any) -> Any:
+    """The function's result from values. Weights that are not kept become ordinary parameters."""
+    for weight in _held_in(args, kwargs):
+        if weight.kept is None:
+            _give_back(weight)
+    if next(_held_in(args, kwargs), None) is None:
+        return _as_torch_does(func, args, kwargs)
+    for weight in _written(func, args, kwargs):
+        raise UnsupportedError(weight.kept)
+    outcome = _as_torch_does(func, _values_in(args), _values_in(kwargs))
+    if isinstance(outcome, np.ndarray):
+        outcome.flags.writeable = False
+    return outcome
+
+
+# What answers a function whose arguments include a held weight; all others get the values.
+_ANSWERS: dict[Any, Callable[[_Function, Any, Any], Any]] = {
+    linear: _linear,
+    embedding: _embedding,
+    _TENSOR.detach: _detached,
+    _DATA.__set__: _with_other_data,
+}
+_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _CONVERSIONS.split()), _converted)
+_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _METHODS.split()), _as_torch_does)
+for _name in _ATTRIBUTES.split():
+    _ANSWERS[getattr(_TENSOR, _name).__get__] = _as_torch_does
+
+
+def _written(func: _Function, args: Any, kwargs: Any) -> Iterator[HeldWeight]:
+    """The kept weights that a function of torch writes to, or whose memory it gives away."""
     name = getattr(func, "__name__", "")
     is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
     writes = (is_in_place and name not in _HARMLESS) or func in _WRITERS or kwargs.get("inplace")
     into = args[:1] or tuple(kwargs.values()) if writes or func in _GIVE_MEMORY else ()
-    for weight in _held_in(into, kwargs.get("out")):
-        raise UnsupportedError(weight.kept)
+    return _held_in(into, kwargs.get("out"))
 
 
-def _held_in(*values: Any) -> Iterator[Any]:
+def _held_in(*values: Any) -> Iterator[HeldWeight]:
     """The held weights among the arguments of a function."""
     for value in values:
         if isinstance(value, HeldWeight):
@@ -235,14 +259,14 @@ def _held_in(*values: Any) -> Iterator[Any]:
             yield from _held_in(*value.values())
 
 
-def _with_values(value: Any) -> Any:
+def _values_in(value: Any) -> Any:
     """An argument of a function, with their values in place of held weights."""
     if isinstance(value, HeldWeight):
         return value.values()
     if isinstance(value, (tuple, list)):
-        return type(value)(map(_with_values, value))
+        return type(value)(map(_values_in, value))
     if isinstance(value, dict):
-        return {name: _with_values(part) for name, part in value.items()}
+        return {name: _values_in(part) for name, part in value.items()}
     return value
 
 
