@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -26,6 +26,9 @@ from selfspec.weights.in_place import InPlacePacking
 from selfspec.weights.packing import pack_loaded
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -108,7 +111,7 @@ class EightBitRows:
 _KINDS = (EightBits, EightBitRows)
 
 
-def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
+def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Gives a model that was just loaded weights in 8 bits, some layers at a time.
 
     All else of it gets the dtype, in which it computes between products.
@@ -127,7 +130,9 @@ def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
     pack_loaded(model, InPlacePacking(_KEPT, copies=False))
 
 
-def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bool) -> None:
+def hold_rounded(
+    model: PreTrainedModel, rounded: dict[nn.Parameter, Int8Rows], one_term: bool
+) -> None:
     """Gives a model weights that are rounded already, in place of these blank ones.
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
@@ -138,7 +143,7 @@ def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bo
         _hold(some, numbers, model.dtype, one_term)
 
 
-def one_term_is_enough(model: Any) -> bool:
+def one_term_is_enough(model: PreTrainedModel) -> bool:
     """May an input become one term? Yes, if attention does not tell widths apart."""
     return attend_exactly(model)
 
@@ -169,7 +174,7 @@ def weight_bytes(model: nn.Module) -> int:
 _User = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
 
 
-def users_in_eight_bits(model: Any) -> list[_User]:
+def users_in_eight_bits(model: PreTrainedModel) -> list[_User]:
     """The weights that get 8 bits: those of linear layers and of the embedding."""
     users: dict[int, _User] = {}
     modules: list[Any] = list(linears_of(model))

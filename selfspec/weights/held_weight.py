@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,7 +28,10 @@ STREAMED = (
 
 _log = logging.getLogger("selfspec")
 
+# A function of torch, and what it is called with.
 _Function = Callable[..., Any]
+_Args = tuple[Any, ...]
+_Options = Mapping[str, Any]
 
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
 _TENSOR: Any = torch.Tensor
@@ -57,13 +60,13 @@ class HeldWeight(nn.Parameter):
 
     @classmethod
     def __torch_function__(
-        cls, func: _Function, types: Any, args: Any = (), kwargs: Any = None
+        cls, func: _Function, types: object, args: _Args = (), kwargs: _Options | None = None
     ) -> Any:
-        return _ANSWERS.get(func, _with_its_values)(func, args, kwargs or {})
+        return _ANSWERS.get(func, _with_values)(func, args, kwargs or {})
 
-    def set_(self, *args: Any, **kwargs: Any) -> Any:
+    def set_(self, *args: object, **kwargs: object) -> Any:
         """Torch does not ask the class about this one, which writes."""
-        return _with_its_values(_TENSOR.set_, (self, *args), kwargs)
+        return _with_values(_TENSOR.set_, (self, *args), kwargs)
 
     def values(self) -> torch.Tensor:
         """What code that reads the weight gets."""
@@ -106,7 +109,7 @@ class PackedWeight(HeldWeight):
         _give_back(self)
         return _PARAMETER.__deepcopy__(self, memo)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         if self.kept is not None:
             return _unpickled, (_PARAMETER(self.values(), requires_grad=False),)
         _give_back(self)
@@ -152,24 +155,27 @@ def _give_back(weight: PackedWeight) -> None:
             weight.__class__ = _PARAMETER
 
 
-def _linear(func: _Function, args: Any, kwargs: Any) -> Any:
-    """`linear(x, weight, bias)` from a packed matrix, where that computes the same."""
-    # Asks no method of the weight, whose class changes when another thread gives it back.
-    x, weight = args[:2] if len(args) > 1 else (None, None)
-    bias = args[2] if len(args) > 2 else kwargs.get("bias")
-    packed = weight.packed if type(weight) is PackedWeight else None
+def _linear(func: _Function, args: _Args, options: _Options) -> Any:
+    """`linear(x, weight, bias)` from a packed matrix, where that computes the same.
+
+    Asks no method of the weight, whose class changes when another thread gives it back.
+    """
+    if len(args) < 2 or type(args[1]) is not PackedWeight:
+        return _with_values(func, args, options)
+    x, weight, packed = args[0], args[1], args[1].packed
+    bias = args[2] if len(args) > 2 else options.get("bias")
     if packed is None or not _is_plain_product(x, bias, weight.like):
-        return _with_its_values(func, args, kwargs)
+        return _with_values(func, args, options)
     if not x.numel():
         return x.new_empty(*x.shape[:-1], len(weight))
     return packed(x, bias) if x.dim() > 1 else packed(x[None], bias)[0]
 
 
-def _embedding(func: _Function, args: Any, kwargs: Any) -> Any:
+def _embedding(func: _Function, args: _Args, options: _Options) -> Any:
     """`embedding(ids, weight)` from a matrix that gives single rows."""
     rows = getattr(getattr(args[1], "packed", None), "rows", None) if len(args) > 1 else None
-    if rows is None or kwargs.get("max_norm") is not None:
-        return _with_its_values(func, args, kwargs)
+    if rows is None or options.get("max_norm") is not None:
+        return _with_values(func, args, options)
     return rows(args[0]).to(args[1].dtype)
 
 
@@ -183,51 +189,52 @@ def _is_plain_product(
     return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
 
 
-def _as_torch_does(func: _Function, args: Any, kwargs: Any) -> Any:
+def _as_torch_does(func: _Function, args: _Args, options: _Options) -> Any:
     """The function's own result, for arguments that are taken as ordinary parameters."""
-    return _PARAMETER.__torch_function__(func, (), args, kwargs)
+    return _PARAMETER.__torch_function__(func, (), args, options)
 
 
-def _converted(func: _Function, args: Any, kwargs: Any) -> Any:
-    """What is there already, and of that dtype, is not converted."""
-    weight, outcome = args[0], _as_torch_does(func, args, kwargs)
-    if outcome is weight or not isinstance(weight, HeldWeight):
+def _converted(func: _Function, args: _Args, options: _Options) -> Any:
+    """A weight that is there already, and of that dtype, is not converted."""
+    outcome = _as_torch_does(func, args, options)
+    if outcome is args[0] or not isinstance(args[0], HeldWeight):
         return outcome
-    if outcome.is_meta and weight.kept is not None:
-        raise UnsupportedError(weight.kept)  # A module would lose the weight for no values.
-    return _with_its_values(func, args, kwargs)
+    if outcome.is_meta and args[0].kept is not None:
+        raise UnsupportedError(args[0].kept)  # A module would lose the weight.
+    return _with_values(func, args, options)
 
 
-def _detached(func: _Function, args: Any, kwargs: Any) -> Any:
-    """`nn.Parameter(weight)` detaches its argument, and wants its own class."""
-    outcome = _with_its_values(func, args, kwargs)
+def _detached(func: _Function, args: _Args, options: _Options) -> Any:
+    """`nn.Parameter(weight)` detaches a weight that was given back, and wants its class."""
+    outcome = _with_values(func, args, options)
     is_kept = isinstance(args[0], HeldWeight)
     return outcome if is_kept else nn.Parameter(outcome, requires_grad=False)
 
 
-def _with_other_data(func: _Function, args: Any, kwargs: Any) -> Any:
+def _with_other_data(func: _Function, args: _Args, options: _Options) -> Any:
     """`weight.data = weight` changes nothing."""
-    changes = args[0] is not args[1]
-    return (_with_its_values if changes else _as_torch_does)(func, args, kwargs)
+    if args[0] is args[1]:
+        return _as_torch_does(func, args, options)
+    return _with_values(func, args, options)
 
 
-def _with_its_values(func: _Function, args: Any, kwargs: Any) -> Any:
+def _with_values(func: _Function, args: _Args, options: _Options) -> Any:
     """The function's result from values. Weights that are not kept become ordinary parameters."""
-    for weight in _held_in(args, kwargs):
+    for weight in _held_in(args, options):
         if weight.kept is None:
             _give_back(weight)
-    if next(_held_in(args, kwargs), None) is None:
-        return _as_torch_does(func, args, kwargs)
-    for weight in _written(func, args, kwargs):
+    if next(_held_in(args, options), None) is None:
+        return _as_torch_does(func, args, options)
+    for weight in _written(func, args, options):
         raise UnsupportedError(weight.kept)
-    outcome = _as_torch_does(func, _values_in(args), _values_in(kwargs))
+    outcome = _as_torch_does(func, _values_in(args), _values_in(options))
     if isinstance(outcome, np.ndarray):
         outcome.flags.writeable = False
     return outcome
 
 
 # What answers a function whose arguments include a held weight; all others get the values.
-_ANSWERS: dict[Any, Callable[[_Function, Any, Any], Any]] = {
+_ANSWERS: dict[Any, Callable[[_Function, _Args, _Options], Any]] = {
     linear: _linear,
     embedding: _embedding,
     _TENSOR.detach: _detached,
@@ -239,16 +246,16 @@ for _name in _ATTRIBUTES.split():
     _ANSWERS[getattr(_TENSOR, _name).__get__] = _as_torch_does
 
 
-def _written(func: _Function, args: Any, kwargs: Any) -> Iterator[HeldWeight]:
+def _written(func: _Function, args: _Args, options: _Options) -> Iterator[Any]:
     """The kept weights that a function of torch writes to, or whose memory it gives away."""
     name = getattr(func, "__name__", "")
     is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    writes = (is_in_place and name not in _HARMLESS) or func in _WRITERS or kwargs.get("inplace")
-    into = args[:1] or tuple(kwargs.values()) if writes or func in _GIVE_MEMORY else ()
-    return _held_in(into, kwargs.get("out"))
+    writes = (is_in_place and name not in _HARMLESS) or func in _WRITERS or options.get("inplace")
+    into = args[:1] or tuple(options.values()) if writes or func in _GIVE_MEMORY else ()
+    return _held_in(into, options.get("out"))
 
 
-def _held_in(*values: Any) -> Iterator[HeldWeight]:
+def _held_in(*values: object) -> Iterator[Any]:
     """The held weights among the arguments of a function."""
     for value in values:
         if isinstance(value, HeldWeight):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
@@ -15,29 +15,35 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _log = logging.getLogger("selfspec")
 
 
 class InPlacePacking:
     """Which layers of one model are packed in place, and which may be.
 
-    With `kept`, a message, packed weights are never given back, and code that writes to one gets
-    the message as an error. With `copies`, layers that can't be packed in place get copies beside
-    their weights. Once a weight was given back, no layer is packed in place any more.
+    None may be in a model that others have loaded (`is_over`). With `kept`, a message, packed
+    weights are never given back, and code that writes to one gets the message as an error. With
+    `copies`, layers that can't be packed in place get copies beside their weights. Once a weight
+    was given back, no layer is packed in place any more.
     """
 
-    def __init__(self, kept: str | None, *, copies: bool) -> None:
+    def __init__(
+        self, kept: str | None = None, *, copies: bool = True, is_over: bool = False
+    ) -> None:
         self.copies = copies
         self._kept = kept
         self._packed: WeakSet[nn.Module] = WeakSet()
         self._free: set[nn.Linear] = set()
-        self._is_over = False
+        self._is_over = is_over
 
     @property
     def is_used(self) -> bool:
         return bool(self._packed)
 
-    def renew(self, model: nn.Module, layers: Iterable[nn.Linear]) -> None:
+    def renew(self, model: PreTrainedModel, layers: Iterable[nn.Linear]) -> None:
         if not self._is_over and not all(map(is_packed_in_place, self._packed)):
             _log.warning("other code read weights that were packed, so they were given back")
             self._is_over = True
@@ -56,7 +62,7 @@ class InPlacePacking:
         return True
 
 
-def own_memory(model: Any) -> None:
+def own_memory(model: PreTrainedModel) -> None:
     """Copies the weights that are never packed in place.
 
     As long as one weight is a view of a mapped file, the whole file may be in memory.
@@ -67,7 +73,7 @@ def own_memory(model: Any) -> None:
             weight.data = weight.data.clone()
 
 
-def _alone(model: Any, *, is_kept: bool) -> set[nn.Linear]:
+def _alone(model: PreTrainedModel, *, is_kept: bool) -> set[nn.Linear]:
     """The layers whose weight no other module has.
 
     If packed weights are kept, the output head is left out, since code that reads its rows could

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -60,7 +59,7 @@ class Packing:
     """
 
     def __init__(self) -> None:
-        self.in_place: InPlacePacking | None = None
+        self.in_place = InPlacePacking(is_over=True)
         self.is_packed = False  # Is any layer packed? Other threads read it.
         self.packing_is_over = False  # Is there nothing left to do in the calls at hand?
         self._lock = threading.Lock()
@@ -93,11 +92,10 @@ class Packing:
         return packing
 
     @torch.no_grad()
-    def renew(self, model: Any) -> None:
+    def renew(self, model: nn.Module) -> None:
         with self._lock:
             layers = linears_of(model)
-            if self.in_place is not None:
-                self.in_place.renew(model, layers)
+            self.in_place.renew(model, layers)
             self._layers = [module for module in layers if not is_packed_in_place(module)]
             self._packable = list(filter(_can_be_packed, self._layers))
             self._drop_changed()
@@ -165,7 +163,7 @@ class Packing:
         """Notes which layers are timed, missing and packed."""
         self._is_timed = {m.weight.dtype for m in self._packable} <= self._times.keys()
         self._missing = list(filter(self._is_missing, self._packable))
-        self.is_packed = self.num_bytes > 0 or (self.in_place is not None and self.in_place.is_used)
+        self.is_packed = self.num_bytes > 0 or self.in_place.is_used
 
     def _format_of(self, module: nn.Linear) -> str | None:
         """The format in which a layer is faster; None if there is none, or if it is not timed."""
@@ -176,11 +174,11 @@ class Packing:
         is_there = module in self._copies or is_packed_in_place(module)
         if is_there or self._format_of(module) is None:
             return False
-        return self.in_place is None or self.in_place.copies or self._goes_in_place(module)
+        return self.in_place.copies or self._goes_in_place(module)
 
     def _goes_in_place(self, module: nn.Linear) -> bool:
-        in_place, times = self.in_place, self._times[module.weight.dtype]
-        return in_place is not None and in_place.may_take(module) and times.suits_in_place
+        suits = self._times[module.weight.dtype].suits_in_place
+        return suits and self.in_place.may_take(module)
 
     @torch.no_grad()
     def _time(self) -> None:
@@ -204,7 +202,7 @@ class Packing:
         Returns a reason if copies would take too much memory.
         """
         self.packing_is_over, reason, missing = True, None, self._missing
-        beside = _num_bytes([module for module in missing if not self._goes_in_place(module)])
+        beside = _num_bytes([m for m in missing if not self._goes_in_place(m)])
         if not whatever_memory and beside > _SHARE_OF_FREE * free_memory():
             reason = f"packed weights would take {beside / 1e6:.0f} MB, too much of what is free"
             missing = list(filter(self._goes_in_place, missing))
@@ -228,7 +226,7 @@ class Packing:
         with torch.inference_mode(False):
             matrices = pack(str(times.packing_format), weights)
         for module, origin, matrix in zip(modules, origins, matrices, strict=True):
-            if self.in_place is not None and self._goes_in_place(module):
+            if self._goes_in_place(module):
                 if self.in_place.take(module, matrix):
                     continue
                 matrix = None

@@ -5,7 +5,7 @@ Knows weights and formats; not when to time, nor what follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -50,18 +50,17 @@ class ProductTimes(NamedTuple):
     @property
     def saved(self) -> float:
         """What a forward saves: the mean of one with a token and one with eight."""
-        return (
-            sum(max(plain - new, 0.0) for plain, new in zip(self.plain, self.packed, strict=True))
-            / 2
-        )
+        of_one = max(self.plain[0] - self.packed[0], 0.0)
+        of_eight = max(self.plain[1] - self.packed[1], 0.0)
+        return (of_one + of_eight) / 2
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
     """Times some weights of one dtype in all formats, in turns. Draws no randomness."""
     sample = _sample(weights)
     number = sum(weight.numel() for weight in sample)
-    products: list[list[_Product]]
-    products = [[partial(own_linear, weight=weight, bias=None) for weight in sample]]
+    products: dict[str | None, list[_Product]]
+    products = {None: [partial(own_linear, weight=weight, bias=None) for weight in sample]}
     packing: dict[str, float] = {}
     for name in formats_for(sample[0].dtype):
         start = perf_counter()
@@ -69,19 +68,33 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
             matrices = [matrix for matrix in pack(name, sample) if matrix]
             if len(matrices) == len(sample):
                 packing[name] = (perf_counter() - start) / number
-                products.append([partial(matrix, bias=None) for matrix in matrices])
+                products[name] = [partial(matrix, bias=None) for matrix in matrices]
     generator = torch.Generator("cpu").manual_seed(0)
-    inputs = [[_input(weight, n, generator) for weight in sample] for n in (_PLAIN, WIDE)]
+    one = [_input(weight, _PLAIN, generator) for weight in sample]
+    eight = [_input(weight, WIDE, generator) for weight in sample]
     rounds = [
-        [[_seconds(product, x) for x in inputs] for product in products] for _ in range(_ROUNDS)
+        {name: (_seconds(some, one), _seconds(some, eight)) for name, some in products.items()}
+        for _ in range(_ROUNDS)
     ]
-    times = torch.tensor(rounds, dtype=torch.float64, device="cpu").amin(0) / number
-    plain, *packed = map(tuple, times.tolist())
-    shares = (times[1:] / times[0]).clamp(max=1).mean(1).tolist()
-    if not shares or min(shares) > _PAYS:
+    plain = _least(rounds, None, number)
+    packed = {name: _least(rounds, name, number) for name in packing}
+    shares = {
+        name: (min(one / plain[0], 1.0) + min(eight / plain[1], 1.0)) / 2
+        for name, (one, eight) in packed.items()
+    }
+    best = min(shares, key=lambda name: shares[name], default=None)
+    if best is None or shares[best] > _PAYS:
         return ProductTimes(plain)
-    best = shares.index(min(shares))
-    return ProductTimes(plain, list(packing)[best], packed[best], [*packing.values()][best])
+    return ProductTimes(plain, best, packed[best], packing[best])
+
+
+def _least(
+    rounds: Sequence[Mapping[str | None, tuple[float, float]]], name: str | None, number: int
+) -> tuple[float, float]:
+    """The least seconds of all rounds for each weight: with one token, and with eight."""
+    of_one = min(seconds[name][0] for seconds in rounds)
+    of_eight = min(seconds[name][1] for seconds in rounds)
+    return of_one / number, of_eight / number
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
