@@ -12,13 +12,12 @@ from selfspec.weights.eight_bits import (
     weight_bytes,
 )
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
-from selfspec.weights.in_place import InPlacePacking, own_memory
+from selfspec.weights.in_place import own_memory
 from selfspec.weights.packing import Packing, pack_loaded
 from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [
     "EXACT_ATTENTION",
-    "InPlacePacking",
     "PackedWeight",
     "Packing",
     "gives_rows",

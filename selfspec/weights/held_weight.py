@@ -153,6 +153,7 @@ def _give_back(weight: PackedWeight) -> None:
             set_data(weight, weight.values())
             weight.packed = None
             weight.__class__ = _PARAMETER
+            _say_that_it_was_given_back()
 
 
 def _linear(func: _Function, args: _Args, options: _Options) -> Any:
@@ -277,9 +278,14 @@ def _values_in(value: Any) -> Any:
     return value
 
 
+# Once in a process, since code such as `save_pretrained()` reads all weights one by one.
+@cache
+def _say_that_it_was_given_back() -> None:
+    _log.warning("other code reads weights that were packed, so they are ordinary ones again")
+
+
 @cache
 def _say_that_it_is_a_copy() -> None:
-    """Once in a process, since code such as `save_pretrained()` reads all weights one by one."""
     _log.warning(
         "code reads weights that are held in packed form: it gets, and saves, copies, with the "
         "rounded values of weights in 8 bits; what it writes to a copy is lost"

@@ -5,7 +5,8 @@ Knows weights and formats; not when to time, nor what follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -32,9 +33,9 @@ _Product = Callable[[torch.Tensor], object]
 class ProductTimes(NamedTuple):
     """Seconds of products for each weight: with one token and with eight."""
 
-    plain: tuple[float, float]  # as torch computes them
+    plain: Sequence[float]  # as torch computes them
     packing_format: str | None = None  # the fastest one; None if none is 10 % faster
-    packed: tuple[float, float] = (0.0, 0.0)  # in that format
+    packed: Sequence[float] = (0.0, 0.0)  # in that format
     packing: float = 0.0  # to pack
 
     @property
@@ -72,29 +73,20 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
     generator = torch.Generator("cpu").manual_seed(0)
     one = [_input(weight, _PLAIN, generator) for weight in sample]
     eight = [_input(weight, WIDE, generator) for weight in sample]
-    rounds = [
-        {name: (_seconds(some, one), _seconds(some, eight)) for name, some in products.items()}
-        for _ in range(_ROUNDS)
-    ]
-    plain = _least(rounds, None, number)
-    packed = {name: _least(rounds, name, number) for name in packing}
+    least = {name: [math.inf, math.inf] for name in products}
+    for _ in range(_ROUNDS):
+        for which, some in products.items():
+            for place, inputs in enumerate((one, eight)):
+                least[which][place] = min(least[which][place], _seconds(some, inputs) / number)
+    plain = least[None]
     shares = {
-        name: (min(one / plain[0], 1.0) + min(eight / plain[1], 1.0)) / 2
-        for name, (one, eight) in packed.items()
+        name: sum(min(least[name][place] / plain[place], 1.0) for place in (0, 1)) / 2
+        for name in packing
     }
     best = min(shares, key=lambda name: shares[name], default=None)
     if best is None or shares[best] > _PAYS:
         return ProductTimes(plain)
-    return ProductTimes(plain, best, packed[best], packing[best])
-
-
-def _least(
-    rounds: Sequence[Mapping[str | None, tuple[float, float]]], name: str | None, number: int
-) -> tuple[float, float]:
-    """The least seconds of all rounds for each weight: with one token, and with eight."""
-    of_one = min(seconds[name][0] for seconds in rounds)
-    of_eight = min(seconds[name][1] for seconds in rounds)
-    return of_one / number, of_eight / number
+    return ProductTimes(plain, best, least[best], packing[best])
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -30,14 +30,16 @@ EXACT_ATTENTION = "selfspec_float64"
 _MOST_TOKENS = 64
 
 
-def attend_exactly(model: PreTrainedModel) -> bool:
-    """Gives a model this attention in place of ``"sdpa"``; False if it can't be had.
+def attend_exactly(model: PreTrainedModel) -> None:
+    """Gives a model this attention in place of ``"sdpa"``, where that is all that mixes tokens.
 
-    A model that keeps a state, or has other attention, mixes tokens elsewhere too.
+    A model that keeps a state mixes them elsewhere too.
     """
-    if attention_implementation(model.config) != "sdpa" or keeps_a_state(model):
-        return False
-    model.set_attn_implementation(EXACT_ATTENTION)
+    if attention_implementation(model.config) == "sdpa" and not keeps_a_state(model):
+        model.set_attn_implementation(EXACT_ATTENTION)
+
+
+def attends_exactly(model: PreTrainedModel) -> bool:
     return attention_implementation(model.config) == EXACT_ATTENTION
 
 

@@ -24,14 +24,10 @@ from transformers import (
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.eight_bits import (
-    EightBits,
-    hold_rounded,
-    kernels,
-    one_term_is_enough,
-)
+from selfspec.weights.eight_bits import EightBits, hold_rounded, kernels
 from selfspec.weights.held_weight import STREAMED, PackedWeight
 from selfspec.weights.rounding import Int8Rows, Products
+from selfspec.weights.step_attention import attend_exactly, attends_exactly
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -73,8 +69,8 @@ def load_within(
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
         stored = original = _stored(model, shards)
-        one_term = in_eight_bits and one_term_is_enough(model)
         if in_eight_bits:
+            attend_exactly(model)
             stored = plan_rounded(model, original)
         layers = _Layers.of(model, stored)
         sizes = layers.sizes(model, stored, max_length, max_texts)
@@ -91,9 +87,9 @@ def load_within(
                 for weight, tensors in stored.items()
             }
             layers = _Layers.of(model, stored)
-        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, one_term)
+        _load(model, stored, {n for i in streamed for n in layers.weights[i]})
         if streamed:
-            _stream(model, layers, stored, streamed, shards, one_term)
+            _stream(model, layers, stored, streamed, shards)
             opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
@@ -229,14 +225,13 @@ def _stream(
     stored: Stored,
     streamed: Sequence[int],
     shards: Sequence[Shard],
-    one_term: bool,
 ) -> None:
     """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
     places = [
         [
             place
             for name, weight in layers.weights[index].items()
-            for place in _places(model, name, blank(weight), stored[name], one_term)
+            for place in _places(model, name, blank(weight), stored[name])
         ]
         for index in streamed
     ]
@@ -258,14 +253,13 @@ def _places(
     name: str,
     empty: torch.Tensor,
     tensors: Sequence[StoredTensor],
-    one_term: bool,
 ) -> list[Place]:
     """Where what is read for a weight goes. The weight is blank until then."""
     if not is_rounded(tensors):
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=tensor.dtype, device="cpu") for tensor in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = Products(kernels().in_file, rows, [len(empty)], one_term)
+    matrix = Products(kernels().in_file, rows, [len(empty)], attends_exactly(model))
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
         Place(lambda numbers: matrix.put(numbers=numbers), rows.numbers),
@@ -273,7 +267,7 @@ def _places(
     ]
 
 
-def _load(model: PreTrainedModel, stored: Stored, later: set[str], one_term: bool) -> None:
+def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
     scratch, loaded, rounded = new_scratch(), set(later), dict[str, Int8Rows]()
     for name, empty in model.state_dict(keep_vars=True).items():
@@ -292,7 +286,7 @@ def _load(model: PreTrainedModel, stored: Stored, later: set[str], one_term: boo
     check_complete([name for name, weight in named if weight.is_meta and name not in later])
     if rounded:
         weights = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
-        hold_rounded(model, weights, one_term)
+        hold_rounded(model, weights)
 
 
 def _put(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> Any:
