@@ -20,10 +20,9 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
-from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of
+from selfspec.weights.copies import Origin, PackedCopy, StandIns, layers_alone, linears_of
 from selfspec.weights.formats import PackedMatrix, formats_for, pack
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
-from selfspec.weights.in_place import layers_alone
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
 
 if TYPE_CHECKING:
