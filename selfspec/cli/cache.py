@@ -34,10 +34,13 @@ def _option(name: str) -> tuple[str, Any, None]:
     return name, Annotated[key.annotation | None, about], None  # type: ignore[operator]
 
 
-_Keys: Any = make_dataclass(
-    "_Keys", map(_option, Recipe.model_fields), frozen=True, namespace={"__module__": __name__}
+RecipeOptions: Any = make_dataclass(
+    "RecipeOptions",
+    map(_option, Recipe.model_fields),
+    frozen=True,
+    namespace={"__module__": __name__},
 )
-_NO_KEYS = _Keys()
+_NO_KEYS = RecipeOptions()
 
 
 @cache.command
@@ -49,7 +52,7 @@ def build(
     recipe: str | None = None,
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
-    keys: Annotated[_Keys, Parameter(name="*")] = _NO_KEYS,
+    keys: Annotated[RecipeOptions, Parameter(name="*")] = _NO_KEYS,
 ) -> None:
     """Build a cache from texts, among them the answers of 'selfspec batch'.
 
