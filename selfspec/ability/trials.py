@@ -362,30 +362,39 @@ def _stepped(model: Any, text: _Text, layers: TrialLayers) -> torch.Tensor:
     return torch.cat(steps).float()
 
 
-def prefilled(model: Any, prompt: Sequence[int], layers: TrialLayers) -> DynamicCache:
+def prefilled(
+    model: Any, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
+) -> DynamicCache:
     """A KV cache that holds the prompt, for the layers that are run."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     layers.cut(cache)
-    _run(model, prompt, 0, cache, layers)
+    _run(model, prompt, 0, cache, layers, num_rows)
     return cache
 
 
 def _run(
-    model: Any, ids: Sequence[int], start: int, cache: DynamicCache, layers: TrialLayers
+    model: Any,
+    ids: Sequence[int],
+    start: int,
+    cache: DynamicCache,
+    layers: TrialLayers,
+    num_rows: int = 1,
 ) -> torch.Tensor:
-    """The outcome (1, Q, D) of tokens that follow the `start` tokens in the cache."""
-    input_ids = torch.tensor([list(ids)], device=device_of(model))
-    arguments = _arguments(model, cache, range(start, start + len(ids)))
+    """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
+    input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
+    arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
     inputs = plain_inputs(model, input_ids, arguments, len(ids))
     inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
     return layers.outcome(lambda: model(**inputs).logits)
 
 
-def _arguments(model: Any, cache: DynamicCache, positions: Sequence[int]) -> dict[str, Any]:
-    """What `generate()` would hold for one row, of which the model makes its inputs."""
+def _arguments(
+    model: Any, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
+) -> dict[str, Any]:
+    """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
     arguments: dict[str, Any] = {KV: cache, "use_cache": True}
     if takes(model, "position_ids"):
-        arguments["position_ids"] = torch.tensor([positions], device=device_of(model))
+        arguments["position_ids"] = torch.tensor([positions] * num_rows, device=device_of(model))
     return arguments
 
 
