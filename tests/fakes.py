@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from selfspec import SelfSpec, attach, detach
-from selfspec.draft.sources import Cursor, LutSource, RowStart, Source
-from selfspec.records import Candidate, Evidence
+from selfspec.draft.sources import LutSource
+from selfspec.records import Evidence
 from selfspec.weights import packing as packing_module
 from selfspec.weights.formats import formats_for
 from selfspec.weights.product_times import ProductTimes
@@ -161,31 +161,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-class WildSource(Source, Cursor):
+class WildSource(TextSource):
     """Proposes random tokens with random evidence, from random numbers of its own."""
 
-    name = "wild"
-
     def __init__(self, vocab_size: int = VOCAB, width: int = 3, *, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self._vocab_size = vocab_size
-        self._width = width
+        dice = random.Random(seed)
+        super().__init__("wild", lambda _text: dice.sample(range(vocab_size), width))
+        self._dice = dice
 
-    def open(self, row: RowStart) -> WildSource:
-        return self
-
-    def root(self) -> int:
-        return 0
-
-    def follow(self, state: int, token: int) -> int:
-        return 0
-
-    def expand(self, state: int) -> list[Candidate]:
-        tokens = self._random.sample(range(self._vocab_size), self._width)
-        return [(token, self._evidence(rank)) for rank, token in enumerate(tokens, 1)]
-
-    def _evidence(self, rank: int) -> Evidence:
-        return Evidence(self.name, rank=rank, probability_bin=self._random.randrange(4))
+    def evidence(self, rank: int) -> Evidence:
+        return Evidence(self.name, rank=rank, probability_bin=self._dice.randrange(4))
 
 
 class FutureSource(TextSource):
