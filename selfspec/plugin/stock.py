@@ -6,9 +6,11 @@ LUTs during any stock call.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
@@ -20,7 +22,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
 from selfspec.neural.small_model import DraftModel
-from selfspec.plugin.arguments import for_drafts, loop_of
+from selfspec.plugin.arguments import OfLoop, for_drafts
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
@@ -49,19 +51,19 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def generate(self, model: Any, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
-        ready = for_drafts(model, arguments)
+        of_loop, ready = for_drafts(model, arguments)
         # With this, stock checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
-        return model.generate(custom_generate=loop_of(self._decode, model, arguments), **ready)
+        return model.generate(custom_generate=partial(self._decode, of_loop), **ready)
 
     def _decode(
         self,
+        of_loop: OfLoop,
         model: Any,
         input_ids: torch.Tensor,
         *,
-        stopping_criteria: Any,
-        generation_config: Any,
-        draft_model: Any = None,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
         inputs_tensor: torch.Tensor | None = None,
         **arguments: Any,
     ) -> Any:
@@ -76,7 +78,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         candidates = SelfSpecCandidateGenerator(self._spec)  # The state of this call alone.
         candidates._max_length = longest if named is None else named
         candidates._num_readable = num_readable(model)
-        if (draft := self._spec.draft_model if draft_model is None else draft_model) is not None:
+        draft = self._spec.draft_model if of_loop.draft_model is None else of_loop.draft_model
+        if draft is not None:
             num_tokens = input_ids.shape[1]
             candidates._draft_model = self._spec.draft_model_for(draft, model, num_tokens)
         return decode_assisted(
@@ -86,6 +89,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             stopping_criteria=stopping_criteria,
             generation_config=generation_config,
             inputs_tensor=inputs_tensor,
+            streamer=of_loop.streamer,
+            synced_gpus=of_loop.synced_gpus,
             **arguments,
         )
 
