@@ -43,7 +43,7 @@ from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
-from selfspec.session import Session
+from selfspec.session import write
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -255,7 +255,7 @@ class SelfSpec:
         prompt.stats.spend("prepare", perf_counter() - start)
         if then is not None:
             return then(prompt)
-        Session(prompt.runner, self, fails_alone=False).write(prompt)
+        write(prompt, self)
         return result_of(prompt)
 
     def count(self, prompt: Prompt) -> None:
