@@ -265,8 +265,9 @@ class Engine:
         move together stay, and one whose KV somebody gets.
         """
         over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.rows)]
-        self.sharing.ended(over)
-        self.prompts = [prompt for prompt in self.prompts if prompt not in over]
+        if over:
+            self.sharing.ended(over)
+            self.prompts = [prompt for prompt in self.prompts if prompt not in over]
         rows = list(self.rows)
         for index in reversed(range(len(rows))):
             if rows[index].is_done and rows[index].may_leave:
