@@ -164,6 +164,9 @@ class TextSource(Source):
     def open(self, row: RowStart) -> TextCursor:
         return TextCursor(self, tuple(row.prompt_ids))
 
+    def evidence(self, rank: int) -> Evidence:
+        return Evidence(self.name, rank=rank)
+
 
 class TextCursor(Cursor):
     """A row's text so far, or that text with drafts behind it."""
@@ -176,10 +179,8 @@ class TextCursor(Cursor):
         return self._text
 
     def expand(self, state: Prefix) -> list[Candidate]:
-        return [
-            (token, Evidence(self._source.name, rank=rank))
-            for rank, token in enumerate(self._source.next_tokens(state), start=1)
-        ]
+        tokens = self._source.next_tokens(state)
+        return [(token, self._source.evidence(rank)) for rank, token in enumerate(tokens, start=1)]
 
     def follow(self, state: Prefix, token: int) -> Prefix:
         return (*state, token)
