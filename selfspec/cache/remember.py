@@ -14,12 +14,17 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.cache.contents import KEY_OF, CacheContents, tokenizer_info
+from selfspec.cache.contents import (
+    KEY_OF,
+    CacheContents,
+    Tokenizer,
+    TokenizerInfo,
+    tokenizer_info,
+)
 from selfspec.cache.file import check_target, file_of, read_cache, save_cache
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
@@ -47,7 +52,13 @@ class Remembered:
     It belongs to the tokenizer. `saves` says whether anything is learned that may be saved.
     """
 
-    def __init__(self, path: str | os.PathLike[str], tokenizer: Any, *, saves: bool) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        tokenizer: Tokenizer | TokenizerInfo | None,
+        *,
+        saves: bool,
+    ) -> None:
         if tokenizer is None:
             raise ConfigError(
                 "remember= must come with tokenizer=, the model's tokenizer, to which what is "
@@ -207,8 +218,8 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
             "next ones each); leave that cache out"
         )
     both = Learned([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
-    trials = {_kinds(row): row[2] for row in kept.calibration or []}
-    rates = [row for row in new.calibration or [] if row[2] >= trials.get(_kinds(row), 0)]
+    trials = {str(row[0]): row[2] for row in kept.calibration or []}
+    rates = [row for row in new.calibration or [] if row[2] >= trials.get(str(row[0]), 0)]
     restore(both, kept, num_ids)
     restore(both, replace(new, calibration=rates), num_ids)
     return replace(
@@ -236,7 +247,3 @@ def _joined(*parts: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
     mark = np.int32(-1).tobytes()
     data = b"".join(text + mark for text in reversed(newest_first) if text not in beginnings)
     return np.frombuffer(data, np.int32)[-MAX_TOKENS:]
-
-
-def _kinds(row: list[Any]) -> tuple[Any, ...]:
-    return tuple(map(tuple, row[0]))

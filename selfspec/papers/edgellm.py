@@ -22,7 +22,7 @@ else differs here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Step, StepTime
@@ -34,6 +34,9 @@ from selfspec.errors import ConfigError
 from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LEAST, _MOST = 1e-6, 0.99  # of α, which goes on from one answer to the next
 
@@ -89,16 +92,16 @@ class _FallbackStep(Step):
         return lambda tree, score: len(tree) == 1 or self._goes_on(tree, score)
 
     def _goes_on(self, tree: DraftTree, score: float) -> bool:
-        held = confidence(tree) if self._budget.as_written else score
-        return held >= self._budget.alpha
+        largest = confidence(tree) if self._budget.as_written else score
+        return largest >= self._budget.alpha
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         for record in records:
             tree, leaf = record.tree, record.path[-1]
             while below := tree.children[leaf]:
                 leaf = min(below.values())  # The child that was added first is the likeliest.
-            held = confidence(tree) if self._budget.as_written else tree.scores[leaf]
-            self._budget.observe(tree.depths[leaf], len(record.path) - 1, held)
+            largest = confidence(tree) if self._budget.as_written else tree.scores[leaf]
+            self._budget.observe(tree.depths[leaf], len(record.path) - 1, largest)
 
 
 def confidence(tree: DraftTree) -> float:
@@ -112,7 +115,7 @@ class DraftLLM(Source):
 
     name = DRAFT_MODEL
 
-    def __init__(self, model: Any, top_k: int = 8) -> None:
+    def __init__(self, model: PreTrainedModel, top_k: int = 8) -> None:
         self._model = DraftModel(model, num_ids=model.config.vocab_size, top_k=top_k)
 
     def open(self, row: RowStart) -> DraftCursor:
@@ -124,7 +127,7 @@ class DraftCursor(Cursor):
 
     def __init__(self, text: DraftText, prompt_ids: Sequence[int]) -> None:
         self._text, self._unread = text, list(prompt_ids)
-        self._behind: dict[tuple[int, ...], list[Candidate]] = {}
+        self._after: dict[tuple[int, ...], list[Candidate]] = {}
 
     def root(self) -> tuple[int, ...]:
         return ()
@@ -132,25 +135,27 @@ class DraftCursor(Cursor):
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
         """What it finds likely after a path; nothing where it has no position left."""
         wanted = [*self._unread, *state]
-        if state not in self._behind and wanted and len(wanted) <= self._text.room:
+        if state not in self._after and wanted and len(wanted) <= self._text.room:
             likely = self._text.read(wanted)
             self._text.crop(len(state))
             self._unread = []
-            self._behind[state] = [
+            self._after[state] = [
                 (token, Evidence(DRAFT_MODEL, rank=rank, probability_bin=round(p * FINE)))
                 for rank, (token, p) in enumerate(likely, start=1)
             ]
-        return self._behind.get(state, [])
+        return self._after.get(state, [])
 
     def follow(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
         return (*state, token)
 
     def observe(self, record: StepRecord) -> None:
         self._unread += record.committed_ids
-        self._behind = {}
+        self._after = {}
 
 
-def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:
+def method(
+    *, draft_model: PreTrainedModel | None = None, max_nodes: int = 33, **options: Any
+) -> dict[str, Any]:
     if draft_model is None:
         raise ConfigError(
             "as_in('edgellm') needs a small model with the same tokenizer (got none); pass "
