@@ -92,10 +92,10 @@ class ModelRunner:
 
     def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
-        model, trusts_hooks = self.model, trusts_hooks or self.config.trust_hooks
-        if not trusts_hooks and (reason := distrusted(model)) is not None:
+        model = self.model
+        state, is_trusted = state_of(model), trusts_hooks or self.config.trust_hooks
+        if not is_trusted and (reason := distrusted(state.foreign)) is not None:
             return DraftSupport("plain", reason, None)
-        state = state_of(model)
         with self._trying:  # A second thread waits for the first one's verdict.
             if state in self._abilities:
                 return self._abilities[state]

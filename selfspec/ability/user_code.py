@@ -8,7 +8,7 @@ in which they run is drafted for only on its user's word. Knows modules; runs no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -59,9 +59,9 @@ def foreign_code(model: nn.Module) -> list[ForeignCode]:
     return [code for code in foreign if code is not None]
 
 
-def distrusted(model: nn.Module) -> str | None:
+def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
     """Why a model is not even tried: whose code runs in it, and the way out. None if it may be."""
-    for code in foreign_code(model):
+    for code in foreign:
         if not code.is_of_library:
             return (
                 f"{code.what}, which is not tried, since it may treat drafts otherwise than plain "

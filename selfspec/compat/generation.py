@@ -6,14 +6,14 @@ outputs; before, it was `past_key_values`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
 from selfspec.compat.versions import untried_reason
 
@@ -38,6 +38,7 @@ __all__ = ["sdpa_attention_forward"]  # It belongs to transformers.
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
+_PLAIN = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain settings.
 
 
 # The argument and the output field of this version that hold the KV cache.
@@ -179,26 +180,20 @@ def attention_implementation(config: Any) -> str | None:
     return getattr(config, "_attn_implementation", None)
 
 
-def implementations_of(config: Any, device: str) -> tuple[str | None, ...]:
-    """The names of the ways in which a model's attention and experts are run.
+def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
+    """What a config says of how a model is run: its attention, its experts, and plain settings.
 
     On any `device` but a CPU, `generate()` runs experts by "batched_mm" while it decodes, where
     they are to be run by "grouped_mm". There both count as one, since another thread may look in
-    the meantime.
+    the meantime. Without the private name, that thread would see another state.
     """
-    experts = getattr(config, _EXPERTS, None)
+    settings = vars(config)
+    experts = settings.get(_EXPERTS)
     if experts == "grouped_mm" and device != "cpu":
         experts = "batched_mm"
-    return (attention_implementation(config), experts)
-
-
-def settings_of(config: Any) -> dict[str, Any]:
-    """What a config holds, but for the way in which experts are run.
-
-    Without the private name, that would be among it, and a thread that looks while another one
-    decodes would see another state.
-    """
-    return {name: value for name, value in vars(config).items() if not name.startswith(_EXPERTS)}
+    others = (value for name, value in settings.items() if not name.startswith(_EXPERTS))
+    plain = [value for value in others if type(value) in _PLAIN]
+    return attention_implementation(config), experts, repr(plain)
 
 
 def attention_functions() -> Any:

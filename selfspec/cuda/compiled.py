@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from selfspec.ability.readings import prefilled
 from selfspec.ability.trial_layers import TrialLayers, kinds_of, layers_of
-from selfspec.ability.trials import prefilled
 from selfspec.compat.compilers import compiled, missing_compiler, tracing
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import is_out_of_memory

@@ -388,8 +388,6 @@ def test_a_window_beside_states_is_kept_whole():
 def test_attention_by_name():
     config = tiny_model().config
     assert generation.attention_implementation(config) in ("sdpa", "eager")
-    names = generation.implementations_of(config, "cpu")
-    assert names[0] == generation.attention_implementation(config)
     assert "sdpa" in generation.attention_functions()
     assert callable(generation.sdpa_attention_forward)
 
@@ -422,20 +420,15 @@ def test_experts_that_generate_switches_are_in_the_same_state(monkeypatch):
     """It does so while it decodes, on any device but a CPU."""
     model = new_model("mixtral")
     config = model.config
-    assert generation.settings_of(config).items() <= vars(config).items()
     model.set_experts_implementation("grouped_mm")
-    outside = generation.settings_of(config), generation.implementations_of(config, "cuda")
-    on_cpu = generation.implementations_of(config, "cpu")
+    outside, on_cpu = (generation.state_of_config(config, name) for name in ("cuda", "cpu"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     with generation.decoding_switches(model):
         assert model.get_experts_implementation()[""] == "batched_mm"
-        assert outside == (
-            generation.settings_of(config),
-            generation.implementations_of(config, "cuda"),
-        )
-        assert generation.implementations_of(config, "cpu") != on_cpu
+        assert generation.state_of_config(config, "cuda") == outside
+        assert generation.state_of_config(config, "cpu") != on_cpu
     model.set_experts_implementation("eager")
-    assert generation.implementations_of(config, "cuda") != outside[1]
+    assert generation.state_of_config(config, "cuda") != outside
 
 
 def test_hooks_of_output_capturing_are_known():
