@@ -37,8 +37,7 @@ def quickly(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prompts(tmp_path):
-    messages = [{"role": "user", "content": "the lazy dog"}]
-    lines = ({"messages": messages}, {"prompt": "def read("})
+    lines = ({"prompt": "the lazy dog"}, {"prompt": "def read("})
     return write_lines(tmp_path / "prompts.jsonl", *lines)
 
 
