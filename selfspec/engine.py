@@ -35,7 +35,7 @@ from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 from selfspec.walks import Drafted, FirstTokens, first_tokens, read_logits, walked
 
-Listener: TypeAlias = Callable[[StepRecord], None]
+OnStep: TypeAlias = Callable[[StepRecord], None]
 
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
@@ -76,7 +76,7 @@ class Engine:
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
         budget: Budget | None = None,  # None: what the config says.
         device: Device = CPU,  # until the first prompt shows another one
-        listeners: Collection[Listener] = (),
+        on_step: Collection[OnStep] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -92,7 +92,7 @@ class Engine:
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
         self._device = device
-        self._listeners = listeners
+        self._on_step = on_step
         self.sharing = Sharing(kept_kv, backend)
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
@@ -100,7 +100,7 @@ class Engine:
     def admit(self, prompt: Prompt, num_tokens: int | None = None) -> bool:
         """Reads a prompt, to its end or `num_tokens` more of it; was it read to its end?
 
-        At the end its rows get their first tokens, which a streamer hears before anything is
+        At the end its rows get their first tokens, which a streamer gets before anything is
         learned, and take part in the steps to come. An error leaves the rows of others as they
         were.
         """
@@ -338,11 +338,11 @@ class Engine:
         return committed
 
     def _call_listeners(self, committed: list[Committed]) -> None:
-        for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
+        for on_step in tuple(self._on_step):  # One may be added or taken out meanwhile.
             for row, record in committed:
                 with row.guarded():
                     if record.path:
-                        listener(record)
+                        on_step(record)
 
     def record_outcome(self, prompt: Prompt) -> None:
         """Writes into its statistics how a prompt that is over, or broke off, was decoded."""

@@ -21,7 +21,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.forward.prompt import HearsLogits, PromptReader, given_positions, placing_reason
+from selfspec.forward.prompt import OnLogits, PromptReader, given_positions, placing_reason
 from selfspec.neural.small_model import DraftModel
 from selfspec.row import Row, Stops, Streamer
 from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
@@ -62,7 +62,7 @@ class Prompt:
     fails_alone: bool = False  # Does an error of one row end this row, and no other?
     # With learning="request", prompts of the same scope alone share what was read for them.
     scope: Hashable = field(default_factory=object)
-    hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
+    on_logits: OnLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
     write: Callable[[Prompt], None] | None = None  # In place of stock's loop, where one must.
@@ -140,7 +140,7 @@ class Prompt:
         learns = self.config.learning != "frozen"
         arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
         in_parts = self.ability.whole_reason is None
-        return PromptReader(*arguments, learns=learns, hears=self.hears, in_parts=in_parts)
+        return PromptReader(*arguments, learns=learns, on_logits=self.on_logits, in_parts=in_parts)
 
     @cached_property
     def sources(self) -> list[list[Source]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -24,7 +24,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.engine import Engine
+from selfspec.engine import Engine, OnStep
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
@@ -33,7 +33,6 @@ from selfspec.papers import method_of
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.lenient import Lenient
 from selfspec.prompt import Prompt
-from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
 from selfspec.stats import GenerationStats
 
@@ -104,7 +103,7 @@ class SelfSpec:
         self._budget = own_budget
         self.models = ModelRunners(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-        self._listeners: list[Callable[[StepRecord], None]] = []
+        self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
         self._untried = untried_reason(transformers.__version__)
         self._remembered: Remembered | None = None
@@ -268,16 +267,16 @@ class SelfSpec:
         return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
     @contextmanager
-    def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
-        """Inside, calls `listener` with the `StepRecord` of every row in every step.
+    def listening(self, on_step: OnStep) -> Iterator[None]:
+        """Inside, calls `on_step` with the `StepRecord` of every row in every step.
 
         The first record of a row has a tree of one node: the prompt's forward yields its token.
         """
-        self._listeners.append(listener)
+        self._on_step.append(on_step)
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            self._on_step.remove(on_step)
 
     def ability(self, model: Any) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
@@ -310,7 +309,7 @@ class SelfSpec:
             backend,
             learned=learned,
             budget=budget,
-            listeners=self._listeners,
+            on_step=self._on_step,
             kept_kv=kept_kv,
         )
 

@@ -81,10 +81,10 @@ class Played:
         self.answers: dict[int, Any] = {}
         self.name = name
         self.session = TextSession(
-            tiny_model(name), tiny_tokenizer(), on_token=self.hear, **options
+            tiny_model(name), tiny_tokenizer(), on_token=self.on_token, **options
         )
 
-    def hear(self, index: int, ids: Sequence[int]) -> bool:
+    def on_token(self, index: int, ids: Sequence[int]) -> bool:
         assert index not in self.answers
         self.heard[index] += ids
         most = self.asks[index].stops_reading
