@@ -70,8 +70,8 @@ class Prompt:
     # How it is decoded, found out once.
     mode: str = ""  # "tree", "chain" or "plain"
     reason: str | None = None  # Why it is not drafted for with trees.
-    together: str | None = None  # What makes each of its rows depend on the others.
-    alone: str | None = None  # Why it can share forwards with no other prompt.
+    moves_together: str | None = None  # What makes each of its rows depend on the others.
+    runs_alone: str | None = None  # Why it can share forwards with no other prompt.
 
     # What came of it.
     rows: list[Row] = field(default_factory=list)
@@ -196,7 +196,7 @@ class Prompt:
         """How each row chooses its tokens: by itself, unless something asks for all together."""
         stops, config = row_stops(self.stopping_criteria), self.generation_config
         num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.together:
+        if stops is None or self.moves_together:
             kept = (config.output_scores, config.output_logits)
             keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
             rules = (self.logits_processor, self.stopping_criteria, samples)

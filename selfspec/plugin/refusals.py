@@ -30,8 +30,8 @@ class Outcome(Enum):
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
     PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
     CHAINS = "drafted for with chains in place of trees; an error under `strict`"
-    TOGETHER = "its rows get each token at once, as in the loop of transformers"
-    TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
+    MOVES_TOGETHER = "its rows get each token at once, as in the loop of transformers"
+    MOVES_TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
 
 
 class Arguments(NamedTuple):
@@ -91,12 +91,14 @@ def route(prompt: Prompt) -> None:
     if reason is None and prompt.config.strict:
         reason = reason_for(Outcome.CHAINS, prompt)
     if reason is not None:
-        prompt.mode, prompt.reason, prompt.alone = "plain", reason, reason
+        prompt.mode = "plain"
+        prompt.reason = prompt.runs_alone = reason
         return
-    together = reason_for(Outcome.TOGETHER, prompt)
-    prompt.alone = together or reason_for(Outcome.TOGETHER_IF_SEVERAL, prompt)
-    prompt.together = prompt.alone if len(prompt.input_ids) > 1 else together
     prompt.mode, prompt.reason = prompt.ability.mode, prompt.ability.reason
+    together = reason_for(Outcome.MOVES_TOGETHER, prompt)
+    prompt.runs_alone = together or reason_for(Outcome.MOVES_TOGETHER_IF_SEVERAL, prompt)
+    has_other_rows = len(prompt.input_ids) > 1
+    prompt.moves_together = prompt.runs_alone if has_other_rows else together
 
 
 def _mode(name: str, what: str, off: Any) -> Rule:
@@ -272,7 +274,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),
-    Outcome.TOGETHER: (
+    Outcome.MOVES_TOGETHER: (
         _CHAINS_ONLY,
         Rule(
             lambda call: row_stops(call.stopping_criteria) is None,
@@ -280,7 +282,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_records_scores, "its scores or logits are recorded"),
     ),
-    Outcome.TOGETHER_IF_SEVERAL: (
+    Outcome.MOVES_TOGETHER_IF_SEVERAL: (
         Rule(_looks_at_columns, "the model's attention depends on the columns of a batch"),
         Rule(
             lambda call: changes_other_rows(call.model.config, call.model_kwargs),

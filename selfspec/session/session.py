@@ -209,10 +209,10 @@ class Session:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
         start = perf_counter()
         first = None if self._reading is not None else self._waiting.first
-        if first is not None and first.alone is not None:
+        if first is not None and first.runs_alone is not None:
             self._waiting.start(first)
             self._reading = self._alone = first
-            self.alone_reasons[first.alone] += 1
+            self.alone_reasons[first.runs_alone] += 1
             start_clocks(first.stopping_criteria)
         prompt = self._alone
         if prompt is None:

@@ -273,11 +273,11 @@ def test_the_line_is_in_the_order_of_turns(
         waiting.leave(index)
         waiting.leave(index)
     left = [line for line in lines if line.index not in gone]
-    left.sort(key=lambda line: line.max_columns if short_first else bool(line.alone))
+    left.sort(key=lambda line: line.max_columns if short_first else bool(line.runs_alone))
     assert len(waiting) == len(left)
     while left:
         assert waiting.first == left[0]
-        assert waiting.sharing() == list(takewhile(lambda line: not line.alone, left))
+        assert waiting.sharing() == list(takewhile(lambda line: not line.runs_alone, left))
         waiting.start(left.pop(0))
     assert waiting.first is None
 
