@@ -69,7 +69,7 @@ def end_ids(generation_config: Any) -> list[int]:
     ends = generation_config.eos_token_id
     if ends is None:
         return []
-    return [int(each) for each in torch.as_tensor(ends, device="cpu").flatten()]
+    return [int(token) for token in torch.as_tensor(ends, device="cpu").flatten()]
 
 
 def for_rows(processors: Any, num_rows: int) -> list[Any]:
@@ -97,9 +97,9 @@ def split_warpers(processors: Any) -> Processing:
     """A row's processors, with the warpers at their end apart, which a shortlist can compute."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)
-    for name, kind in reversed(_KNOWN_WARPERS):
+    for name, warper in reversed(_KNOWN_WARPERS):
         last = processors[num_first - 1] if num_first else None
-        if type(last) is kind and _rules_all_out(last):
+        if type(last) is warper and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
     if not arguments:
@@ -146,5 +146,5 @@ def length_limit(criteria: Any) -> int | None:
 
     A criterion of the caller's takes the place of the one that `generate()` makes of its config.
     """
-    lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
-    return min(lengths, default=None)
+    limits = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
+    return min((limit.max_length for limit in limits), default=None)

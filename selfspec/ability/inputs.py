@@ -31,7 +31,7 @@ def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any
     These are the names, and the values that each token has in a plain step, since a model may take
     zeros for nothing. The sizes of images are no such values. Runs no forward.
     """
-    if not (given := other_inputs(arguments)):
+    if not (names := other_inputs(arguments)):
         return None
     step = _plain_step(model, input_ids, update_arguments(model, dict(arguments)))
     values = {
@@ -41,7 +41,7 @@ def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any
         and value.shape == (len(input_ids), 1)
         and not value.is_floating_point()
     }
-    return tuple(sorted(given)), tuple(sorted(values.items()))
+    return tuple(sorted(names)), tuple(sorted(values.items()))
 
 
 def needed_reason(
@@ -83,20 +83,20 @@ def _length_of_text(
     if (mask := arguments.get("attention_mask")) is not None:
         return int(mask.shape[1]) - 1
     embeds = arguments.get("inputs_embeds")
-    given = input_ids if embeds is None else embeds
-    return length_of_dropped_mask(generation_config) or int(given.shape[1])
+    inputs = input_ids if embeds is None else embeds
+    return length_of_dropped_mask(generation_config) or int(inputs.shape[1])
 
 
 def _are_alike(model: Any, step: dict[str, Any], names: list[str]) -> bool:
     """Are the logits of a plain step the same, to the bit, without these arguments?"""
     without = {name: value for name, value in step.items() if name not in names}
     try:
-        found = _logits(model, without)
+        logits = _logits(model, without)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         return False
-    return torch.equal(_logits(model, step), found)
+    return torch.equal(_logits(model, step), logits)
 
 
 def _logits(model: Any, step: dict[str, Any]) -> torch.Tensor:

@@ -49,10 +49,10 @@ class TrialLayers:
         shares_kv = getattr(config, "num_kv_shared_layers", None)
         if layers is None or shares_kv or foreign_code(model):
             return cls()
-        if any(is_compiled(each) or has_moving_hook(each) for each in model.modules()):
+        if any(is_compiled(module) or has_moving_hook(module) for module in model.modules()):
             return cls()
-        kinds = kinds_of(model, layers)
-        needed = max(kinds.index(kind) + 1 for kind in kinds)
+        forms = forms_of(model, layers)
+        needed = max(forms.index(form) + 1 for form in forms)
         # A whole forward of a streamed model reads all of it from disk.
         if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
             return cls()
@@ -89,16 +89,19 @@ def layers_of(model: Any) -> nn.ModuleList | None:
 def _run_once(model: Any, layers: nn.ModuleList) -> bool:
     """Does a forward run each of these layers once, one after the other?"""
     ran: list[nn.Module] = []
+
+    def note(layer: nn.Module, *_: Any) -> None:
+        ran.append(layer)
+
     with ExitStack() as hooks:
         for layer in layers:
-            note = in_this_thread(layer.register_forward_hook, lambda each, *_: ran.append(each))
-            hooks.enter_context(note)
+            hooks.enter_context(in_this_thread(layer.register_forward_hook, note))
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)))
     return ran == list(layers)
 
 
-def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
-    """The kind of each layer: the classes in it, and what the config's lists say about it."""
+def forms_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
+    """The form of each layer: the classes in it, and what the config's lists say about it."""
     config = model.config.get_text_config(decoder=True)
     listed = [
         value

@@ -47,13 +47,13 @@ def foreign_code(model: nn.Module) -> list[ForeignCode]:
     """
     foreign = [_hook("all modules have", hook) for hook in hooks_of_all().values()]
     hooked, classes = hooked_modules(model)
-    unnamed = {kind: code for kind in classes if (code := _foreign_part(kind)) is not None}
-    if hooked or unnamed:
+    parts = {module_class: _foreign_part(module_class) for module_class in classes}
+    if hooked or any(part is not None for part in parts.values()):
         hooked_ids = set(map(id, hooked))
         for name, module in model.named_modules():
             where = f"its module {name!r}" if name else "it"
-            if (code := unnamed.pop(type(module), None)) is not None:
-                foreign.append(_of_class(where, code))
+            if (part := parts.pop(type(module), None)) is not None:
+                foreign.append(_of_class(where, part))
             if id(module) in hooked_ids:
                 foreign += _on_module(module, where)
     return [code for code in foreign if code is not None]
@@ -70,9 +70,9 @@ def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
     return None
 
 
-def _foreign_part(kind: type[nn.Module]) -> Any:
+def _foreign_part(module_class: type[nn.Module]) -> Any:
     """The class, its forward or its call, if that is no library's."""
-    parts = (kind, kind.forward, kind.__call__)
+    parts = (module_class, module_class.forward, module_class.__call__)
     return next((part for part in parts if not is_of_library(part)), None)
 
 

@@ -188,7 +188,7 @@ def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
     the meantime. Without the private name, that thread would see another state.
     """
     settings = vars(config)
-    experts = settings.get(_EXPERTS)
+    experts = getattr(config, _EXPERTS, None)
     if experts == "grouped_mm" and device != "cpu":
         experts = "batched_mm"
     others = (value for name, value in settings.items() if not name.startswith(_EXPERTS))
@@ -213,7 +213,7 @@ def register_attention(name: str, function: Any) -> None:
 def keeps_a_state(model: Any) -> bool:
     """Does a model mix tokens by anything but attention? If nobody says so, it does not."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    others = any(not each.endswith("attention") or each.startswith("linear") for each in types)
+    others = any(not name.endswith("attention") or name.startswith("linear") for name in types)
     return others or bool(getattr(model, "_is_stateful", False))
 
 

@@ -42,15 +42,16 @@ def hooked_modules(model: nn.Module) -> tuple[list[nn.Module], set[type[nn.Modul
 
     Costs less than 1 µs per module, since it reads torch's private dictionaries.
     """
-    hooked, kinds, parts = [], set(), [model]
+    hooked, classes, parts = [], set(), [model]
     for module in parts:  # It grows meanwhile.
-        own = module.__dict__
-        kinds.add(type(module))
-        if inside := own["_modules"]:
+        attributes = module.__dict__
+        classes.add(type(module))
+        if inside := attributes["_modules"]:
             parts += [part for part in inside.values() if part is not None]
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
+        hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
+        if hooks or "forward" in attributes:
             hooked.append(module)
-    return hooked, kinds
+    return hooked, classes
 
 
 def hooks_of_all() -> dict[int, Callable[..., Any]]:
@@ -95,17 +96,19 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     Forwards over drafts have many widths, for each of which torch would compile the model anew.
     Without the private marks it does so.
     """
-    own, instead = vars(model), dict[str, Any]()
+    attributes = vars(model)
+    instead: dict[str, Any] = {}
     if model._compiled_call_impl is not None:
         instead["_compiled_call_impl"] = None
-    if (plain := getattr(own.get("forward"), "_torchdynamo_orig_callable", None)) is not None:
+    plain = getattr(attributes.get("forward"), "_torchdynamo_orig_callable", None)
+    if plain is not None:
         instead["forward"] = plain
-    before = {name: own[name] for name in instead}
-    own.update(instead)
+    before = {name: attributes[name] for name in instead}
+    attributes.update(instead)
     try:
         yield
     finally:
-        own.update(before)
+        attributes.update(before)
 
 
 def inside_wrappers(model: Any) -> Any:
@@ -176,15 +179,15 @@ def state_of_modules(model: nn.Module) -> tuple[Hashable, ...]:
     state: list[Any] = []
     parts = [model]
     for module in parts:  # It grows meanwhile.
-        own = module.__dict__
-        parts += [part for part in own["_modules"].values() if part is not None]
+        attributes = module.__dict__
+        parts += [part for part in attributes["_modules"].values() if part is not None]
         state.append(type(module))
         if type(module) in _CONTAINERS:
             continue
-        state += [value for value in own.values() if type(value) in _SWITCHES]
-        if "_disable_adapters" in own or hasattr(type(module), "_disable_adapters"):
+        state += [value for value in attributes.values() if type(value) in _SWITCHES]
+        if "_disable_adapters" in attributes or hasattr(type(module), "_disable_adapters"):
             state.append(_adapters(module))
-        for tensors in (own["_parameters"], own["_buffers"]):
+        for tensors in (attributes["_parameters"], attributes["_buffers"]):
             for tensor in tensors.values():
                 if tensor is not None:
                     state += (tensor.dtype, tensor.device)
@@ -200,7 +203,7 @@ def _adapters(module: nn.Module) -> str:
 def embeddings_of(model: Any) -> nn.Module | None:
     """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
     try:
-        found: nn.Module | None = model.get_input_embeddings()
+        embeddings: nn.Module | None = model.get_input_embeddings()
     except NotImplementedError:
         return None
-    return found
+    return embeddings

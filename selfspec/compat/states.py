@@ -20,7 +20,8 @@ from transformers.cache_utils import (
 )
 
 StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
-StatePlace = tuple[int, str, int]  # A layer's index, the kind of its state, and a number.
+StatePlace = tuple[int, str, int]  # A layer's index, the name of its state, and a number.
+STATE_NAMES = ("conv_states", "recurrent_states")  # The attributes of a layer that hold states.
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
@@ -49,9 +50,10 @@ def no_way_back(kv: Any) -> str | None:
         if isinstance(value, torch.Tensor) and name != _POSITIONS:
             return f"its KV cache holds {name!r}, which crop() leaves as it is"
     for layer in kv.layers:
-        kind = type(layer)
-        if kind.__module__ != cache_utils.__name__ and "crop" not in vars(kind):
-            return f"its KV layers are of type {kind.__name__}, which has no crop() of its own"
+        layer_class = type(layer)
+        if layer_class.__module__ != cache_utils.__name__ and "crop" not in vars(layer_class):
+            name = layer_class.__name__
+            return f"its KV layers are of type {name}, which has no crop() of its own"
         has_states = _has_states(layer) and any(layer.is_recurrent_states_initialized.values())
         if not layer.is_croppable and not has_states:
             return "its KV cache can't be cropped"
@@ -80,16 +82,14 @@ def columns_of(kv: Any) -> int:
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
-def states_of(
-    kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states")
-) -> list[StateSlot]:
+def states_of(kv: Any, names: Sequence[str] = STATE_NAMES) -> list[StateSlot]:
     """Where the running states are kept. Models write to these tensors in place."""
     return [
-        (held, index)
+        (states, index)
         for layer in kv.layers
         if _has_states(layer)
-        for held in (getattr(layer, kind) for kind in kinds)
-        for index, state in held.items()
+        for states in (getattr(layer, name) for name in names)
+        for index, state in states.items()
         if state is not None
     ]
 
@@ -97,11 +97,11 @@ def states_of(
 def states_by_place(layers: Sequence[Any]) -> dict[StatePlace, torch.Tensor]:
     """The running states of a cache's layers."""
     return {
-        (index, kind, number): state
+        (index, name, number): state
         for index, layer in enumerate(layers)
         if _has_states(layer)
-        for kind in ("conv_states", "recurrent_states")
-        for number, state in getattr(layer, kind).items()
+        for name in STATE_NAMES
+        for number, state in getattr(layer, name).items()
         if state is not None
     }
 
@@ -111,10 +111,10 @@ def put_states(layers: Sequence[Any], states: Mapping[StatePlace, torch.Tensor])
 
     Without the marks of what is initialized, a model would begin with empty states.
     """
-    for (index, kind, number), state in states.items():
+    for (index, name, number), state in states.items():
         layer = layers[index]
-        LinearAttentionLayer.lazy_initialization(layer, **{kind: state}, state_idx=number)
-        getattr(layer, kind)[number].copy_(state)
+        LinearAttentionLayer.lazy_initialization(layer, **{name: state}, state_idx=number)
+        getattr(layer, name)[number].copy_(state)
         layer.has_previous_state[number] = True
 
 
@@ -154,8 +154,8 @@ def crop_to(kv: Any, length: int, num_after: int) -> None:
         if _has_states(layer) and layer.record_past:
             _crop_convolutions(layer, num_after)
         if hasattr(layer, "get_seq_length") and (not _has_window(layer) or layer.record_past):
-            kind = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
-            crop = partial(kind.crop, layer) if _has_states(layer) else layer.crop
+            with_keys = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
+            crop = partial(with_keys.crop, layer) if _has_states(layer) else layer.crop
             crop(-max(layer.get_seq_length() - length, 0))
     if (positions := getattr(kv, _POSITIONS, None)) is not None:
         setattr(kv, _POSITIONS, positions[..., :length])
@@ -163,11 +163,11 @@ def crop_to(kv: Any, length: int, num_after: int) -> None:
 
 def _crop_convolutions(layer: Any, num_after: int) -> None:
     """They count no columns, but a state with more columns than its kernel has grown."""
-    for index, held in layer.conv_states.items():
+    for index, state in layer.conv_states.items():
         size = layer.conv_kernel_size[index]
-        if held is not None and held.shape[-1] > size:
-            end = held.shape[-1] - num_after
-            layer.conv_states[index] = held[..., end - size : end]
+        if state is not None and state.shape[-1] > size:
+            end = state.shape[-1] - num_after
+            layer.conv_states[index] = state[..., end - size : end]
 
 
 def stop_recording_past(kv: Any) -> None:

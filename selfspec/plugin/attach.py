@@ -64,17 +64,17 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
             f"attach needs a model instance with generate() (got {shown(model)}); load a model "
             "and call selfspec.attach(model), or for a pipeline selfspec.attach(pipe.model)"
         )
-    own = vars(target)
+    attributes = vars(target)
     if assistant is not None:
         check_assistant(assistant)
-    if _BEFORE not in own:
+    if _BEFORE not in attributes:
         names = [name for name in _STAND_INS if hasattr(target, name)]
-        own[_BEFORE] = {name: own.get(name) for name in names}
+        attributes[_BEFORE] = {name: attributes.get(name) for name in names}
         # Bound methods and no closures, so that a deep copy of the model is attached to itself.
-        own.update({name: types.MethodType(_STAND_INS[name], target) for name in names})
-        own[_DEFAULT] = DefaultAssistant()
+        attributes.update({name: types.MethodType(_STAND_INS[name], target) for name in names})
+        attributes[_DEFAULT] = DefaultAssistant()
     if assistant is not None:
-        own[_DEFAULT] = DefaultAssistant(assistant)
+        attributes[_DEFAULT] = DefaultAssistant(assistant)
     return model
 
 
@@ -96,8 +96,8 @@ def hub_folder() -> Path:
 
 
 def _before(model: Any, name: str) -> Any:
-    if (own := vars(model)[_BEFORE][name]) is not None:
-        return own
+    if (method := vars(model)[_BEFORE][name]) is not None:
+        return method
     if hasattr(type(model), name):
         return functools.partial(getattr(type(model), name), model)
     return model.__getattr__(name)  # A wrapper of PEFT has it from the model inside.

@@ -38,14 +38,14 @@ class Arguments(NamedTuple):
     """What a `generate()` call is asked for, before transformers has prepared it."""
 
     model: Any
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     draft_model: Any = None  # of the assistant
 
     def setting(self, name: str) -> Any:
         """What stock takes: the argument, else the config of the call, else that of the model."""
-        if name in self.given:
-            return self.given[name]
-        configs = (self.given.get("generation_config"), self.model.generation_config)
+        if name in self.arguments:
+            return self.arguments[name]
+        configs = (self.arguments.get("generation_config"), self.model.generation_config)
         values = (getattr(config, name, None) for config in configs)
         return next((value for value in values if value is not None), None)
 
@@ -62,11 +62,11 @@ class Rule(NamedTuple):
     shown: str = ""
 
 
-def reason_for(outcome: Outcome, asked: Any) -> str | None:
+def reason_for(outcome: Outcome, call: Any) -> str | None:
     """What the first rule with this outcome says of a call; None if none applies."""
     for rule in RULES[outcome]:
-        if found := rule.looks_at(asked):
-            return rule.reason.format(found)
+        if value := rule.looks_at(call):
+            return rule.reason.format(value)
     return None
 
 
@@ -106,8 +106,8 @@ def _mode(name: str, what: str, off: Any) -> Rule:
     fix = f"set {name}={off!r} or leave assistant= out"
     reason = f"{what} can't be drafted for; {fix} (got {name}={{!r}})"
 
-    def looks_at(asked: Any) -> Any:
-        value = asked.setting(name)
+    def looks_at(call: Any) -> Any:
+        value = call.setting(name)
         return value if value and value != off else None
 
     return Rule(looks_at, reason, f"decoding: {what}")
@@ -128,11 +128,11 @@ def _num_processes() -> int:
     return distributed.get_world_size() if there else 1
 
 
-def _lacks_ids_for_draft_model(asked: Arguments) -> bool:
+def _lacks_ids_for_draft_model(call: Arguments) -> bool:
     # Without any prompt, stock makes one of the first token.
-    ids = (asked.given.get(name) for name in ("inputs", "input_ids"))
-    has_ids = asked.given.get("inputs_embeds") is None or any(each is not None for each in ids)
-    return asked.draft_model is not None and not has_ids
+    has_embeds = call.arguments.get("inputs_embeds") is not None
+    has_ids = any(call.arguments.get(name) is not None for name in ("inputs", "input_ids"))
+    return call.draft_model is not None and has_embeds and not has_ids
 
 
 def _other_kv(call: Any) -> str | None:
@@ -148,8 +148,9 @@ def _other_kv(call: Any) -> str | None:
 
 def _tensors_of_plain_steps(call: Any) -> str | None:
     names = ("output_attentions", "output_hidden_states")
-    asked = (name for name in names if call.setting(name))
-    return next(asked, None) if call.setting("return_dict_in_generate") else None
+    if not call.setting("return_dict_in_generate"):
+        return None
+    return next((name for name in names if call.setting(name)), None)
 
 
 def _columns_it_keeps(call: Any) -> int | None:
@@ -185,18 +186,18 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("speculation_type", "DFlash", None),
         _mode("assistant_ensemble_weight", "ensemble verification", None),
         Rule(
-            lambda asked: asked.setting("use_mtp") and not num_heads(asked.model),
+            lambda call: call.setting("use_mtp") and not num_heads(call.model),
             "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
             "decoding: `use_mtp=True` of models without heads",
         ),
         Rule(
-            lambda asked: asked.setting("cache_implementation") == "paged",
+            lambda call: call.setting("cache_implementation") == "paged",
             "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
             "back; leave it out, or call generate() without selfspec",
             "KV cache: paged",
         ),
         Rule(
-            lambda asked: asked.setting("token_healing"),
+            lambda call: call.setting("token_healing"),
             "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
             "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead",
             "decoding: token healing",
@@ -204,15 +205,15 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
     ),
     Outcome.ASIDE: (
         Rule(
-            lambda asked: has_own_generate(asked.model) and type(asked.model).__name__,
+            lambda call: has_own_generate(call.model) and type(call.model).__name__,
             "{} has a generate() of its own",
         ),
         Rule(
-            lambda asked: asked.given.get("assistant_model") is not None,
+            lambda call: call.arguments.get("assistant_model") is not None,
             "assistant_model= names another assistant",
         ),
         Rule(
-            lambda asked: asked.given.get("synced_gpus") or _num_processes() > 1,
+            lambda call: call.arguments.get("synced_gpus") or _num_processes() > 1,
             "several processes may have to run their forwards in step",
         ),
         Rule(_lacks_ids_for_draft_model, "a draft model must be given the prompt as token ids"),

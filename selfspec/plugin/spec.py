@@ -90,10 +90,10 @@ class SelfSpec:
         own_budget = budget if isinstance(budget, Budget) else None
         if budget is not None:
             knobs["budget"] = budget if own_budget is None else "fixed"
-        for given, kind in ((shape, Shape), (calibration, Calibration)):
-            if given is not None and not isinstance(given, kind):
-                name = kind.__name__
-                raise ConfigError(f"{name.lower()} must be a {name} (got {given!r:.80})")
+        for part, wanted in ((shape, Shape), (calibration, Calibration)):
+            if part is not None and not isinstance(part, wanted):
+                name = wanted.__name__
+                raise ConfigError(f"{name.lower()} must be a {name} (got {part!r:.80})")
         if draft_model is not None:
             check_draft_model(draft_model)
         self.config = (config or SpecConfig()).changed(**knobs)
@@ -163,10 +163,10 @@ class SelfSpec:
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
-        given = method_of(paper, **options)
+        method = method_of(paper, **options)
         if cache is None:
-            return cls(tokenizer=tokenizer, **given)
-        return cls.from_pretrained(cache, tokenizer=tokenizer, **given)
+            return cls(tokenizer=tokenizer, **method)
+        return cls.from_pretrained(cache, tokenizer=tokenizer, **method)
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -301,7 +301,7 @@ class SelfSpec:
         if prompt is not None and prompt.is_default:
             lenient = Lenient(prompt.stats)
             learned = partial(lenient.learned, learned)
-            budget = lenient.piece(budget)
+            budget = lenient.guarded(budget)
         if budget is not None:
             budget = budget.open()
         return Engine(

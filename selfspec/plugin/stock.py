@@ -129,8 +129,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
         ids, config = input_ids[0].tolist(), self._spec.config
         start = RowStart(prompt_ids=ids, max_new_tokens=self._max_length - len(ids))
-        own = [] if self._draft_model is None else [self._draft_model]
-        drafter = Drafter(learned, start, config, own, num_readable=self._num_readable)
+        sources = [] if self._draft_model is None else [self._draft_model]
+        drafter = Drafter(learned, start, config, sources, num_readable=self._num_readable)
         return Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length, drafter=drafter)
 
     def _observe(self, row: Row, committed: list[int]) -> None:
