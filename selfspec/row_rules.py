@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -64,7 +65,7 @@ _KNOWN_WARPERS = (
 )
 
 
-def end_ids(generation_config: Any) -> list[int]:
+def end_ids(generation_config: GenerationConfig) -> list[int]:
     """The tokens that end a text; none if nothing but its length does."""
     ends = generation_config.eos_token_id
     if ends is None:
@@ -72,7 +73,7 @@ def end_ids(generation_config: Any) -> list[int]:
     return [int(token) for token in torch.as_tensor(ends, device="cpu").flatten()]
 
 
-def for_rows(processors: Any, num_rows: int) -> list[Any]:
+def for_rows(processors: LogitsProcessorList, num_rows: int) -> list[Any]:
     """The processors of each row: the same objects, except those that hold a value for each row."""
     return [
         type(processors)(_for_row(processor, row) for processor in processors)
@@ -93,7 +94,7 @@ def _for_row(processor: Any, row: int) -> Any:
     return twin
 
 
-def split_warpers(processors: Any) -> Processing:
+def split_warpers(processors: LogitsProcessorList) -> Processing:
     """A row's processors, with the warpers at their end apart, which a shortlist can compute."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)
@@ -118,7 +119,7 @@ def looks_at_rows(processors: Sequence[Any]) -> bool:
     return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
-def row_stops(criteria: Any) -> Stops | None:
+def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
     """The stopping rules where all of them look at one row alone; else None."""
     eos_ids: frozenset[int] = frozenset()
     others = []
@@ -134,14 +135,14 @@ def row_stops(criteria: Any) -> Stops | None:
     return Stops(eos_ids, tuple(others))
 
 
-def start_clocks(criteria: Any) -> None:
+def start_clocks(criteria: StoppingCriteriaList) -> None:
     """Lets what bounds the time of a text count from now, not from when its prompt came."""
     for criterion in criteria:
         if type(criterion) is MaxTimeCriteria:
             criterion.initial_timestamp = time.time()
 
 
-def length_limit(criteria: Any) -> int | None:
+def length_limit(criteria: StoppingCriteriaList) -> int | None:
     """How long a text may get, prompt included: the least that a criterion says, if any does.
 
     A criterion of the caller's takes the place of the one that `generate()` makes of its config.

@@ -14,6 +14,8 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from transformers import GenerationConfig, PreTrainedModel
+
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
 from selfspec.ability.state import state_of, state_of_kv
@@ -63,7 +65,7 @@ class ModelRunner:
     `packing` packs weights when that pays; it is None where weights must not be packed.
     """
 
-    def __init__(self, model: Any, config: SpecConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: SpecConfig) -> None:
         self.config = config
         self.costs = Costs()
         self.ledger = Ledger()
@@ -113,7 +115,7 @@ class ModelRunner:
             return ability
 
     def needed_reason(
-        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
+        self, input_ids: Any, generation_config: GenerationConfig, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
         if self.model.config.is_encoder_decoder:  # Its chains get them.
@@ -336,7 +338,7 @@ class ModelRunners:
         self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def run(self, model: Any) -> ModelRunner:
+    def run(self, model: PreTrainedModel) -> ModelRunner:
         with self._lock:
             runner = self._runs.get(model)
             if runner is None:

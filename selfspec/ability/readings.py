@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from selfspec.ability.trial_layers import TrialLayers
@@ -30,7 +31,9 @@ class Text(NamedTuple):
     num_prompt: int
 
 
-def read_at_once(model: Any, texts: Sequence[Text], layers: TrialLayers) -> list[torch.Tensor]:
+def read_at_once(
+    model: PreTrainedModel, texts: Sequence[Text], layers: TrialLayers
+) -> list[torch.Tensor]:
     """The outcome (N, D) of each text's compared tokens, in one forward without a KV cache.
 
     Shorter texts are padded on the right, where no compared token sees it.
@@ -52,7 +55,7 @@ def read_at_once(model: Any, texts: Sequence[Text], layers: TrialLayers) -> list
     return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
 
 
-def read_in_two(model: Any, text: Text, layers: TrialLayers) -> torch.Tensor:
+def read_in_two(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
     """The outcome (N, D) of a text's compared tokens, in a forward after that of its prompt."""
     start = text.num_prompt
     cache = prefilled(model, text.ids[:start], layers)
@@ -60,7 +63,7 @@ def read_in_two(model: Any, text: Text, layers: TrialLayers) -> torch.Tensor:
     return outcome[[index - start for index in text.compared]].float()
 
 
-def read_by_steps(model: Any, text: Text, layers: TrialLayers) -> torch.Tensor:
+def read_by_steps(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
     """The outcome (N, D) of a text's compared tokens, by plain steps after its prompt."""
     cache = prefilled(model, text.ids[: text.num_prompt], layers)
     steps = [read_on(model, [text.ids[i]], i, cache, layers)[0] for i in text.compared]
@@ -68,7 +71,11 @@ def read_by_steps(model: Any, text: Text, layers: TrialLayers) -> torch.Tensor:
 
 
 def read_without_states(
-    model: Any, ids: Sequence[int], num_last: int, kinds: Sequence[str], layers: TrialLayers
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    num_last: int,
+    kinds: Sequence[str],
+    layers: TrialLayers,
 ) -> torch.Tensor:
     """The outcome (N, D) of the last tokens, in a forward that begins with empty states."""
     start = len(ids) - num_last
@@ -79,7 +86,7 @@ def read_without_states(
 
 
 def prefilled(
-    model: Any, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
+    model: PreTrainedModel, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
 ) -> DynamicCache:
     """A KV cache that holds the prompt, for the layers that are run."""
     cache = new_cache(model, layers)
@@ -87,7 +94,7 @@ def prefilled(
     return cache
 
 
-def new_cache(model: Any, layers: TrialLayers) -> DynamicCache:
+def new_cache(model: PreTrainedModel, layers: TrialLayers) -> DynamicCache:
     """An empty KV cache for the layers that are run."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     layers.cut(cache)
@@ -95,7 +102,7 @@ def new_cache(model: Any, layers: TrialLayers) -> DynamicCache:
 
 
 def read_on(
-    model: Any,
+    model: PreTrainedModel,
     ids: Sequence[int],
     start: int,
     cache: DynamicCache,
@@ -111,7 +118,7 @@ def read_on(
 
 
 def arguments_at(
-    model: Any, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
+    model: PreTrainedModel, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
 ) -> dict[str, Any]:
     """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
     arguments: dict[str, Any] = {KV: cache, "use_cache": True}

@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transformers import PreTrainedConfig
 
-def changing_rope(config: Any) -> str | None:
+
+def changing_rope(config: PreTrainedConfig) -> str | None:
     """The kind of the model's rotary embedding if it changes with the length; else None."""
     return next((rope_type for rope_type, _ in _limits(config)), None)
 
 
-def changes_other_rows(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
+def changes_other_rows(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
     """Whether the longest row is so long that it changes the frequencies of the other rows."""
     return any(_num_positions(model_kwargs) > limit for _, limit in _limits(config))
 
 
 def rope_limit(
-    config: Any, max_new_columns: int, model_kwargs: Mapping[str, Any]
+    config: PreTrainedConfig, max_new_columns: int, model_kwargs: Mapping[str, Any]
 ) -> tuple[str, int] | None:
     """The kind of an embedding that changes that soon after the prompt, and at which length."""
     for rope_type, limit in _limits(config):
@@ -32,7 +34,7 @@ def rope_limit(
     return None
 
 
-def _limits(config: Any) -> Iterator[tuple[str, int]]:
+def _limits(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
     """The kind of each embedding that changes, and the length beyond which it does."""
     config = config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from selfspec.ability.user_code import ForeignCode, foreign_code
 from selfspec.compat.generation import state_of_config
-from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
+from selfspec.compat.modules import hooks_on, is_of_one_call, modules_of
 from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
 from selfspec.weights.copies import contents_of, is_offloaded
@@ -37,7 +37,8 @@ def state_of(model: PreTrainedModel) -> State:
     settings = [_autocast(device), precision, state_of_config(config, device)]
     if (of_text := config.get_text_config(decoder=True)) is not config:
         settings.append(state_of_config(of_text, device))
-    return State(tuple(settings), state_of_modules(model), tuple(foreign_code(model)))
+    modules = modules_of(model)
+    return State(tuple(settings), modules.state, tuple(foreign_code(model, modules)))
 
 
 def state_for_replays(model: PreTrainedModel) -> Hashable:

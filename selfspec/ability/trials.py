@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
 from selfspec.ability.readings import (
     Text,
@@ -80,7 +81,7 @@ _ROOT, _B, _C, _D_OF_TREE, _D_ALONE = range(5)
 
 
 def check_tree(
-    model: Any,
+    model: PreTrainedModel,
     ids: Sequence[int],
     types: AttentionTypes,
     layers: TrialLayers,
@@ -141,7 +142,9 @@ def check_tree(
     return _verdict(model, outcome, right, wrong_answers, lambda: read_in_two(model, text, layers))
 
 
-def _answers_of_trees(model: Any, text: Text, wrong: int, layers: TrialLayers) -> tuple[Any, ...]:
+def _answers_of_trees(
+    model: PreTrainedModel, text: Text, wrong: int, layers: TrialLayers
+) -> tuple[Any, ...]:
     """The right answer, and those of a model that does something wrong with the wrong child."""
     *before, b, c, d = text.ids
     old, n = range(len(before)), len(before)
@@ -167,7 +170,7 @@ def _answers_of_trees(model: Any, text: Text, wrong: int, layers: TrialLayers) -
 
 
 def _depends_on_hidden(
-    model: Any,
+    model: PreTrainedModel,
     first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
     unseen: torch.Tensor,  # (N, D): the same with another hidden token
     seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
@@ -184,7 +187,7 @@ _OF_ROOT, _A, _D, _E = range(4)
 
 
 def check_chain(
-    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why the model can't verify chains; None if it can.
 
@@ -244,7 +247,7 @@ def check_chain(
 
 
 def _depends_on_later(
-    model: Any,
+    model: PreTrainedModel,
     ids: Sequence[int],
     start: int,
     layers: TrialLayers,
@@ -267,7 +270,7 @@ def _depends_on_later(
 
 
 def check_prompt(
-    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why a prompt must be read at once; None if its first part does not depend on the rest."""
     if bounds_time_steps(model):
@@ -277,7 +280,7 @@ def check_prompt(
     return None
 
 
-def check_logits(model: Any, ids: Sequence[int]) -> str | None:
+def check_logits(model: PreTrainedModel, ids: Sequence[int]) -> str | None:
     """Why the model does not return the logits of every token; None if it does.
 
     Nothing is run if the model takes `logits_to_keep`, as those of transformers do.
@@ -290,7 +293,7 @@ def check_logits(model: Any, ids: Sequence[int]) -> str | None:
 
 
 def _verdict(
-    model: Any,
+    model: PreTrainedModel,
     outcome: torch.Tensor,  # (N, D)
     right: torch.Tensor,  # (N, D)
     wrong_answers: Sequence[_Wrong],
@@ -321,7 +324,7 @@ def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
     return float((torch.linalg.vector_norm(some - others, dim=-1) / lengths).max())
 
 
-def _sorts_tokens(model: Any) -> bool:
+def _sorts_tokens(model: PreTrainedModel) -> bool:
     """Has a model experts that round a token otherwise if others have chosen them too?"""
     names = vars(model.config.get_text_config(decoder=True))
     named = [name for name in names if not name.startswith("_")]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Chunk,
@@ -47,12 +48,12 @@ def find_file(name: str, file: str) -> Path | None:
         return None
 
 
-def names_in_float32(model: Any) -> list[str]:
+def names_in_float32(model: PreTrainedModel) -> list[str]:
     """Parts of the names of weights that stay in float32 in whatever dtype a model is loaded."""
     return list(model._get_dtype_plan(model.dtype))
 
 
-def parts_of(model: Any, names: Iterable[str]) -> dict[str, list[Part]]:
+def parts_of(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[Part]]:
     """The parts of stored tensors that are joined to make each weight of a model, in their order.
 
     Tensors that the model does not use are left out, as in transformers.

@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import Cache
 
 from selfspec.compat.versions import untried_reason
 
@@ -50,12 +57,12 @@ def kv_of(arguments: Mapping[str, Any]) -> Any:
     return arguments.get(KV)
 
 
-def kv_of_decoder(kv: Any) -> Any:
+def kv_of_decoder(kv: Cache) -> Any:
     """The part of an encoder-decoder's KV cache that grows with the text; else the cache itself."""
     return kv.self_attention_cache if isinstance(kv, EncoderDecoderCache) else kv
 
 
-def with_kv_of_encoder(kv: Any) -> Any:
+def with_kv_of_encoder(kv: Cache) -> Any:
     """Wraps a decoder's KV in an `EncoderDecoderCache` with an empty cross-attention part."""
     return EncoderDecoderCache(kv, DynamicCache())
 
@@ -69,7 +76,7 @@ def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
     return arguments.get("decoder_attention_mask" if of_two else "attention_mask")
 
 
-def belongs_to_caller(kv: Any) -> bool:
+def belongs_to_caller(kv: Cache) -> bool:
     """Did the caller of `generate()` pass this KV cache?
 
     transformers marks it with a private attribute. Without the mark, each row of a batch would go
@@ -78,7 +85,7 @@ def belongs_to_caller(kv: Any) -> bool:
     return bool(getattr(kv, "_is_user_defined", False))
 
 
-def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
+def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
     """The decoding loop of transformers, for calls that can't be drafted for.
 
     Once `generate()` has called our loop, there is no public way back to this one. Without it, such
@@ -90,7 +97,7 @@ def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any
 class _WithCandidates:
     """A model for one call of assisted decoding, which finds a candidate generator in it."""
 
-    def __init__(self, model: Any, candidates: CandidateGenerator) -> None:
+    def __init__(self, model: PreTrainedModel, candidates: CandidateGenerator) -> None:
         self._model, self._candidates = model, candidates
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +111,10 @@ class _WithCandidates:
 
 
 def decode_assisted(
-    model: Any, candidates: CandidateGenerator, input_ids: torch.Tensor, **arguments: Any
+    model: PreTrainedModel,
+    candidates: CandidateGenerator,
+    input_ids: torch.Tensor,
+    **arguments: Any,
 ) -> Any:
     """The assisted decoding of transformers, with candidates of ours.
 
@@ -116,7 +126,7 @@ def decode_assisted(
     )
 
 
-def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
+def runs_in_step(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
     """Must several processes run each forward together, as `generate()` decides it?
 
     `generate()` does not pass its decision to our loop. Without it, the processes would wait for
@@ -130,7 +140,7 @@ def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
     return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
-def length_of_dropped_mask(generation_config: Any) -> int | None:
+def length_of_dropped_mask(generation_config: GenerationConfig) -> int | None:
     """The length of the attention mask that `generate()` dropped because it was all ones.
 
     If the caller passed a KV cache, it tells whether the ids are the whole text or only its end.
@@ -140,7 +150,11 @@ def length_of_dropped_mask(generation_config: Any) -> int | None:
 
 
 def update_arguments(
-    model: Any, arguments: dict[str, Any], *, num_new_tokens: int = 1, outputs: Any = None
+    model: PreTrainedModel,
+    arguments: dict[str, Any],
+    *,
+    num_new_tokens: int = 1,
+    outputs: Any = None,
 ) -> dict[str, Any]:
     """The model's arguments with masks and positions for more tokens, as `generate()` makes them.
 
@@ -157,7 +171,10 @@ def update_arguments(
 
 
 def read_prompt(
-    model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict[str, Any]
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    arguments: dict[str, Any],
 ) -> Any:
     """The model's outputs over a prompt, as `generate()` reads it, which may change `arguments`.
 
@@ -175,7 +192,7 @@ def set_columns_seen(layer: Any, number: int) -> None:
     layer.cumulative_length = number
 
 
-def attention_implementation(config: Any) -> str | None:
+def attention_implementation(config: PreTrainedConfig) -> str | None:
     """The name of a model's attention. There is a public way to set it, but none to read it."""
     return getattr(config, "_attn_implementation", None)
 
@@ -210,7 +227,7 @@ def register_attention(name: str, function: Any) -> None:
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def keeps_a_state(model: Any) -> bool:
+def keeps_a_state(model: PreTrainedModel) -> bool:
     """Does a model mix tokens by anything but attention? If nobody says so, it does not."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     others = any(not name.endswith("attention") or name.startswith("linear") for name in types)
@@ -222,7 +239,7 @@ def is_of_output_capturing(module_name: str) -> bool:
     return module_name == output_capturing.__name__  # type: ignore[no-any-return]
 
 
-def decoding_switches(model: Any) -> AbstractContextManager[Any]:
+def decoding_switches(model: PreTrainedModel) -> AbstractContextManager[Any]:
     """What `generate()` switches while it decodes, for example the way that experts are run.
 
     Without it, the model gives the same text more slowly.

@@ -11,8 +11,10 @@ from math import inf
 from typing import Any
 
 import torch
-from transformers import cache_utils
+from transformers import PreTrainedModel, cache_utils
 from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
@@ -28,7 +30,7 @@ STATE_NAMES = ("conv_states", "recurrent_states")  # The attributes of a layer t
 _POSITIONS = "position_ids"
 
 
-def bounds_time_steps(model: Any) -> bool:
+def bounds_time_steps(model: PreTrainedModel) -> bool:
     """Do forwards over several tokens bound the time steps of states, while plain steps do not?
 
     The layers of Mamba 2 do so if they have limits. Few time steps may reach a limit, so a trial of
@@ -38,7 +40,7 @@ def bounds_time_steps(model: Any) -> bool:
     return any(limit is not None and tuple(limit) != (0.0, inf) for limit in limits)
 
 
-def no_way_back(kv: Any) -> str | None:
+def no_way_back(kv: Cache) -> str | None:
     """Why wrong drafts can't be taken back from a KV cache; None if they can.
 
     Each layer can be cropped, or else restored from copies of its states. Some models keep their
@@ -60,7 +62,7 @@ def no_way_back(kv: Any) -> str | None:
     return None
 
 
-def keeps_nothing(layer: Any) -> bool:
+def keeps_nothing(layer: CacheLayerMixin) -> bool:
     """Does a layer of a cache stand for a layer of the model that has nothing to keep?
 
     It is there since 5.18. Without it, Nemotron-H is decoded plainly.
@@ -68,7 +70,7 @@ def keeps_nothing(layer: Any) -> bool:
     return type(layer) is getattr(cache_utils, "DummyLayer", None)
 
 
-def keeps_only_states(kv: Any) -> bool:
+def keeps_only_states(kv: Cache) -> bool:
     """Do all layers of this cache hold running states alone, as those of a recurrent model do?
 
     Such a cache has no length. Before 5.24, such a model had no KV cache.
@@ -77,12 +79,12 @@ def keeps_only_states(kv: Any) -> bool:
     return bool(is_linear) and all(is_linear)
 
 
-def columns_of(kv: Any) -> int:
+def columns_of(kv: Cache) -> int:
     """How many columns a KV cache holds; 0 for one that does not count them."""
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
-def states_of(kv: Any, names: Sequence[str] = STATE_NAMES) -> list[StateSlot]:
+def states_of(kv: Cache, names: Sequence[str] = STATE_NAMES) -> list[StateSlot]:
     """Where the running states are kept. Models write to these tensors in place."""
     return [
         (states, index)
@@ -118,12 +120,12 @@ def put_states(layers: Sequence[Any], states: Mapping[StatePlace, torch.Tensor])
         layer.has_previous_state[number] = True
 
 
-def has_states(layer: Any) -> bool:
+def has_states(layer: CacheLayerMixin) -> bool:
     """Does a layer hold running states, with or without all keys and values beside them?"""
     return _has_states(layer) and not _has_window(layer)
 
 
-def windows_of(kv: Any) -> list[StateSlot]:
+def windows_of(kv: Cache) -> list[StateSlot]:
     """Where layers with states keep a window of keys and values, which each forward replaces.
 
     In such a layer, recording is one switch for the window and the states. Only the window needs it
@@ -133,7 +135,7 @@ def windows_of(kv: Any) -> list[StateSlot]:
     return [(vars(layer), name) for layer in kv.layers if _has_window(layer) for name in names]
 
 
-def record_past(kv: Any) -> None:
+def record_past(kv: Cache) -> None:
     """Lets windowed layers keep the columns that leave their window, so that drafts can be cropped.
 
     Convolutions keep them too, unless states are restored from copies.
@@ -144,7 +146,7 @@ def record_past(kv: Any) -> None:
             layer.activate_past_recording()
 
 
-def crop_to(kv: Any, length: int, num_after: int) -> None:
+def crop_to(kv: Cache, length: int, num_after: int) -> None:
     """Crops the `num_after` columns that a forward has added after the first `length` columns.
 
     A forward that broke off has added columns to its first layers only, so each layer is asked.
@@ -161,7 +163,7 @@ def crop_to(kv: Any, length: int, num_after: int) -> None:
         setattr(kv, _POSITIONS, positions[..., :length])
 
 
-def _crop_convolutions(layer: Any, num_after: int) -> None:
+def _crop_convolutions(layer: CacheLayerMixin, num_after: int) -> None:
     """They count no columns, but a state with more columns than its kernel has grown."""
     for index, state in layer.conv_states.items():
         size = layer.conv_kernel_size[index]
@@ -170,16 +172,16 @@ def _crop_convolutions(layer: Any, num_after: int) -> None:
             layer.conv_states[index] = state[..., end - size : end]
 
 
-def stop_recording_past(kv: Any) -> None:
+def stop_recording_past(kv: Cache) -> None:
     """Lets windowed layers drop old columns again; without it, they would keep all of them."""
     for layer in kv.layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
 
 
-def _has_states(layer: Any) -> bool:
+def _has_states(layer: CacheLayerMixin) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
-def _has_window(layer: Any) -> bool:
+def _has_window(layer: CacheLayerMixin) -> bool:
     return _has_states(layer) and isinstance(layer, DynamicSlidingWindowLayer)

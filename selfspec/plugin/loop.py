@@ -8,7 +8,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.draft.sources.prediction import Prediction
@@ -37,7 +42,7 @@ class Loop:
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
         *,
         logits_processor: LogitsProcessorList,

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
@@ -37,7 +38,7 @@ class Outcome(Enum):
 class Arguments(NamedTuple):
     """What a `generate()` call is asked for, before transformers has prepared it."""
 
-    model: Any
+    model: PreTrainedModel
     arguments: Mapping[str, Any]
     draft_model: Any = None  # of the assistant
 
@@ -71,7 +72,10 @@ def reason_for(outcome: Outcome, call: Any) -> str | None:
 
 
 def refuse_prepared(
-    model: Any, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Mapping[str, Any]
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
 ) -> None:
     """Refuses what `generate()` has made of a call, where only that shows it."""
     if has_own_generate(model):  # It may have asked for something else than its caller did.
@@ -113,7 +117,7 @@ def _mode(name: str, what: str, off: Any) -> Rule:
     return Rule(looks_at, reason, f"decoding: {what}")
 
 
-def has_own_generate(model: Any) -> bool:
+def has_own_generate(model: PreTrainedModel) -> bool:
     """Does the class bring a `generate()` that may do with our loop what it likes?
 
     That of a PEFT wrapper is known: it passes everything on to the model inside.

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
@@ -73,7 +74,7 @@ class SelfSpec:
         config: SpecConfig | None = None,
         *,
         remember: str | os.PathLike[str] | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         contents: CacheContents | None = None,
         extra_sources: Sequence[Source] = (),
         budget: Budget | str | None = None,
@@ -127,7 +128,7 @@ class SelfSpec:
         path_or_hub_id: str | os.PathLike[str],
         *,
         revision: str | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> SelfSpec:
         """A `SelfSpec` that starts with what a cache holds: a file, or a repository on the Hub.
@@ -148,7 +149,7 @@ class SelfSpec:
         paper: str,
         *,
         cache: str | os.PathLike[str] | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> SelfSpec:
         """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
@@ -216,7 +217,10 @@ class SelfSpec:
         self.models.forget_kept_kv()
 
     def contents(
-        self, *, tokenizer: Any = None, about: Mapping[str, Any] | None = None
+        self,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> CacheContents:
         """What `save_pretrained` would write: everything that was loaded or learned."""
         return self._knowledge.contents(tokenizer, about)
@@ -225,7 +229,7 @@ class SelfSpec:
         self,
         path: str | os.PathLike[str],
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         overwrite: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -256,7 +260,7 @@ class SelfSpec:
         self,
         repo_id: str,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         about: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
@@ -278,15 +282,17 @@ class SelfSpec:
         finally:
             self._on_step.remove(on_step)
 
-    def ability(self, model: Any) -> DraftSupport:
+    def ability(self, model: PreTrainedModel) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
         return self.runner(model).ability()
 
-    def runner(self, model: Any) -> ModelRunner:
+    def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         return self.models.run(inside_wrappers(model))
 
-    def draft_model_for(self, draft: Any, model: Any, num_tokens: int) -> DraftModel:
+    def draft_model_for(
+        self, draft: PreTrainedModel, model: PreTrainedModel, num_tokens: int
+    ) -> DraftModel:
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(
@@ -313,7 +319,7 @@ class SelfSpec:
             kept_kv=kept_kv,
         )
 
-    def warn(self, model: Any, stats: GenerationStats) -> None:
+    def warn(self, model: PreTrainedModel, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
         drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
@@ -49,7 +49,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._num_readable = 0
         self._tree = DraftTree.of_root(0)
 
-    def generate(self, model: Any, **arguments: Any) -> Any:
+    def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
         of_loop, ready = for_drafts(model, arguments)
         # With this, stock checks the call and prepares it as one of assisted decoding.
@@ -59,7 +59,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def _decode(
         self,
         of_loop: OfLoop,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
         *,
         stopping_criteria: StoppingCriteriaList,

@@ -231,7 +231,7 @@ class Line(NamedTuple):
 
     index: int
     max_columns: int
-    alone: str | None = None
+    runs_alone: str | None = None
 
 
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())

@@ -487,10 +487,9 @@ def test_hooks_are_seen():
     assert modules.hooks_of_all() == {}
     model = nn.Sequential(layer, nn.Linear(2, 2), nn.ReLU())
     model[1].forward = print
-    assert modules.hooked_modules(model) == (
-        [model[0], model[1]],
-        {nn.Sequential, nn.Linear, nn.ReLU},
-    )
+    _, hooked, classes = modules.modules_of(model)
+    assert hooked == [model[0], model[1]]
+    assert classes == {nn.Sequential, nn.Linear, nn.ReLU}
 
 
 def test_writes_are_counted():
@@ -581,7 +580,7 @@ def test_adapters_of_one_call_are_seen():
 
 
 def state_of(module):
-    return modules.state_of_modules(module)
+    return modules.modules_of(module).state
 
 
 CHANGES = {
