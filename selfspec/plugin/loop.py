@@ -23,7 +23,7 @@ from selfspec.plugin.outcome import result_of
 from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
-from selfspec.session import Session
+from selfspec.session import write
 from selfspec.stats import GenerationStats
 
 
@@ -93,5 +93,5 @@ class Loop:
         prompt.stats.spend("prepare", perf_counter() - start)
         if self.then is not None:
             return self.then(prompt)
-        Session(prompt.runner, spec, fails_alone=False).write(prompt)
+        write(prompt, spec)
         return result_of(prompt)
