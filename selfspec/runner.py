@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+import transformers
 from transformers import GenerationConfig, PreTrainedModel
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
@@ -23,6 +24,7 @@ from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
+from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
@@ -342,6 +344,8 @@ class ModelRunners:
         with self._lock:
             runner = self._runs.get(model)
             if runner is None:
+                if not self._runs and (untried := untried_reason(transformers.__version__)):
+                    _log.warning("%s; use one of these, or a newer selfspec", untried)
                 runner = self._runs[model] = ModelRunner(model, self._config)
             return runner
 

@@ -34,7 +34,9 @@ class State(NamedTuple):
 def state_of(model: PreTrainedModel) -> State:
     device, config = device_of(model).type, model.config
     precision = torch.get_float32_matmul_precision()
-    settings = [_autocast(device), precision, state_of_config(config, device)]
+    has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = torch.get_autocast_dtype(device) if has_autocast else None
+    settings = [autocast, precision, state_of_config(config, device)]
     if (of_text := config.get_text_config(decoder=True)) is not config:
         settings.append(state_of_config(of_text, device))
     modules = modules_of(model)
@@ -72,12 +74,6 @@ def has_adapters_of_one_call(model: PreTrainedModel) -> bool:
     """Has PEFT put hooks into the model that choose adapters for this call alone?"""
     hooks = (hook for module in model.modules() for hook in hooks_on(module).values())
     return any(map(is_of_one_call, hooks))
-
-
-def _autocast(device: str) -> torch.dtype | None:
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return None
-    return torch.get_autocast_dtype(device)
 
 
 def _whole_numbers(model: PreTrainedModel) -> tuple[int, ...]:

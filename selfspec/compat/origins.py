@@ -74,15 +74,6 @@ def _origin(part: Any) -> str:
     return str(owner.__module__ or "")
 
 
-def packages_of(code: Any) -> set[str]:
-    """The packages in which a callable or a class was written, with all that it wraps.
-
-    >>> packages_of(nn.Linear), packages_of(len)
-    ({'torch'}, {'builtins'})
-    """
-    return {_origin(part).partition(".")[0] for part in _parts(code)}
-
-
 def name_of(code: Any) -> str:
     """The name that the author gave to a hook or a forward: that of the innermost wrapped one."""
     *_, part = _parts(code)
@@ -96,8 +87,12 @@ def functions_of(code: Any) -> Hashable:
 
 
 def is_of_library(code: Any) -> bool:
-    """Was all of this written by libraries whose modules are parts of models?"""
-    return packages_of(code) <= _LIBRARIES
+    """Was all of this written by libraries whose modules are parts of models?
+
+    >>> is_of_library(nn.Linear), is_of_library(len)
+    (True, False)
+    """
+    return all(_origin(part).partition(".")[0] in _LIBRARIES for part in _parts(code))
 
 
 def is_harmless(hook: Any) -> bool:

@@ -54,7 +54,6 @@ class Loop:
         """transformers hands over what this names; `inputs_tensor` is what an encoder has read."""
         start = perf_counter()
         spec, arguments, num_rows = self.spec, self.arguments, len(input_ids)
-        spec.warn_if_untried()
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
         predictions: list[Prediction | None] = [None] * num_rows
         if arguments.prediction is not None:

@@ -11,14 +11,12 @@ from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
-import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
 from selfspec.compat.modules import inside_wrappers
-from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.draft.calibration import Calibration
@@ -106,7 +104,6 @@ class SelfSpec:
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
-        self._untried = untried_reason(transformers.__version__)
         self._remembered: Remembered | None = None
         if remember is not None:
             owner = tokenizer if contents is None else contents.tokenizer
@@ -181,12 +178,6 @@ class SelfSpec:
             "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
             "selfspec.attach(model) once, then generate(..., assistant=spec)"
         )
-
-    def warn_if_untried(self) -> None:
-        """Says once that this version of transformers was not tried."""
-        if self._untried is not None:
-            _log.warning("%s; use one of these, or a newer selfspec", self._untried)
-            self._untried = None
 
     def count(self, prompt: Prompt) -> None:
         """Counts a call that broke off."""
