@@ -14,9 +14,6 @@ from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-import transformers
-from transformers import GenerationConfig, PreTrainedModel
-
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
 from selfspec.ability.state import state_of, state_of_kv
@@ -24,7 +21,7 @@ from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
-from selfspec.compat.versions import untried_reason
+from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
@@ -67,7 +64,7 @@ class ModelRunner:
     `packing` packs weights when that pays; it is None where weights must not be packed.
     """
 
-    def __init__(self, model: PreTrainedModel, config: SpecConfig) -> None:
+    def __init__(self, model: Any, config: SpecConfig) -> None:
         self.config = config
         self.costs = Costs()
         self.ledger = Ledger()
@@ -117,7 +114,7 @@ class ModelRunner:
             return ability
 
     def needed_reason(
-        self, input_ids: Any, generation_config: GenerationConfig, arguments: dict[str, Any]
+        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
         if self.model.config.is_encoder_decoder:  # Its chains get them.
@@ -340,11 +337,11 @@ class ModelRunners:
         self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def run(self, model: PreTrainedModel) -> ModelRunner:
+    def run(self, model: Any) -> ModelRunner:
         with self._lock:
             runner = self._runs.get(model)
             if runner is None:
-                if not self._runs and (untried := untried_reason(transformers.__version__)):
+                if not self._runs and (untried := untried_reason(version_of("transformers"))):
                     _log.warning("%s; use one of these, or a newer selfspec", untried)
                 runner = self._runs[model] = ModelRunner(model, self._config)
             return runner
