@@ -22,7 +22,7 @@ else differs here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, Step, StepTime
@@ -34,9 +34,6 @@ from selfspec.errors import ConfigError
 from selfspec.neural.small_model import DraftModel, DraftText
 from selfspec.papers.diaa import FINE, recorded
 from selfspec.records import DRAFT_MODEL, Candidate, DraftTree, Evidence, Pays, StepRecord
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _LEAST, _MOST = 1e-6, 0.99  # of α, which goes on from one answer to the next
 
@@ -115,7 +112,7 @@ class DraftLLM(Source):
 
     name = DRAFT_MODEL
 
-    def __init__(self, model: PreTrainedModel, top_k: int = 8) -> None:
+    def __init__(self, model: Any, top_k: int = 8) -> None:
         self._model = DraftModel(model, num_ids=model.config.vocab_size, top_k=top_k)
 
     def open(self, row: RowStart) -> DraftCursor:
@@ -153,9 +150,7 @@ class DraftCursor(Cursor):
         self._after = {}
 
 
-def method(
-    *, draft_model: PreTrainedModel | None = None, max_nodes: int = 33, **options: Any
-) -> dict[str, Any]:
+def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:
     if draft_model is None:
         raise ConfigError(
             "as_in('edgellm') needs a small model with the same tokenizer (got none); pass "
