@@ -157,9 +157,14 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
 
 def layers_alone(model: PreTrainedModel, *, with_head: bool = True) -> set[nn.Linear]:
     """The layers whose weight no other module has, with the output head or without."""
-    owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    owners = num_owners(model)
     head = None if with_head else model.get_output_embeddings()
     return {m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1}
+
+
+def num_owners(model: nn.Module) -> Counter[int]:
+    """How many modules have a weight, by its id."""
+    return Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
 
 
 def own_memory(model: PreTrainedModel) -> None:
