@@ -46,7 +46,7 @@ class _Busy(CacheError):
     """Another process has the lock of the file."""
 
 
-class Remembered:
+class RememberedFile:
     """The file of one `SelfSpec`, made at the first save and readable by its owner only.
 
     It belongs to the tokenizer. `saves` says whether anything is learned that may be saved.

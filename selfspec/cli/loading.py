@@ -55,7 +55,7 @@ class Loaded:
         `sees`, a model that can read images is loaded with what it reads them with. With `packs`,
         weights are packed in place where that pays.
         """
-        from selfspec.cache import Remembered, load_cache
+        from selfspec.cache import RememberedFile, load_cache
 
         _check_device(options.device)
         tokenizer = load_tokenizer(options)
@@ -68,7 +68,7 @@ class Loaded:
             say(note)
         cache = None if options.cache is None else load_cache(options.cache, tokenizer=tokenizer)
         if options.remember is not None:  # Refuses a file of another tokenizer.
-            Remembered(options.remember, tokenizer, saves=False)
+            RememberedFile(options.remember, tokenizer, saves=False)
         draft_model = None
         if options.draft_model is not None:
             small = ModelOptions(
