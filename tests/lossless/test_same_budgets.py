@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from selfspec import SelfSpec, per_token
+from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Engine
 from selfspec.forward.costs import Costs
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.plugin import spec as spec_module
-from tests.fakes import WildSource, new_model, prompt, tiny_model
+from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model
 from tests.lossless.same import MODES, NUM_NEW, Call, doubting, few, run, run_both
 from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
@@ -63,7 +63,7 @@ def test_the_default_budget_loses_little_where_wide_forwards_are_dear(
     """Drafts that are right by chance alone, and costs that nobody knows before they are tried."""
     model, now, curve, widths = new_model(), [0.0], CostCurve(CURVES["row by row"]), list[int]()
 
-    @per_token
+    @of_library
     def advance(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         now[0] += curve.seconds(ids.shape[1])
