@@ -25,7 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import fill, shorten
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -42,7 +42,6 @@ What `python -m eval census` found for each of the {number} families of models t
 transformers {version}. A small random model of each answered with transformers' own loop and with
 drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
 texts are the same, and nothing about speed. For your model, run `selfspec check`."""
-_LONGEST = 160  # of a reason on the page
 _MEANINGS = {
     "trees": "Drafts are verified as trees.",
     "chains": "Drafts are verified as chains, which accept a little less in a step.",
@@ -50,7 +49,7 @@ _MEANINGS = {
     "refused": "The call ends with an error that says why.",
     "image not made": "No image or sound could be made for these here, so only the rest was tried.",
     "not made": "No small model could be made here, or transformers' own loop failed with it. This "
-    "says nothing about selfspec: [hybrid models](hybrid-models.md) has some of them.",
+    "says nothing about selfspec.",
 }
 
 
@@ -134,7 +133,6 @@ def _listed(verdicts: list[Verdict]) -> str:
     for each in verdicts:
         reason = re.sub(r"^\w*(For|LM|Model)\w*(:|(?= ))", "", each.reason).strip()
         reason = reason.removesuffix("; drafting chains instead of trees")
-        reason = shorten(reason, _LONGEST, placeholder=" …")
         groups.setdefault((each.prompt, reason), []).append(f"`{each.family}`")
     lines = []
     for (prompt, reason), names in groups.items():

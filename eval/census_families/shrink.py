@@ -55,8 +55,8 @@ _SIZES: tuple[tuple[str, Any], ...] = (
 _LAYERS = (
     r"(num_|n_)?((hidden|encoder|decoder|vision|text|audio)_)?(num_hidden_)?(layers?|blocks)|depth"
 )
-_INDICES = r".*(index|indexes|indices|idx|_layers|layers_ids)"
-_IDS = r".*(token(_id|_index|_ids)?|_id|tokens?_idx|image_token.*|placeholder.*)"
+_INDICES = r".*(index|indexes|indices|idx|_layers|layers?_ids)"
+_IDS = r".*(?<!per_)(token(_id|_index|_ids)?|_id|tokens?_idx|image_token.*|placeholder.*)"
 
 
 def all_families() -> dict[str, str]:

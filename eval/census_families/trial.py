@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import dropwhile
 from operator import not_
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
@@ -197,4 +198,4 @@ def _tried(answer: Answer, spec: SelfSpec, source: Remembered) -> tuple[str, str
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    return shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")

@@ -101,13 +101,16 @@ def check_tree(
     right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
-    if types.states:  # Plain steps are right, also where forwards over several tokens are not.
-        (steps,) = _stepped(model, right._replace(compared=compared[:-1]), 1, layers)
-        truth = torch.cat([steps, steps[-1:]])
     arguments = _arguments(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
-    if reason := placing_reason(given_positions(model, prompt_ids, arguments), arguments):
+    given = given_positions(model, prompt_ids, arguments)
+    if reason := placing_reason(given, arguments):
         return reason
+    # Plain steps are right, also where forwards over several tokens are not, and where the model
+    # counts positions by itself, from another number than columns do.
+    if types.states or given is None:
+        (steps,) = _stepped(model, right._replace(compared=compared[:-1]), 1, layers)
+        truth = torch.cat([steps, steps[-1:]])
     backend = new_backend(model, types)
     most = max(map(len, crowds), default=0)
     position = next_positions(model, prompt_ids, arguments)
