@@ -191,8 +191,8 @@ def test_a_fault_of_the_server_is_counted(served: Served, monkeypatch: pytest.Mo
     def broken(*_given: Any) -> None:
         raise RuntimeError("on purpose")
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="on purpose"):
-        patch.setattr(type(served.encoder), "arguments_for", broken)
+    monkeypatch.setattr(type(served.encoder), "arguments_for", broken)
+    with pytest.raises(RuntimeError, match="on purpose"):
         served.post(COMPLETION, {"prompt": "def"})
     lines = served.client.get("/metrics").text.splitlines()
     assert 'selfspec_requests_total{route="/v1/completions",status="500"} 1' in lines
