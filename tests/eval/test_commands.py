@@ -191,13 +191,6 @@ def test_openvino_takes_part(asked, told, tmp_path, monkeypatch):
     assert (figures["decode_speed_up"], figures["tokens_per_step"]) == (None, 1.0)
 
 
-def test_functions(figures, chat_folder):
-    first, step, steps = figures("functions", "--model", chat_folder)["rows"]
-    assert 100 < first["functions"] < 250
-    assert 100 < step["functions"] <= steps["functions"] < 300
-    assert max(row["deep"] for row in (first, step, steps)) < 20
-
-
 def test_launches(figures, chat_folder):
     """What all layers share is made once in a forward: here the mask for joined heads."""
     narrow, wide = figures("launches", "--model", chat_folder, "--threads", "1")["rows"]

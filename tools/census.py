@@ -1,6 +1,6 @@
 """Which families of models are drafted for: one small random model of each that is installed.
 
-    python -m eval census --output FOLDER [--families llama qwen2_vl]
+    python -m tools.census --output FOLDER [--families llama qwen2_vl]
 
 Each family's config is shrunk until a model of it is made in a moment. It answers with stock's loop
 and with drafts that are partly right, with an image or a sound in the prompt where the family takes
@@ -21,6 +21,7 @@ import multiprocessing
 import re
 import resource
 import signal
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -31,14 +32,14 @@ from typing import Any
 import torch
 import transformers
 
-from eval.census_families.shrink import all_families
-from eval.census_families.trial import FAULTS, Verdict, verdict
-from eval.errors import EvalError
+from eval.errors import EvalError, exit_status
 from eval.options import check_at_least
+from tools.census_families.shrink import all_families
+from tools.census_families.trial import FAULTS, Verdict, verdict
 
 _INTRODUCTION = """# Models
 
-What `python -m eval census` found for each of the {number} families of models that write text in
+What `python -m tools.census` found for each of the {number} families of models that write text in
 transformers {version}. A small random model of each answered with transformers' own loop and with
 drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
 texts are the same, and nothing about speed. For your model, run `selfspec check`."""
@@ -141,3 +142,9 @@ def _listed(verdicts: list[Verdict]) -> str:
             fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command = argparse.ArgumentParser(description=__doc__)
+    add_options(command)
+    sys.exit(exit_status(lambda: run(command.parse_args())))

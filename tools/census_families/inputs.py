@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from eval.census_families.special import MEDIA, NO_PLACES, PLACES
+from tools.census_families.special import MEDIA, NO_PLACES, PLACES
 
 Inputs = dict[str, torch.Tensor]
 

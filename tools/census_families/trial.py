@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from eval.census_families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
-from eval.census_families.shrink import small_model
 from selfspec import SelfSpec, UnsupportedError, attach
 from selfspec.compat.generation import KV
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
+from tools.census_families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
+from tools.census_families.shrink import small_model
 
 FAULTS = ("wrong text", "error", "no draft accepted")
 
