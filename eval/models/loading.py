@@ -15,7 +15,8 @@ def load_model(
     name: str | None, *, dtype: str, device: str, shape: str | None = None, weights: Any = None
 ) -> Any:
     """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
-    asked = RunOptions(model=name, device=device, dtype=dtype, weights=weights)
+    precision: Any = dtype  # The options check it.
+    asked = RunOptions(model=name, device=device, dtype=precision, weights=weights)
     model = loading.load_model(asked)
     return (model if shape is None else grow(model, shape)).eval()
 

@@ -118,7 +118,8 @@ def verdict(family: str) -> Verdict:
 
 def _prompts(model: Any) -> tuple[dict[str, Prompts], str]:
     """What makes prompts, by what is in them; and why none with an image or a sound."""
-    prompts, trouble = {}, ""
+    prompts: dict[str, Prompts] = {}
+    trouble = ""
     for kind in media_of(model):
         try:
             _check_seen(model, media_inputs(model, kind=kind))
@@ -147,7 +148,7 @@ def _ways(model: Any, prompts: Prompts) -> dict[str, Answer]:
     def call(num_rows: int, options: dict[str, Any], **ours: Any) -> torch.Tensor:
         return _generate(model, prompts(num_rows), options, **ours)
 
-    ways = {
+    ways: dict[str, Answer] = {
         "greedy": partial(call, 1, _GREEDY),
         "sampled": partial(call, 1, _SAMPLED),
         "batch": partial(call, 2, _SAMPLED),
