@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -30,16 +29,15 @@ class Sharing:
     def begin(self, prompt: Prompt, rows: Sequence[Row]) -> None:
         """Lets a prompt go on after the longest beginning that was read, also for one of `rows`."""
         stats, reader = prompt.stats, prompt.reader
-        stats.kept_reason = self._reason or (self._own_reason(prompt) if self._store else None)
+        stats.kept_reason = self._reason or (self._reason_of(prompt) if self._store else None)
         if self._store is None or stats.kept_reason is not None:
             return
         running = [self._text_of(row) for row in rows if row.prompt_end is not None]
         ids, cache = np.array(reader.input_ids[0].tolist()), reader.cache
         try:
-            with self.giving_way():
-                beginning = self._store.beginning(ids, _scope(prompt), cache, running)
+            beginning = self._store.beginning(ids, _scope(prompt), cache, running)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not self.give_way(error):
                 raise
             beginning = None  # The prompt is read whole.
         if beginning is not None:
@@ -55,9 +53,9 @@ class Sharing:
         if (kv := text_kv_in(prefilled.cache)).states:  # Soon they are those of a longer text.
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
-    def ended(self, rows: Sequence[Row]) -> None:
-        """Keeps what those of these rows have read that ended well."""
-        for row in rows:
+    def ended(self, prompts: Sequence[Prompt]) -> None:
+        """Keeps what was read of these prompts, whose rows are still there and have ended well."""
+        for row in (row for prompt in prompts for row in prompt.rows):
             if self._store is not None and row.prompt_end is not None and row.error is None:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
@@ -67,18 +65,17 @@ class Sharing:
         if self._store is not None:
             self._store.limit_to(num_bytes)
 
-    @contextmanager
-    def giving_way(self) -> Iterator[None]:
-        """Where memory runs out inside, what is kept of texts that have ended is dropped."""
-        try:
-            yield
-        except Exception as error:
-            if self._store is not None and is_out_of_memory(error):
-                self._store.drop()
-            raise
+    def give_way(self, error: Exception) -> bool:
+        """Drops what is kept of texts that have ended, if memory has run out; says whether so."""
+        is_over = is_out_of_memory(error)
+        if self._store is not None and is_over:
+            self._store.drop()
+        return is_over
 
-    def _own_reason(self, prompt: Prompt) -> str | None:
+    def _reason_of(self, prompt: Prompt) -> str | None:
         """Why what was read for other texts is of no use for a prompt."""
+        if prompt.config.learning == "request" and prompt.scope is None:
+            return "learning='request' lets no prompt go on after one of another request"
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
         if reason := prompt.reader.own_reason():  # Then its cache is made of layers.

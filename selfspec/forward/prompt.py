@@ -27,14 +27,14 @@ from selfspec.compat.generation import (
 from selfspec.compat.states import columns_of
 from selfspec.forward.columns import Beginning, fill, layers_reason
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
-from selfspec.forward.model import head_heard
+from selfspec.forward.model import at_output_head
 
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
 # Where the logits of a whole prompt are asked for, it is read in parts of 128 tokens.
-_NUM_HEARD = 128
-HearsLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
+_PART_OF_LOGITS = 128
+OnLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
 
 
 def num_teaching(states: torch.Tensor) -> int:
@@ -121,11 +121,11 @@ class PromptReader:
         generation_config: Any,
         *,
         learns: bool,
-        hears: HearsLogits | None = None,  # Gets the logits of all tokens, part by part.
+        on_logits: OnLogits | None = None,  # Gets the logits of all tokens, part by part.
         in_parts: bool = True,  # May the model read it so?
     ) -> None:
         self._model = model
-        self._hears = hears
+        self._on_logits = on_logits
         self._in_parts = in_parts
         self._num_states = 0
         self._input_ids = input_ids
@@ -133,7 +133,7 @@ class PromptReader:
         self._config = generation_config
         self._num_read = 0
         self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
-        self._listens = learns and model.get_output_embeddings() is not None
+        self._keeps_states = learns and model.get_output_embeddings() is not None
         self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
 
     @property
@@ -170,7 +170,7 @@ class PromptReader:
             return "it has several rows"
         if self._has_one_part:
             return "its prompt is read in one part, as one with images, or in chunks of its own"
-        if self._hears is not None:
+        if self._on_logits is not None:
             return "the logits of its whole prompt are asked for"
         if belongs_to_caller(self.cache):
             return "its KV cache is the caller's"
@@ -199,7 +199,7 @@ class PromptReader:
         is_whole = num_tokens is None or self._has_one_part
         end = length if is_whole else min(self._num_read + (num_tokens or 0), length)
         kwargs = dict(self._kwargs)
-        step = _NUM_HEARD if self._hears is not None and not self._has_one_part else end
+        step = _PART_OF_LOGITS if self._on_logits is not None and not self._has_one_part else end
         logits, outputs = self._logits, None
         while logits is None:
             outputs = self._read_until(min(self._num_read + step, end), kwargs)
@@ -215,15 +215,15 @@ class PromptReader:
 
     def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
         start = self._num_read
-        with self.listening(kwargs) as asked:
+        with self.keeping_states(kwargs) as asked:
             if end - start < self._input_ids.shape[1]:
                 asked = self._of_part(start, end, asked)
-            if self._hears is not None and "logits_to_keep" in asked:
+            if self._on_logits is not None and "logits_to_keep" in asked:
                 asked = {**asked, "logits_to_keep": 0}
             ids = self._input_ids[:, start:end]
             outputs = read_prompt(self._model, ids, self._config, dict(asked))
-        if self._hears is not None:
-            self._hears(start, outputs.logits)
+        if self._on_logits is not None:
+            self._on_logits(start, outputs.logits)
         self._num_read = end
         return outputs
 
@@ -244,9 +244,9 @@ class PromptReader:
         return kwargs
 
     @contextmanager
-    def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        if not self._listens or model_kwargs.get("logits_to_keep") != 1:
+        if not self._keeps_states or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
 
@@ -255,7 +255,7 @@ class PromptReader:
             held = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
-            return hidden if self._hears is not None else hidden[:, -1:]
+            return hidden if self._on_logits is not None else hidden[:, -1:]
 
-        with head_heard(self._model, keep_last):
+        with at_output_head(self._model, keep_last):
             yield {**model_kwargs, "logits_to_keep": 0}

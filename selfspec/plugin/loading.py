@@ -12,7 +12,6 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
-    InPlacePacking,
     missing_for_eight_bits,
     own_memory,
     pack_loaded,
@@ -101,7 +100,7 @@ def load(
         in_eight_bits = weights is not None
         model = load_within(source, max_memory, in_eight_bits=in_eight_bits, dtype=wanted, **room)
     kept = STREAMED if is_streamed(model) else None
-    pack_loaded(model, InPlacePacking(kept=kept, copies=max_memory is None))
+    pack_loaded(model, kept, copies=max_memory is None)
     return attach(model)
 
 
@@ -160,7 +159,7 @@ def _device(name: str | torch.device) -> torch.device:
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    if found == "auto" or (isinstance(found, torch.dtype) and found.is_floating_point):
-        return found
+    known = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if known == "auto" or (isinstance(known, torch.dtype) and known.is_floating_point):
+        return known
     raise ConfigError(f"dtype must be one of torch's for floats, or 'auto' (got {dtype!r})")

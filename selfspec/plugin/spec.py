@@ -5,49 +5,37 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
-import torch
-import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
-from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.compat.modules import inside_wrappers
-from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.draft.sources.prediction import Prediction
-from selfspec.engine import Engine
+from selfspec.engine import Engine, OnStep
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
-from selfspec.forward.model import num_readable
 from selfspec.kept_kv import KeptKV
 from selfspec.neural.small_model import DraftModel
 from selfspec.papers import method_of
-from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.lenient import Lenient
-from selfspec.plugin.outcome import result_of
-from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.prompt import Prompt
-from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
-from selfspec.session import Session
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
-_NOT_SAID: Any = object()  # The default of an argument that transformers hands to no loop.
 
 
 class SelfSpec:
@@ -84,7 +72,7 @@ class SelfSpec:
         config: SpecConfig | None = None,
         *,
         remember: str | os.PathLike[str] | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         contents: CacheContents | None = None,
         extra_sources: Sequence[Source] = (),
         budget: Budget | str | None = None,
@@ -101,10 +89,10 @@ class SelfSpec:
         own_budget = budget if isinstance(budget, Budget) else None
         if budget is not None:
             knobs["budget"] = budget if own_budget is None else "fixed"
-        for given, kind in ((shape, Shape), (calibration, Calibration)):
-            if given is not None and not isinstance(given, kind):
-                name = kind.__name__
-                raise ConfigError(f"{name.lower()} must be a {name} (got {given!r:.80})")
+        for part, wanted in ((shape, Shape), (calibration, Calibration)):
+            if part is not None and not isinstance(part, wanted):
+                name = wanted.__name__
+                raise ConfigError(f"{name.lower()} must be a {name} (got {part!r:.80})")
         if draft_model is not None:
             check_draft_model(draft_model)
         self.config = (config or SpecConfig()).changed(**knobs)
@@ -114,9 +102,8 @@ class SelfSpec:
         self._budget = own_budget
         self.models = ModelRunners(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-        self._listeners: list[Callable[[StepRecord], None]] = []
+        self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
-        self._untried = untried_reason(transformers.__version__)
         self._remembered: Remembered | None = None
         if remember is not None:
             owner = tokenizer if contents is None else contents.tokenizer
@@ -138,7 +125,7 @@ class SelfSpec:
         path_or_hub_id: str | os.PathLike[str],
         *,
         revision: str | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> SelfSpec:
         """A `SelfSpec` that starts with what a cache holds: a file, or a repository on the Hub.
@@ -159,7 +146,7 @@ class SelfSpec:
         paper: str,
         *,
         cache: str | os.PathLike[str] | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> SelfSpec:
         """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
@@ -174,89 +161,23 @@ class SelfSpec:
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
-        given = method_of(paper, **options)
+        method = method_of(paper, **options)
         if cache is None:
-            return cls(tokenizer=tokenizer, **given)
-        return cls.from_pretrained(cache, tokenizer=tokenizer, **given)
+            return cls(tokenizer=tokenizer, **method)
+        return cls.from_pretrained(cache, tokenizer=tokenizer, **method)
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
 
     def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        *,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        prediction: Any = None,
-        draft_model: Any = None,
-        max_nodes: int | None = None,
-        inputs_tensor: torch.Tensor | None = None,
-        streamer: Any = _NOT_SAID,
-        synced_gpus: bool = False,
-        is_default: bool = False,
-        then: Callable[[Prompt], Any] | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls.
-
-        transformers hands over what this signature names. `prediction` is what the answer will
-        probably look like, as token ids: those of one text for all prompts, or a list with those of
-        one for each. `draft_model` is used in place of the `SelfSpec`'s own. `max_nodes` limits the
-        trees of this call, beside the knob of that name; 1: no drafts. `inputs_tensor` is what an
-        encoder has read. `is_default` says that the call did not name the assistant. `then` gets
-        the prompt in place of a `Session`, and what it returns is the result.
-        """
-        start = perf_counter()
-        if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
-            raise UnsupportedError(
-                "custom_generate= needs an attached model, since transformers hands neither "
-                "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
-                "selfspec.attach(model) once, then generate(..., assistant=spec)"
-            )
-        if self._untried is not None:
-            _log.warning("%s; use one of these, or a newer selfspec", self._untried)
-            self._untried = None
-        refuse_prepared(model, input_ids, generation_config, model_kwargs)
-        draft = self.draft_model if draft_model is None else draft_model
-        predictions: list[Prediction | None] = [None] * len(input_ids)
-        if prediction is not None:
-            num_returned = generation_config.num_return_sequences or 1
-            sizes = (len(input_ids), num_returned, num_readable(model))
-            predictions = predictions_of(prediction, *sizes)
-        limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
-        prompt = Prompt(
-            model=model,
-            runner=self.models.run(model),
-            input_ids=input_ids,
-            model_kwargs=model_kwargs,
-            generation_config=generation_config,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            streamer=streamer,
-            predictions=predictions,
-            draft_model=None
-            if draft is None
-            else self.draft_model_for(draft, model, input_ids.shape[1]),
-            max_nodes=limits.max_nodes,
-            inputs_tensor=inputs_tensor,
-            has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
-            synced_gpus=synced_gpus,
-            is_default=is_default,
-            stats=GenerationStats(num_calls=1),
+        self, *_: Any, prediction: Any = None, draft_model: Any = None, **_arguments: Any
+    ) -> NoReturn:
+        """Refuses to be the loop of a model that is not attached, with what `attach` takes."""
+        raise UnsupportedError(  # A reader in another thread might never stop waiting.
+            "custom_generate= needs an attached model, since transformers hands neither "
+            "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
+            "selfspec.attach(model) once, then generate(..., assistant=spec)"
         )
-        try:
-            route(prompt)
-        except BaseException:
-            self.count(prompt)
-            raise
-        prompt.stats.spend("prepare", perf_counter() - start)
-        if then is not None:
-            return then(prompt)
-        Session(prompt.runner, self, fails_alone=False).write(prompt)
-        return result_of(prompt)
 
     def count(self, prompt: Prompt) -> None:
         """Counts a call that broke off."""
@@ -287,7 +208,10 @@ class SelfSpec:
         self.models.forget_kept_kv()
 
     def contents(
-        self, *, tokenizer: Any = None, about: Mapping[str, Any] | None = None
+        self,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> CacheContents:
         """What `save_pretrained` would write: everything that was loaded or learned."""
         return self._knowledge.contents(tokenizer, about)
@@ -296,7 +220,7 @@ class SelfSpec:
         self,
         path: str | os.PathLike[str],
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         overwrite: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -327,7 +251,7 @@ class SelfSpec:
         self,
         repo_id: str,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         about: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
@@ -338,26 +262,28 @@ class SelfSpec:
         return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
     @contextmanager
-    def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
-        """Inside, calls `listener` with the `StepRecord` of every row in every step.
+    def listening(self, on_step: OnStep) -> Iterator[None]:
+        """Inside, calls `on_step` with the `StepRecord` of every row in every step.
 
         The first record of a row has a tree of one node: the prompt's forward yields its token.
         """
-        self._listeners.append(listener)
+        self._on_step.append(on_step)
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            self._on_step.remove(on_step)
 
-    def ability(self, model: Any) -> DraftSupport:
+    def ability(self, model: PreTrainedModel) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
         return self.runner(model).ability()
 
-    def runner(self, model: Any) -> ModelRunner:
+    def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         return self.models.run(inside_wrappers(model))
 
-    def draft_model_for(self, draft: Any, model: Any, num_tokens: int) -> DraftModel:
+    def draft_model_for(
+        self, draft: PreTrainedModel, model: PreTrainedModel, num_tokens: int
+    ) -> DraftModel:
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(
@@ -372,7 +298,7 @@ class SelfSpec:
         if prompt is not None and prompt.is_default:
             lenient = Lenient(prompt.stats)
             learned = partial(lenient.learned, learned)
-            budget = lenient.piece(budget)
+            budget = lenient.guarded(budget)
         if budget is not None:
             budget = budget.open()
         return Engine(
@@ -380,11 +306,11 @@ class SelfSpec:
             backend,
             learned=learned,
             budget=budget,
-            listeners=self._listeners,
+            on_step=self._on_step,
             kept_kv=kept_kv,
         )
 
-    def warn(self, model: Any, stats: GenerationStats) -> None:
+    def warn(self, model: PreTrainedModel, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
         drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -21,9 +22,11 @@ from transformers import (
     LogitsProcessorList,
 )
 from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLayer
+from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
+from selfspec import runner as run_module
 from selfspec.compat import (
     branching,
     checkpoints,
@@ -66,8 +69,10 @@ def test_every_function_has_a_test_here(module):
         for name, each in inspect.getmembers(module, inspect.isfunction)
         if each.__module__ == module.__name__ and not name.startswith("_")
     ]
-    called = HERE.read_text(encoding="utf-8")
-    assert not [name for name in ours if f".{name}(" not in called]
+    module_name = module.__name__.rpartition(".")[2]
+    nodes = ast.walk(ast.parse(HERE.read_text(encoding="utf-8")))
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    assert not [name for name in ours if f"{module_name}.{name}" not in called]
 
 
 # --- encoder-decoders
@@ -122,7 +127,7 @@ def test_versions_are_those_of_a_bug_report():
 
 
 def test_the_first_call_with_an_untried_version_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    monkeypatch.setattr(run_module, "version_of", lambda _name: "5.99.0")
     spec, model = selfspec.SelfSpec(), selfspec.attach(new_model())
     for _ in range(2):
         model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
@@ -227,19 +232,18 @@ def test_arguments_are_updated_by_the_model():
     assert generation.kv_of(generation.update_arguments(tiny_model(), {}, outputs=output)) is kv
 
 
-def test_candidates_are_replaced_and_given_back():
+def test_assisted_decoding_asks_candidates_of_ours():
+    class Asked(CandidateGenerator):
+        def get_candidates(self, *_args, **_kwargs):
+            raise KeyboardInterrupt
+
+    def loop(model, input_ids, **arguments):
+        generation.decode_assisted(model, Asked(), input_ids, **arguments)
+
     model = new_model()
-    lengths = []
-
-    def generator(*, stopping_criteria, **_given):
-        lengths.append(stopping_criteria[0].max_length)
-        raise KeyboardInterrupt
-
-    ids = torch.ones(1, 3, dtype=torch.long)
-    with generation.using_candidates(model, generator), pytest.raises(KeyboardInterrupt):
-        model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=4)
-    assert lengths == [7]
-    assert not {"_get_candidate_generator", "_get_stopping_criteria"} & vars(model).keys()
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**prompt(), custom_generate=loop, max_new_tokens=3)
+    assert "_get_candidate_generator" not in vars(model)
 
 
 def test_windowed_layers_record_and_count():
@@ -385,8 +389,6 @@ def test_a_window_beside_states_is_kept_whole():
 def test_attention_by_name():
     config = tiny_model().config
     assert generation.attention_implementation(config) in ("sdpa", "eager")
-    names = generation.implementations_of(config, "cpu")
-    assert names[0] == generation.attention_implementation(config)
     assert "sdpa" in generation.attention_functions()
     assert callable(generation.sdpa_attention_forward)
 
@@ -419,20 +421,15 @@ def test_experts_that_generate_switches_are_in_the_same_state(monkeypatch):
     """It does so while it decodes, on any device but a CPU."""
     model = new_model("mixtral")
     config = model.config
-    assert generation.settings_of(config).items() <= vars(config).items()
     model.set_experts_implementation("grouped_mm")
-    outside = generation.settings_of(config), generation.implementations_of(config, "cuda")
-    on_cpu = generation.implementations_of(config, "cpu")
+    outside, on_cpu = (generation.state_of_config(config, name) for name in ("cuda", "cpu"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     with generation.decoding_switches(model):
         assert model.get_experts_implementation()[""] == "batched_mm"
-        assert outside == (
-            generation.settings_of(config),
-            generation.implementations_of(config, "cuda"),
-        )
-        assert generation.implementations_of(config, "cpu") != on_cpu
+        assert generation.state_of_config(config, "cuda") == outside
+        assert generation.state_of_config(config, "cpu") != on_cpu
     model.set_experts_implementation("eager")
-    assert generation.implementations_of(config, "cuda") != outside[1]
+    assert generation.state_of_config(config, "cuda") != outside
 
 
 def test_hooks_of_output_capturing_are_known():
@@ -491,10 +488,9 @@ def test_hooks_are_seen():
     assert modules.hooks_of_all() == {}
     model = nn.Sequential(layer, nn.Linear(2, 2), nn.ReLU())
     model[1].forward = print
-    assert modules.hooked_modules(model) == (
-        [model[0], model[1]],
-        {nn.Sequential, nn.Linear, nn.ReLU},
-    )
+    _, hooked, classes = modules.modules_of(model)
+    assert hooked == [model[0], model[1]]
+    assert classes == {nn.Sequential, nn.Linear, nn.ReLU}
 
 
 def test_writes_are_counted():
@@ -585,7 +581,7 @@ def test_adapters_of_one_call_are_seen():
 
 
 def state_of(module):
-    return modules.state_of_modules(module)
+    return modules.modules_of(module).state
 
 
 CHANGES = {
