@@ -16,7 +16,7 @@ from tests.lossless.odd_steps import MOVES, with_odd_steps
 from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, attached, run, run_both
 from tests.zoo import MULTIMODAL
 
-COUNTING = ("exaone4-5", "hyperclovax-vision")  # They give their plain steps no positions.
+COUNTING = ("exaone4-5", "hyperclovax-vision-v2")  # They give their plain steps no positions.
 PADDED = "its plain steps are given no positions, and some columns are padding"
 
 
