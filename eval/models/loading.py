@@ -19,7 +19,8 @@ def load_model(
 
     None: the embedded one.
     """
-    asked = RunOptions(model=name, device=device, dtype=dtype, weights=weights)
+    precision: Any = dtype  # The options check it.
+    asked = RunOptions(model=name, device=device, dtype=precision, weights=weights)
     model = loading.load_model(asked)
     return attach((model if shape is None else grow(model, shape)).eval())
 
