@@ -43,7 +43,7 @@ class ModelOptions:
     dtype: Annotated[_Dtype, Parameter(group=_MODEL, show_choices=False, show_default=False)] = (
         "auto"
     )
-    """float32: same text; bfloat16, float16. Default: as saved."""
+    """float32: same text; bfloat16: often not. Default: saved."""
     verbose: Verbose = False
     """Also say what is prepared, and how long it takes."""
 
