@@ -297,7 +297,7 @@ REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
         new_model,
         lambda model: model.model.layers[0].register_forward_hook(of_library(lambda *_: None)),
-        "its module 'model.layers.0' has the hook '<lambda>', whose Python a replay would leave out",
+        "module 'model.layers.0' has the hook '<lambda>', whose Python a replay would leave out",
     ),
     "pre-hook": (
         new_model,
