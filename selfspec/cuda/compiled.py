@@ -26,7 +26,7 @@ from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes, num_readable
-from selfspec.forward.room import Fixed, Limits
+from selfspec.forward.sizes import Limits, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
@@ -91,11 +91,12 @@ class CompiledLayers:
     @contextmanager
     def running(self, kv: TreeKV) -> Iterator[None]:
         """Inside, this thread's forwards over `kv` run compiled layers."""
-        assert kv.layout is not None
+        layout = kv.forward.layout
+        assert layout is not None
         before = [vars(layer).get("forward") for layer in self._layers]
         owner = threading.get_ident()
         for index, layer in enumerate(self._layers):
-            caches = kv.cache, LayerKV(kv.cache.layers[index], kv.layout)
+            caches = kv.cache, LayerKV(kv.cache.layers[index], layout)
             layer.forward = partial(self._run, owner, index, layer.forward, caches)
         try:
             yield
@@ -206,7 +207,7 @@ def _chains(
     for num_rows in range(1, min(2, 1 if limits is None else limits.max_rows) + 1):
         kv = prefilled(model, tokens[:_PROMPT], TrialLayers(), num_rows)
         positions = torch.tensor([[_PROMPT]] * num_rows, device=model.device)
-        runner.kv.policy = Fixed(limits)
+        runner.kv.policy = Policy(limits, is_fixed=True)
         backend = TreeBackend(model, attention, runner)
         rows = backend.add(kv, positions, max_columns=_PROMPT + max(_WIDTHS))
         for width in _WIDTHS:

@@ -26,7 +26,7 @@ from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.forward.pause import Pause
-from selfspec.forward.room import Fixed, Limits
+from selfspec.forward.sizes import Limits, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import device_for
 
@@ -82,7 +82,7 @@ class KeptRunner:
         try:
             found = _capture_reason(model, attention) or self._fresh(model, attention, limits)
             if isinstance(found, StaticRunner):
-                found.kv.policy = Fixed(limits)
+                found.kv.policy = Policy(limits, is_fixed=True)
                 self._lent = threading.get_ident(), attention, limits
             yield found
         finally:
@@ -111,7 +111,7 @@ class KeptRunner:
         """A new trial in the midst of a call; the runner takes over the slots of its rows."""
         found = self._try(model, attention)
         if isinstance(found, StaticRunner):
-            kv.policy = Fixed(limits)
+            kv.policy = Policy(limits, is_fixed=True)
             found.take_over(kv)
             self._lent = threading.get_ident(), attention, limits
         return found
@@ -145,7 +145,7 @@ class KeptRunner:
         if found.layers is not None or (self._refused and not (pause and pause.step())):
             return
         held = found.kv  # A trial has slots of its own, since these may hold rows.
-        found.take_over(TreeKV(lent[1], Fixed(lent[2])))
+        found.take_over(TreeKV(lent[1], Policy(lent[2], is_fixed=True)))
         try:
             self._refused, self._compiling = compile_layers(model, lent[1], found, lent[2]), None
         except Exception as error:

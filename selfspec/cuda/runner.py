@@ -16,9 +16,9 @@ import torch
 
 from selfspec.cuda.compiled import CompiledLayers
 from selfspec.forward.eager import Logits
-from selfspec.forward.layout import InputShape, RowState, read
+from selfspec.forward.layout import InputShape, read
 from selfspec.forward.model import AttentionTypes, logits_of
-from selfspec.forward.room import Fixed
+from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
 
@@ -59,7 +59,7 @@ class StaticRunner:
     def __init__(
         self, attention: AttentionTypes, device: Device, torch_device: torch.device
     ) -> None:
-        self.kv = TreeKV(attention, Fixed())
+        self.kv = TreeKV(attention, Policy(is_fixed=True))
         self.reason: str | None = None
         self.setting_up = 0.0
         self.layers: CompiledLayers | None = None
@@ -93,7 +93,7 @@ class StaticRunner:
 
     def check_memory(self) -> None:
         """Raises an error if forwards over its slots went on eagerly for want of memory."""
-        if self.reason is None and not isinstance(self.kv.policy, Fixed):
+        if self.reason is None and not self.kv.policy.is_fixed:
             raise torch.OutOfMemoryError("there is no memory for captured forwards")
 
     def fitting(self, shape: InputShape) -> InputShape:
@@ -101,9 +101,7 @@ class StaticRunner:
         rows = min(stepped(shape.rows), max(self.kv.num_rows, shape.rows))
         return shape._replace(rows=rows, width=stepped(shape.width))
 
-    def ready(
-        self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState
-    ) -> Logits | None:
+    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits | None:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
         Returns a function that runs the forward and returns its logits (R, W, V). The next forward
@@ -117,7 +115,7 @@ class StaticRunner:
             self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
         self._device.send(inputs, into=self._inputs[shape])
         num_keys = tuple(self.kv.num_keys(shape.width).items())
-        key = ForwardKey(shape, num_keys, self.kv.kind.dtype, self.kv.visible is not None)
+        key = ForwardKey(shape, num_keys, self.kv.placement[0], self.kv.visible is not None)
         self.setting_up = 0.0
         replay = self._replays.get(key) or self._captured(model, key)
         if replay is None:
@@ -195,13 +193,13 @@ class StaticRunner:
             visible=self._visible if key.is_padded else None,
             dtype=key.dtype,
         )
-        self.kv.layout = layout
+        self.kv.forward = self.kv.forward._replace(layout=layout)
         layers = nullcontext() if self.layers is None else self.layers.running(self.kv)
         try:
             with layers:
                 return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
         finally:
-            self.kv.layout = None
+            self.kv.forward = self.kv.forward._replace(layout=None)
 
 
 def _lasting(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from selfspec.forward.layout import InputShape, RowState, hiding, read
+from selfspec.forward.layout import InputShape, hiding, read
 from selfspec.forward.model import AttentionTypes, logits_of
-from selfspec.forward.room import Growing, Policy
+from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import upload
 
@@ -23,7 +23,8 @@ class Forwards(Protocol):
     kv: TreeKV
     # Why captured forwards can't be had; a failed capture is noted here.
     reason: str | None
-    setting_up: float  # Seconds of the last `ready` that later forwards will save.
+    # How many seconds the last `ready` has spent on a capture, which later forwards replay.
+    setting_up: float
 
     @property
     def kind(self) -> str:
@@ -34,10 +35,11 @@ class Forwards(Protocol):
         """The shape of the forward that has room for inputs of `shape`."""
         ...
 
-    def ready(
-        self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState
-    ) -> Logits | None:
-        """Sends the inputs of the next forward; returns what runs it, or None if nothing does."""
+    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits | None:
+        """Sends the inputs of the next forward, for which there are slots.
+
+        Returns what runs it, or None if nothing does.
+        """
         ...
 
 
@@ -54,13 +56,13 @@ class EagerForwards:
     def __init__(
         self,
         attention: AttentionTypes,
-        policy: Policy | None = None,  # None: that of one call.
+        policy: Policy = Policy(),  # noqa: B008 has no state
         *,
         kv: TreeKV | None = None,  # Slots that are there already.
         kind: Callable[[], str] = eager,
         reason: str | None = None,
     ) -> None:
-        self.kv = TreeKV(attention, policy or Growing()) if kv is None else kv
+        self.kv = TreeKV(attention, policy) if kv is None else kv
         self.reason = reason
         self._kind = kind
         self._windows = attention.windows
@@ -74,16 +76,16 @@ class EagerForwards:
         """The same shape: an eager forward may have any."""
         return shape
 
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
-        kv, visible = self.kv, self.kv.visible
-        _, front, firsts = kv.forward
-        end = front + shape.width
+    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits:
+        kv, visible, width = self.kv, self.kv.visible, shape.width
+        dtype, device = kv.placement
+        end = kv.forward.front + width
         layout = read(
-            upload(inputs, kv.kind.device),
+            upload(inputs, device),
             shape,
-            windows=hiding(self._windows, state, shape.width, has_padding=visible is not None),
-            num_keys={name: end - first for name, first in firsts.items()},
+            windows=hiding(self._windows, kv.forward, width, has_padding=visible is not None),
+            num_keys={name: end - first for name, first in kv.forward.firsts.items()},
             visible=visible,
-            dtype=kv.kind.dtype,
+            dtype=dtype,
         )
         return partial(logits_of, model, layout, kv.cache, kv.states, self._functions)

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from selfspec.forward import slots as module
 from selfspec.forward.layout import Window
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.room import Limits, Shared
+from selfspec.forward.sizes import Limits, Policy
 from tests.forward.test_tree_kv import HeldKV
 
 HEADS = (2, 1)  # of the two layers
@@ -38,7 +38,7 @@ def prompt_of(stamps: list[int]) -> DynamicCache:
 def rows_kv(max_rows: int, max_tokens: int | None) -> HeldKV:
     """Both layers are windowed, and keep all columns all the same."""
     attention = AttentionTypes(("a", "a"), {"a": Window("sliding", 4)}, 0)
-    return HeldKV(attention, Shared(Limits(max_rows, max_tokens)))
+    return HeldKV(attention, Policy(Limits(max_rows, max_tokens)))
 
 
 def add_row(kv: HeldKV, stamps: list[int], max_columns: int) -> None:

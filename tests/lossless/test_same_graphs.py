@@ -24,7 +24,7 @@ from selfspec import SelfSpec, UnsupportedError, per_token
 from selfspec.compat.generation import KV
 from selfspec.cuda import compiled
 from selfspec.cuda.runner import ForwardKey, StaticRunner
-from selfspec.forward.room import Fixed
+from selfspec.forward import sizes
 from selfspec.runner import ModelRunner
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
@@ -81,7 +81,7 @@ def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     """17 + 250 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
-    monkeypatch.setattr("selfspec.forward.room.Fixed.least", room)
+    monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", room)
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=250, **SAMPLE)
 
 
@@ -571,10 +571,10 @@ def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[st
     model, inputs, spec = tiny_model(), prompt(), SelfSpec()
     run_graphs(model, inputs, spec, drafts=False, **GREEDY)
 
-    def full(*_args: Any, **_kwargs: Any) -> None:
+    def full(*_args: Any) -> None:
         raise torch.OutOfMemoryError("on purpose")
 
-    monkeypatch.setattr(Fixed, "room", full)
+    monkeypatch.setattr(sizes, "lasting", full)
     longer = prompt(1, 300)
     both = run_both(model, longer, spec, drafts=False, **GREEDY)
     assert "no memory for fixed KV slots" in str(both.stats.eager_reason)

@@ -90,7 +90,7 @@ class States:
         self._places = slice(0, 0)
 
     @property
-    def kind(self) -> tuple[torch.dtype, torch.device]:
+    def placement(self) -> tuple[torch.dtype, torch.device]:
         store = next(iter(self._stores.values()))
         return store.dtype, store.device
 
@@ -111,14 +111,16 @@ class States:
         for place, held in found.items():
             self._stores[place][first : first + len(held)] = held
 
-    def make_room(self, num_rows: int) -> None:
-        """Makes room for so many rows."""
+    def make_room(self, num_rows: int) -> bool:
+        """Makes room for this many rows; did states move?"""
+        before = self.generation
         for place, store in self._stores.items():
             if len(store) < num_rows:
                 new = _new_store(store, num_rows)
                 new[: len(store)] = store
                 self._stores[place] = new
                 self.generation += 1
+        return self.generation > before
 
     def show(self, places: slice) -> None:
         """Lets the layers show the states of these rows, which the next forwards are over."""
