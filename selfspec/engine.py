@@ -55,8 +55,7 @@ class _Drafts(NamedTuple):
 
     step: Step
     trees: list[Drafted]
-    width: int  # of the forward, with what it reads again
-    num_pending: int  # tokens that it reads again
+    width: int  # of the forward
     seconds: float
 
 
@@ -209,8 +208,8 @@ class Engine:
             with row.guarded():
                 if row.max_nodes > 1:
                     row.drafter.prepare()
-        start, pending = laps.end("draft"), backend.num_pending
-        step = self.budget.step(backend.max_width(self.config.max_nodes), pending)
+        start = laps.end("draft")
+        step = self.budget.step(backend.max_width(self.config.max_nodes))
         for row in self.rows:
             tree = DraftTree.of_root(row.last_token)
             with row.guarded():
@@ -219,9 +218,8 @@ class Engine:
             trees.append(tree)
         step.fit(trees)
         _add_pads(self.rows, trees)
-        width = (pending or 0) + max(map(len, trees))
         drafted = list(zip(self.rows, trees, strict=True))
-        return _Drafts(step, drafted, width, pending or 0, laps.end("draft") - start)
+        return _Drafts(step, drafted, max(map(len, trees)), laps.end("draft") - start)
 
     def _verify(self, drafted: list[Drafted], laps: Laps) -> list[Committed]:
         """Lets the rows walk down their trees, and keeps the KV of their paths.
@@ -291,7 +289,6 @@ class Engine:
         took = laps.end("learn") - laps.start - laps.seconds["prepare"]
         for row, record in committed:
             row.stats.count_step(record)
-            row.stats.num_read_again += drafts.num_pending
             row.stats.count_time(laps.seconds, took, drafts.width, len(committed))
 
     def leave(self) -> list[Row]:

@@ -24,13 +24,14 @@ from selfspec.ability.trials import (
     check_prompt,
     check_steps,
     check_tree,
+    states_reason,
 )
 from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
-from selfspec.compat.modules import is_compiled
 from selfspec.compat.origins import layer_that_mixes_tokens
+from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
@@ -159,7 +160,9 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(str(reason))._replace(whole_reason=whole_reason)
-    return DraftSupport("plain", f"{reason}; and no chain either: {chain_reason}", None)
+    if chain_reason != reason:
+        reason = f"{reason}; and no chain either: {chain_reason}"
+    return DraftSupport("plain", reason, None)
 
 
 def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
@@ -191,12 +194,7 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
         return f"{type(model).__name__} takes no position_ids"
     if not types.states:
         return types
-    if any(map(is_compiled, model.modules())):
-        return "torch.compile runs layers that keep running states, and may trace what they call"
-    functions = state_functions(model)
-    if not functions:
-        return "its running states are moved on by code of its own"
-    return types._replace(functions=functions)
+    return states_reason(model) or types._replace(functions=state_functions(model))
 
 
 def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str | None:
@@ -252,6 +250,8 @@ def _attempt(check: Any, model: Any, *args: Any) -> str | None:
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if isinstance(error, UnsupportedError):
+            return str(error)
         said = f"{type(error).__name__}: {error}"
         if not _is_of_model(error):
             raise BrokenTrial(f"the trial of {type(model).__name__} broke off ({said})") from error

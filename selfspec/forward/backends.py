@@ -43,7 +43,6 @@ class TreeBackend:
     into its place, so that the rows lie side by side, as a forward needs them.
     """
 
-    num_pending = None  # How many committed tokens the next forward reads again; here none.
     chains_only = False
 
     def __init__(

@@ -30,6 +30,13 @@ class Ancestry:
         self._windows: dict[int, torch.Tensor] = {}
         self._elsewhere: dict[torch.device, Ancestry] = {}
 
+    @classmethod
+    def of_chains(cls, num_rows: int, width: int, device: torch.device) -> Ancestry:
+        """Each node goes on from all before it."""
+        steps = torch.arange(width, device=device)
+        unseen = steps > steps[:, None]
+        return cls(unseen.expand(num_rows, -1, -1), steps.expand(num_rows, -1))
+
     def on(self, device: torch.device) -> Ancestry:
         """The same on the device of a layer."""
         if device == self.depths.device:

@@ -16,6 +16,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
 from selfspec.compat.states import StatePlace, states_by_place
+from selfspec.errors import UnsupportedError
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
@@ -52,8 +53,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
         self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any
     ) -> torch.Tensor:
         """(B, C, size + W): the columns of the state, then those of the nodes."""
-        place = self._index, _CONVOLUTION, state_idx
-        return self._states.columns(place, conv_states)
+        return self._states.columns((self._index, _CONVOLUTION, state_idx), conv_states)
 
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any
@@ -76,14 +76,15 @@ class States:
     """The states of all rows that have a place, in one tensor for each state of each layer.
 
     `branches` belongs to the last forward, until its paths are known. `layers` are what the model
-    sees, by their numbers.
+    sees, by their numbers: layers of ours, or stock layers that were taken over.
     """
 
     def __init__(self) -> None:
-        self.layers: dict[int, StateLayer] = {}
+        self.layers: dict[int, Any] = {}
         self.branches: Branches | None = None
         self.generation = 0  # Grows when states get another address.
         self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
+        self._shapes: dict[StatePlace, torch.Size] = {}  # (C, size), (size,) or (H, K, V)
         # By the ids of the tensors that layers show, which live as long as they are here.
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
@@ -103,13 +104,35 @@ class States:
 
         If this breaks off, no other row has changed.
         """
-        found = {p: _turned(p, state) for p, state in states_by_place(layers).items()}
-        kinds = [{p: _kind(s) for p, s in some.items()} for some in (found, self._stores)]
-        if kinds[0] != kinds[1] and not first:
-            self._stores = {place: _new_store(held, 0) for place, held in found.items()}
+        states = states_by_place(layers)
+        new = {place: _turned(place, state) for place, state in states.items()}
+        is_new = {p: _kind(s) for p, s in new.items()} != {
+            p: _kind(s) for p, s in self._stores.items()
+        }
+        if is_new and not first:
+            self._stores = {place: _new_store(state, 0) for place, state in new.items()}
+            self._shapes = {place: state.shape[1:] for place, state in states.items()}
         self.make_room(num_rows)
-        for place, held in found.items():
-            self._stores[place][first : first + len(held)] = held
+        for place, state in new.items():
+            self._stores[place][first : first + len(state)] = state
+
+    def take_over(self, layers: Sequence[Any]) -> None:
+        """Lets stock layers show the states of their rows, and write nothing to them."""
+        num_rows = max(map(len, states_by_place(layers).values()), default=0)
+        self.add(layers, 0, num_rows)
+        for index in {index for index, *_ in self._stores}:
+            layer, stand_in = layers[index], StateLayer(self, index)
+            self.layers[index] = layer
+            layer.update_conv_state = stand_in.update_conv_state
+            layer.update_recurrent_state = stand_in.update_recurrent_state
+        self.show(slice(0, num_rows))
+
+    def hand_back(self, layers: Sequence[Any]) -> None:
+        """Lets the stock layers that were taken over keep their states themselves again."""
+        self.give_back(layers, self._places)
+        for layer in self.layers.values():
+            del layer.update_conv_state, layer.update_recurrent_state
+        self.layers = {}
 
     def make_room(self, num_rows: int) -> bool:
         """Makes room for this many rows; did states move?"""
@@ -142,10 +165,10 @@ class States:
 
     def columns(self, place: StatePlace, nodes: torch.Tensor) -> torch.Tensor:
         """The columns (B, C, size + W) that a convolution sees: of its state, and of nodes."""
-        held = self._stores[place][self._places]
-        told = torch.cat([held, nodes.mT.to(held.dtype)], dim=1)
+        store = self._stores[place][self._places]
+        told = torch.cat([store, _turned(place, nodes).to(store.dtype)], dim=1)
         self.tell(place, told)
-        columns = told.mT
+        columns = self._as_shown(place, told)
         self._columns[id(columns)] = columns, place
         return columns
 
@@ -167,7 +190,7 @@ class States:
             return []
         branches, self.branches = self.branches, None
         if branches is None or branches.told.keys() != self._stores.keys():
-            raise RuntimeError("a forward over drafts has not told of each running state")
+            raise UnsupportedError("a forward has run running states by code of its own")
         rows, due = slice(first, first + len(paths)), dict[StatePlace, Writes]()
         for device in {store.device for store in self._stores.values()}:
             mine = (place for place, store in self._stores.items() if store.device == device)
@@ -192,7 +215,13 @@ class States:
 
     def shown_of(self, rows: slice) -> dict[StatePlace, torch.Tensor]:
         """Views of the states of some rows, as layers have them."""
-        return {place: _turned(place, store[rows]) for place, store in self._stores.items()}
+        return {place: self._as_shown(place, store[rows]) for place, store in self._stores.items()}
+
+    def _as_shown(self, place: StatePlace, state: torch.Tensor) -> torch.Tensor:
+        """A view of what is stored as layers have it."""
+        if place[1] != _CONVOLUTION:
+            return state
+        return state.mT.view(len(state), *self._shapes[place][:-1], state.shape[1])
 
     def clear(self, *, keeps_stores: bool) -> None:
         """Forgets all rows, and unless it `keeps_stores`, where their states were."""
@@ -215,8 +244,10 @@ def settle(moves: Moves) -> None:
 
 
 def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:
-    """The columns of a convolution (B, C, size) as (B, size, C), and back; others as they are."""
-    return state.mT if place[1] == _CONVOLUTION else state
+    """The columns of a convolution (B, C, size), or (B, size), as (B, size, C); others as is."""
+    if place[1] != _CONVOLUTION:
+        return state
+    return state[:, None].mT if state.dim() == 2 else state.mT
 
 
 def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:

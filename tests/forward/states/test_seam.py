@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec
+from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
@@ -174,7 +174,7 @@ def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
     branches = step.states.branches
     assert branches is not None
     del branches.told[next(iter(step.before))]
-    with pytest.raises(RuntimeError, match="has not told of each running state"):
+    with pytest.raises(UnsupportedError, match="by code of its own"):
         step.states.moves(0, [[0]])
 
 
