@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
@@ -110,10 +111,10 @@ class Engine:
         runner.before_forward(num_new * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
-        with self.sharing.giving_way(), runner.reading():
+        with runner.reading():
             # The model's own sources learn from a prompt's last hidden states.
             wanted = [source.num_states(num_rows) for source in self._model_sources]
-            prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
+            prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is None:
                 return False
@@ -140,13 +141,15 @@ class Engine:
             teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        self.backend.admit(
+        admit = partial(
+            self.backend.admit,
             prefilled,
             rows,
             self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
+        self.sharing.with_memory(admit)
         self.add(rows, first)
 
     def _new_rows(self, prompt: Prompt, prefilled: Prefilled, learned: Learned) -> list[Row]:
@@ -249,8 +252,7 @@ class Engine:
         while left:
             part, seen = left.pop(), None
             try:
-                with self.sharing.giving_way():
-                    seen = self._forward(part, laps)
+                seen = self.sharing.with_memory(partial(self._forward, part, laps))
             except Exception as error:
                 if not part[0][0].fails_alone:
                     raise

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
 from selfspec.row import Row
 
+T = TypeVar("T")
+
 
 class Sharing:
     """The store of an engine, or why it has none; with neither, nothing is shared."""
@@ -30,21 +32,43 @@ class Sharing:
     def begin(self, prompt: Prompt, rows: Sequence[Row]) -> None:
         """Lets a prompt go on after the longest beginning that was read, also for one of `rows`."""
         stats, reader = prompt.stats, prompt.reader
-        stats.kept_reason = self._reason or (self._own_reason(prompt) if self._store else None)
+        stats.kept_reason = self._reason or (self._reason_of(prompt) if self._store else None)
         if self._store is None or stats.kept_reason is not None:
             return
         running = [self._text_of(row) for row in rows if row.prompt_end is not None]
         ids, cache = np.array(reader.input_ids[0].tolist()), reader.cache
+        beginning = None
         try:
-            with self.giving_way():
-                beginning = self._store.beginning(ids, _scope(prompt), cache, running)
-        except Exception as error:
-            if not is_out_of_memory(error):
+            beginning = self._store.beginning(ids, _scope(prompt), cache, running)
+        except Exception as error:  # The prompt is read whole.
+            if not self._gives_way(error):
                 raise
-            beginning = None  # The prompt is read whole.
         if beginning is not None:
             reader.begin(beginning)
-            stats.num_prompt_tokens_kept += beginning.num_columns
+            stats.num_prompt_tokens_kept = beginning.num_columns
+
+    def read(self, prompt: Prompt, num_tokens: int | None, num_states: int) -> Prefilled | None:
+        """Reads on in a prompt, from its start if memory ends that kept texts can give back."""
+        reader = prompt.reader
+        try:
+            return reader.read(num_tokens, num_states=num_states)
+        except Exception as error:
+            if not (self._gives_way(error) and reader.begin_anew()):
+                raise
+        prompt.stats.num_prompt_tokens_kept = 0
+        return reader.read(num_tokens, num_states=num_states)
+
+    def with_memory(self, work: Callable[[], T]) -> T:
+        """What some work gives that leaves all as it was where it fails.
+
+        It is tried once more if memory ends that kept texts can give back.
+        """
+        try:
+            return work()
+        except Exception as error:
+            if not self._gives_way(error):
+                raise
+        return work()
 
     def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
         """A prompt was read, which others may share from now on."""
@@ -62,26 +86,32 @@ class Sharing:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
 
+    def left(self, prompt: Prompt) -> None:
+        """Keeps what was read of a prompt whose text nobody wants any more."""
+        self.ended(prompt.rows)
+        if self._store is None or prompt.rows or prompt.stats.kept_reason is not None:
+            return
+        if num_read := prompt.reader.num_read:
+            ids = np.array(prompt.input_ids[0, :num_read].tolist())
+            end = PromptEnd(num_read, None, _scope(prompt))
+            self._store.keep(ids, end, text_kv_in(prompt.reader.cache))
+
     def limit_to(self, num_bytes: int) -> None:
         """Lets what is kept of texts that have ended take this much memory at most."""
         if self._store is not None:
             self._store.limit_to(num_bytes)
 
-    @contextmanager
-    def giving_way(self) -> Iterator[None]:
-        """Where memory runs out inside, what is kept of texts that have ended is dropped."""
-        try:
-            yield
-        except Exception as error:
-            if self._store is not None and is_out_of_memory(error):
-                self._store.drop()
-            raise
+    def _gives_way(self, error: Exception) -> bool:
+        """Drops what is kept of texts that have ended, if memory has run out; was there any?"""
+        if self._store is None or not is_out_of_memory(error):
+            return False
+        return self._store.drop() > 0
 
-    def _own_reason(self, prompt: Prompt) -> str | None:
+    def _reason_of(self, prompt: Prompt) -> str | None:
         """Why what was read for other texts is of no use for a prompt."""
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
-        if reason := prompt.reader.own_reason():  # Then its cache is made of layers.
+        if reason := prompt.reader.sharing_reason():  # Then its cache is made of layers.
             return reason
         if self._backend.chains_only and not any(map(has_states, prompt.reader.cache.layers)):
             return "its model verifies chains alone, which say nothing of prompts in two parts"

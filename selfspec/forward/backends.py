@@ -211,15 +211,15 @@ class TreeBackend:
         if self._captured is None or not self._pause.step():
             return
         try:
-            found = self._captured(self.kv)
+            forwards = self._captured(self.kv)
         except torch.OutOfMemoryError:
             self._pause.begin()
             return
         self._captured = None
-        if isinstance(found, str):
-            self._forwards.reason = found
+        if isinstance(forwards, str):
+            self._forwards.reason = forwards
         else:
-            self._forwards = found
+            self._forwards = forwards
 
     @property
     def shows_states(self) -> bool:

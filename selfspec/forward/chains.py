@@ -49,6 +49,7 @@ class ChainBackend:
         self._functions = state_functions(model)
         self._num_new = 0  # The tokens that were committed since the prompt.
         self._due: tuple[int, Moves] = 0, []  # What that number becomes, and moves of states.
+        self._is_open = False  # Was a forward laid out whose path is not known yet?
         self._cache: Any = None
         self._states = States()
 
@@ -86,6 +87,9 @@ class ChainBackend:
 
         Shorter ones are padded with their last token.
         """
+        if self._is_open:  # The last forward broke off, and its first layers have added columns.
+            crop_to(self._cache, self.front)
+        self._is_open = True
         chains = [tree.tokens for tree in trees]
         width = max(map(len, chains))
         padded = [ids + ids[-1:] * (width - len(ids)) for ids in chains]
@@ -102,12 +106,8 @@ class ChainBackend:
 
     def _logits(self, inputs: dict[str, Any], width: int) -> torch.Tensor:
         ancestry = Ancestry.of_chains(len(self._ids), width, self._ids.device)
-        try:
-            with grouped_attention(), branching(self._states, ancestry, self._functions):
-                output = self._model(**inputs, return_dict=True)
-        except BaseException:  # The first layers may have added columns.
-            crop_to(self._cache, self.front)
-            raise
+        with grouped_attention(), branching(self._states, ancestry, self._functions):
+            output = self._model(**inputs, return_dict=True)
         return output.logits[:, -width:]  # type: ignore[no-any-return]
 
     def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
@@ -123,6 +123,7 @@ class ChainBackend:
         self._num_new, moves = self._due
         settle(moves)
         crop_to(self._cache, self.front)
+        self._is_open = False
 
     def num_columns(self, row: object) -> int:
         """How many columns of the one row are there, all committed."""

@@ -62,10 +62,10 @@ class Costs:
 
         Runs no forward.
         """
-        known = _Situation(num_rows, _forward_of(backend), device_of(model), model.dtype)
+        situation = _Situation(num_rows, _forward_of(backend), device_of(model), model.dtype)
         first, _ = context_bucket(backend.front)
         with self._lock:
-            curves = self._curves.setdefault(known, {})
+            curves = self._curves.setdefault(situation, {})
             if first not in curves:
                 curves[first] = _expected(curves, first) or CostCurve.unknown(
                     _query_of(model, backend)

@@ -35,11 +35,11 @@ from selfspec.records import DraftTree
 class Window(NamedTuple):
     """How far back an attention type sees, in columns.
 
-    `kind` is ``"full"``, ``"sliding"`` (the last `size` columns) or ``"chunked"`` (the columns of
+    `form` is ``"full"``, ``"sliding"`` (the last `size` columns) or ``"chunked"`` (the columns of
     the same chunk of `size`, where the first chunk begins at the row's first token).
     """
 
-    kind: str = "full"
+    form: str = "full"
     size: int = 0
 
 
@@ -136,8 +136,8 @@ def hiding(
     without_mask = None if needs_none else _FULL
     hiding_some: dict[str, Window | None] = {}
     for name, window in windows.items():
-        hides = window.kind == "chunked"
-        if window.kind == "sliding":
+        hides = window.form == "chunked"
+        if window.form == "sliding":
             hides = forward.firsts[name] <= last_column - window.size
         hiding_some[name] = window if hides else without_mask
     return hiding_some
@@ -193,11 +193,11 @@ def read(
     shown = None if visible is None else visible[: shape.rows]
     masks: dict[str, torch.Tensor | None] = {}
     slots: dict[str, torch.Tensor] = {}
-    for (name, window), columns_of in zip(windows.items(), inputs.types, strict=True):
-        slots[name], masks[name] = columns_of.slots, None
+    for (name, window), of_type in zip(windows.items(), inputs.types, strict=True):
+        slots[name], masks[name] = of_type.slots, None
         if window is not None:
             keys = columns[: num_keys[name]]
-            masks[name] = _mask(inputs, columns_of, window, keys, shown, dtype)
+            masks[name] = _mask(inputs, of_type, window, keys, shown, dtype)
     ancestry = Ancestry(inputs.unseen, inputs.depths)
     return Layout(inputs.ids, inputs.positions, masks, slots, inputs.front[0], ancestry)
 
@@ -233,11 +233,11 @@ def _mask(
     if visible is not None:
         known = (columns + of_type.first).clamp(max=visible.shape[1] - 1)
         hidden |= ~visible.index_select(1, known)[:, None]
-    if window.kind != "full":
+    if window.form != "full":
         queries = lengths + inputs.depths[..., None]  # (R, W, 1)
         starts = of_type.starts[:, None, None]
         hidden |= _is_outside(window, columns, queries, starts)
-        if window.kind == "chunked" or window.size < width:  # Else no tree is as deep as it.
+        if window.form == "chunked" or window.size < width:  # Else no tree is as deep as it.
             unseen = unseen | _is_outside(window, queries.mT, queries, starts)
     hidden.index_copy_(2, of_type.slots, unseen)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
@@ -251,7 +251,7 @@ def _is_outside(
 
     `starts` are the columns where each row's first chunk begins.
     """
-    if window.kind == "sliding":
+    if window.form == "sliding":
         return keys <= queries - window.size
     return (keys - starts) // window.size != (queries - starts) // window.size
 

@@ -154,6 +154,8 @@ class Session:
         self._waiting.leave(index)
         prompts = [p for p in (self._reading, self._running.get(index)) if p and p.index == index]
         for prompt in prompts:
+            if self._engine is not None:
+                self._engine.sharing.left(prompt)
             if not prompt.rows:
                 self._reading = None
                 self._spec.count(prompt)
@@ -272,7 +274,7 @@ class Session:
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
-        if not prompt.reader.has_begun:
+        if not prompt.reader.num_read:
             left = self.memory.left_beside(prompt, engine) if self._keeps_kv else None
             if left is not None:  # Texts that have ended have it.
                 engine.sharing.limit_to(left)

@@ -34,11 +34,11 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if found is None:
             return None
         keys = tuple(self.kv.num_keys(shape.width).items())
-        replay = next(r for k, r in self._replays.items() if k[:2] == (shape, keys))
+        captured = next(c for key, c in self._captures.items() if key[:2] == (shape, keys))
         used = [self._visible, self._inputs[shape], self._outputs]
         held = [part.tensor for part in self.kv._parts]
         places = [(x.data_ptr(), x.shape) for x in [*used, *held, *model.parameters()]]
-        assert known.setdefault(replay, places) == places
+        assert known.setdefault(captured.replay, places) == places
         seen.append(shape)
         return found
 

@@ -547,12 +547,22 @@ def test_without_memory_to_compile_layers_are_compiled_later(
     assert called
 
 
+def test_what_nodes_tell_of_states_counts(log: list[str]) -> None:
+    model, spec = tiny_model("qwen3-5"), SelfSpec(budget="fixed", max_nodes=8)
+    both = run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    runner = spec.models.run(model)._captured._runner
+    told = [captured.branches.nbytes for captured in runner._captures.values()]
+    assert min(told) > 0
+    outputs = 64 * model.config.vocab_size * 4
+    assert both.stats.captured_bytes == runner.kv.nbytes + outputs + sum(told)
+
+
 def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
     """Of one row as of three, narrow or wide; statistics count it with the slots."""
     model, spec = tiny_model(), SelfSpec(budget="fixed", max_nodes=8)
     for num_rows in (1, 3, 2, 1):
         both = run_graphs(model, prompt(num_rows), spec, drafts=False, **GREEDY)
-    runner = spec.models.run(model)._captured._found
+    runner = spec.models.run(model)._captured._runner
     assert isinstance(runner, StaticRunner)
     one = 64 * model.config.vocab_size * 4
     assert both.stats.captured_bytes - runner.kv.nbytes == one

@@ -56,8 +56,8 @@ class Ancestry:
             depths = self.depths[..., None] - steps  # below 0: before the root
             is_it = self.depths[:, None, None] == depths[..., None]  # (B, W, size, W)
             nodes = torch.arange(self.depths.shape[1], device=steps.device)
-            found = ((is_it & ~self.unseen[:, :, None]) * nodes).sum(-1)
-            self._windows[size] = torch.where(depths < 0, depths, found) + size
+            in_nodes = ((is_it & ~self.unseen[:, :, None]) * nodes).sum(-1)
+            self._windows[size] = torch.where(depths < 0, depths, in_nodes) + size
         return self._windows[size]
 
 

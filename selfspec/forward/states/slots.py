@@ -71,6 +71,11 @@ class Branches(NamedTuple):
     ancestry: Ancestry
     told: dict[StatePlace, torch.Tensor | Told]
 
+    @property
+    def nbytes(self) -> int:
+        parts = [told if isinstance(told, Told) else (told,) for told in self.told.values()]
+        return sum(tensor.nbytes for part in parts for tensor in part)
+
 
 class States:
     """The states of all rows that have a place, in one tensor for each state of each layer.
@@ -149,15 +154,15 @@ class States:
         """Lets the layers show the states of these rows, which the next forwards are over."""
         self._places, self._shown = places, {}
         for place, state in self.shown_of(places).items():
-            index, kind, number = place
+            index, name, number = place
             layer = self.layers[index]
-            getattr(layer, kind)[number] = state
+            getattr(layer, name)[number] = state
             layer.has_previous_state[number] = True
             self._shown[id(state)] = state, place
 
-    def place_of(self, *given: Any) -> StatePlace | None:
+    def place_of(self, *tensors: Any) -> StatePlace | None:
         """Which state is among these; None if none is that the layers show in this forward."""
-        for tensor in given:
+        for tensor in tensors:
             for shown in (self._shown, self._columns):
                 if id(tensor) in shown:
                     return shown[id(tensor)][1]
@@ -208,10 +213,10 @@ class States:
 
     def give_back(self, layers: Sequence[Any], rows: slice) -> None:
         """Lets stock layers hold the states of some rows."""
-        for (index, kind, number), state in self.shown_of(rows).items():
+        for (index, name, number), state in self.shown_of(rows).items():
             with torch.inference_mode(False):
-                held = state.clone(memory_format=torch.contiguous_format)
-            getattr(layers[index], kind)[number] = held
+                copy = state.clone(memory_format=torch.contiguous_format)
+            getattr(layers[index], name)[number] = copy
 
     def shown_of(self, rows: slice) -> dict[StatePlace, torch.Tensor]:
         """Views of the states of some rows, as layers have them."""
@@ -263,7 +268,8 @@ def _kind(state: torch.Tensor) -> Any:
 def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:
     """What lets the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
-    found, numbers = dict[StatePlace, Writes](), dict[int, torch.Tensor]()
+    moves: dict[StatePlace, Writes] = {}
+    numbers: dict[int, torch.Tensor] = {}
     for place, told in branches.told.items():
         if isinstance(told, Told):
             continue
@@ -273,8 +279,8 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writ
             ends = branches.ancestry.windows(size)[rows, paths.last]
             ends = torch.where(paths.moves[:, None], ends, stays)
             numbers[size] = across_rows(ends, size + width).flatten()
-        found[place] = [partial(_shift, told[:number].flatten(0, 1), numbers[size])]
-    return found
+        moves[place] = [partial(_shift, told[:number].flatten(0, 1), numbers[size])]
+    return moves
 
 
 def _moves_of_rules(
@@ -286,12 +292,12 @@ def _moves_of_rules(
         if isinstance(told, Told):
             told = Told(*(part[: len(paths.last)] for part in told))
             alike.setdefault(tuple(part.shape for part in told), {})[place] = told
-    found: dict[StatePlace, Writes] = {}
+    moves: dict[StatePlace, Writes] = {}
     for group in alike.values():
         whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
         for place, parts in zip(group, zip(*whole, strict=True), strict=True):
-            found[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
-    return found
+            moves[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
+    return moves
 
 
 def _shift(columns: torch.Tensor, numbers: torch.Tensor, state: torch.Tensor) -> None:
