@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         detach,
         hub_folder,
         load,
-        per_token,
     )
 
 __all__ = [
@@ -60,7 +59,6 @@ __all__ = [
     "generate_many",
     "hub_folder",
     "load",
-    "per_token",
 ]
 __version__: str
 

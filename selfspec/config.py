@@ -58,10 +58,10 @@ class SpecConfig:
             their memory; nothing elsewhere.
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
-        trust_hooks: Draft although hooks, wrapper modules or replaced forwards of your own run in
-            the model. True is your word that they treat each token by itself, without a state: what
-            they do to one depends neither on the others nor on how many there are. One trial is
-            made with them. A function or class that `selfspec.per_token` marks needs no knob.
+        trust_hooks: Draft although code runs in the model that is no library's: hooks, wrapper
+            modules, replaced forwards or a model class of your own, or one that comes with the
+            model's files. True is your word that it has no state, and that what it does to a token
+            depends on no token that masks hide, nor on how many there are in a forward.
 
     >>> SpecConfig(max_nodes=0)
     Traceback (most recent call last):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -9,13 +11,24 @@ import torch
 
 from selfspec.draft.learned import Learned
 from selfspec.forward.prompt import Prefilled, num_teaching
+from selfspec.machine.device import Fetched
 from selfspec.records import StepRecord, TopK
 from selfspec.row import Row
+from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 
 Committed: TypeAlias = tuple[Row, StepRecord]  # What came of a step of a row.
 
 _CHUNK_ELEMENTS = 1 << 22  # At most this many logits are held at a time.
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a forward over the trees of some rows shows."""
+
+    logits: StepLogits
+    tops: Fetched | None  # The likeliest tokens at each node, on their way to the CPU.
+    states: torch.Tensor | None = None  # (B, Q, D)
 
 
 def top_k_of(logits: torch.Tensor, k: int) -> TopK:
@@ -63,16 +76,31 @@ def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: in
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
 
 
-def teach_steps(committed: list[Committed]) -> None:
-    """Lets the calibration and the tables learn from a step: one write for rows that share them."""
-    sharing: dict[int, list[Committed]] = {}
-    for row, record in committed:
+def learn(rows: Sequence[Row], records: Sequence[StepRecord | None], seen: Seen) -> list[Committed]:
+    """Shows each row's cursors what came of its tree, and then the sources what the model said.
+
+    Waits for the tables, if anybody learns. Rows that share sources teach them by one write.
+    Returns the rows that have not failed.
+    """
+    tops = None if seen.tops is None else tables(*seen.tops.get())
+    committed: list[Committed] = []
+    lessons: dict[int, list[Committed]] = {}  # Of the rows that share a calibration.
+    for index, (row, record) in enumerate(zip(rows, records, strict=True)):
+        if record is None:
+            continue
+        committed.append((row, record))
         learned = row.drafter.learned
-        if learned.learns:
-            with row.guarded():
-                learned.calibration.observe(record)
-            sharing.setdefault(id(learned.calibration), []).append((row, record))
-    for lessons in sharing.values():
-        row = lessons[0][0]
         with row.guarded():
-            row.drafter.learned.observe_steps([record for _, record in lessons])
+            if record.path:
+                record.top = None if tops is None else tops.at((index, slice(len(record.tree))))
+                record.states = None if seen.states is None else seen.states[index]
+                row.drafter.observe(record)
+            if learned.learns:
+                learned.calibration.observe(record)
+        if learned.learns:
+            lessons.setdefault(id(learned.calibration), []).append((row, record))
+    for shared in lessons.values():
+        row, _ = shared[0]
+        with row.guarded():
+            row.drafter.learned.observe_steps([record for _, record in shared])
+    return committed

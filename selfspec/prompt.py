@@ -7,7 +7,7 @@ arguments, a `Session` at its length, the `Engine` at its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -18,12 +18,18 @@ from selfspec.compat.generation import update_arguments
 from selfspec.compat.grammars import grammars_of
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.sources import Source
+from selfspec.draft.sources import RowStart, Source
 from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
-from selfspec.forward.prompt import HearsLogits, PromptReader, given_positions, placing_reason
+from selfspec.forward.prompt import (
+    HearsLogits,
+    Prefilled,
+    PromptReader,
+    given_positions,
+    placing_reason,
+)
 from selfspec.neural.small_model import DraftModel
-from selfspec.row import Row, Stops, Streamer
+from selfspec.row import Row, Stops, Streamer, stream_to
 from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
@@ -60,8 +66,8 @@ class Prompt:
     index: int = 0  # Names it, and its first row in records.
     seed: int | None = None  # Draws the tokens; None: the generator that stock uses.
     fails_alone: bool = False  # Does an error of one row end this row, and no other?
-    # With learning="request", prompts of the same scope alone share what was read for them.
-    scope: Hashable = field(default_factory=object)
+    # With learning="request", prompts of one request share what was read for them; None: nothing.
+    scope: Hashable = None
     hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
@@ -142,20 +148,61 @@ class Prompt:
         in_parts = self.ability.whole_reason is None
         return PromptReader(*arguments, learns=learns, hears=self.hears, in_parts=in_parts)
 
-    @cached_property
-    def sources(self) -> list[list[Source]]:
+    def new_rows(
+        self,
+        prefilled: Prefilled,
+        shared: RowStart,
+        sources: Sequence[Source],
+        new_drafter: Callable[..., Drafter],
+    ) -> list[Row]:
+        """Its rows, once it was read. `shared` and `sources` are what all rows draft from."""
+        choosers, stops = self._rules()
+        ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
+        if pad is None:
+            pad = ends[0] if ends else 0  # As transformers chooses it.
+        # Stock's own test for filling up rows that stopped.
+        gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
+        encoder_texts, own_sources = self._encoder_texts(), self._sources()
+        for number, ids in enumerate(prefilled.texts):
+            start = replace(
+                shared,
+                prompt_ids=[*encoder_texts[number], *ids],
+                max_new_tokens=self.max_new_columns,
+                count_forward=self.stats.count_draft_forward,
+                states=None if prefilled.hidden is None else prefilled.hidden[number],
+            )
+            row = Row(
+                index=self.index + number,
+                prompt=self.input_ids[number : number + 1],
+                prompt_ids=ids,
+                drafter=new_drafter(start, sources=(*sources, *own_sources[number])),
+                chooser=choosers[number],
+                max_length=self.max_length,
+                max_nodes=self.max_nodes,
+                stops=stops,
+                pad_token_id=pad,
+                gets_pads=gets_pads,
+                fails_alone=self.fails_alone,
+                may_leave=not (self.gives_cache_back or choosers[number].moves_together),
+                stats=self.stats,
+            )
+            self.rows.append(row)
+        if self.streamer is not None:
+            stream_to(self.streamer, self.rows)
+        return self.rows
+
+    def _sources(self) -> list[list[Source]]:
         """For each row: its prediction, the grammar that its processors follow, a draft model."""
         num_rows = len(self.input_ids)
         grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
-        found: list[list[Source]] = []
+        sources: list[list[Source]] = []
         for number, prediction in enumerate(self.predictions):
             grammar = GrammarSource(partial(_of_row, grammars, number))
-            sources = (prediction, grammar, self.draft_model)
-            found.append([source for source in sources if source is not None])
-        return found
+            named = (prediction, grammar, self.draft_model)
+            sources.append([source for source in named if source is not None])
+        return sources
 
-    @cached_property
-    def encoder_texts(self) -> list[list[int]]:
+    def _encoder_texts(self) -> list[list[int]]:
         """What an encoder has read for each row, which an answer may repeat."""
         ids, num_rows = self.inputs_tensor, len(self.input_ids)
         is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
@@ -167,47 +214,30 @@ class Prompt:
         seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
         return [row[shown].tolist() for row, shown in zip(ids, seen, strict=True)]
 
-    def add_row(self, prompt_ids: list[int], drafter: Drafter) -> Row:
-        """The next row, once the prompt was read; `prompt_ids` are without padding."""
-        number, (choosers, stops) = len(self.rows), self._rules
-        ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
-        if pad is None:
-            pad = ends[0] if ends else 0  # As transformers chooses it.
-        row = Row(
-            index=self.index + number,
-            prompt=self.input_ids[number : number + 1],
-            prompt_ids=prompt_ids,
-            drafter=drafter,
-            chooser=choosers[number],
-            max_length=self.max_length,
-            max_nodes=self.max_nodes,
-            stops=stops,
-            pad_token_id=pad,
-            # Stock's own test for filling up rows that stopped.
-            gets_pads=any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria),
-            fails_alone=self.fails_alone,
-            stats=self.stats,
-        )
-        self.rows.append(row)
-        return row
-
-    @cached_property
     def _rules(self) -> tuple[list[Chooser], Stops]:
         """How each row chooses its tokens: by itself, unless something asks for all together."""
         stops, config = row_stops(self.stopping_criteria), self.generation_config
         num_rows, samples = len(self.input_ids), bool(config.do_sample)
         if stops is None or self.together:
-            kept = (config.output_scores, config.output_logits)
-            keeps_scores, keeps_logits = (bool(config.return_dict_in_generate and x) for x in kept)
-            rules = (self.logits_processor, self.stopping_criteria, samples)
-            ids, generator = self.input_ids.long(), self._generator
-            together = BatchChooser(ids, *rules, keeps_scores, keeps_logits, generator)
+            records = bool(config.return_dict_in_generate)
+            together = BatchChooser(
+                self.input_ids.long(),
+                self.logits_processor,
+                self.stopping_criteria,
+                samples,
+                keeps_scores=records and bool(config.output_scores),
+                keeps_logits=records and bool(config.output_logits),
+                generator=self._generator,
+            )
             return [together] * num_rows, Stops()
         if not self.logits_processor and not samples:
             return [GreedyChooser() for _ in range(num_rows)], stops
         tape = NoiseTape(num_rows, self._generator) if samples else None
-        processings = map(split_warpers, for_rows(self.logits_processor, num_rows))
-        return [ProcessedChooser(each, tape, row) for row, each in enumerate(processings)], stops
+        processors = for_rows(self.logits_processor, num_rows)
+        return [
+            ProcessedChooser(split_warpers(of_row), tape, row)
+            for row, of_row in enumerate(processors)
+        ], stops
 
     @property
     def _generator(self) -> torch.Generator | None:

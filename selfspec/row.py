@@ -61,6 +61,7 @@ class Row(KVRow):
     pad_token_id: int = 0
     gets_pads: bool = False  # once it has stopped and others have not, as rows of stock do
     fails_alone: bool = False  # Does an error of its own end this row and no other?
+    may_leave: bool = True  # the batch, once it has stopped
     stats: GenerationStats = field(default_factory=GenerationStats)
     on_token: Callable[[], None] = _no_listener  # called once a token was committed
 
@@ -70,7 +71,7 @@ class Row(KVRow):
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.
         self.num_plain = 0  # Steps to come that draft nothing, after drafts that led to NaN.
-        self._num_plain_after = 1  # So many the next time.
+        self._num_plain_after = 1  # Doubles after each step with NaN.
         self.is_spoiled = False  # Did its last step lead to NaN?
         self._ids: torch.Tensor | None = None  # (1, P + room)
         self._num_written = 0

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
-from selfspec.ability.state import State, state_of, state_of_kv
+from selfspec.ability.state import state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
@@ -47,13 +47,6 @@ from selfspec.weights.streamed import is_streamed
 _log = logging.getLogger("selfspec")
 
 _MOST_STATES = 16  # Of one model, whose abilities are kept.
-# So often a model is tried because other people's code in it has changed. After that the change is
-# the rule, and trials would take more time than drafts save.
-_MOST_TRIALS = 3
-_CHANGES = (
-    f"its own code or its hooks have changed after each of {_MOST_TRIALS} trials, and what a trial "
-    "finds holds for one state of them"
-)
 # With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
 _COMPILING_PAYS = 200.0
 
@@ -79,9 +72,8 @@ class ModelRunner:
         self._reason: str | None = None
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
-        # By the state of the model, and by the width of the trial where that counts.
-        self._abilities: dict[tuple[State, int], DraftSupport] = {}
-        self._needed: dict[tuple[State, Hashable], str | None] = {}  # also by kinds of inputs
+        self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
+        self._needed: dict[Hashable, str | None] = {}  # also by kinds of inputs
         # With these arguments, its plain steps were given positions that are whole numbers.
         self.placed: set[frozenset[str]] = set()
         self._trying = threading.Lock()
@@ -100,28 +92,24 @@ class ModelRunner:
 
     def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
-        model, width = self.model, self.config.max_nodes
-        trusts_hooks = trusts_hooks or self.config.trust_hooks
+        model, trusts_hooks = self.model, trusts_hooks or self.config.trust_hooks
         if not trusts_hooks and (reason := distrusted(model)) is not None:
             return DraftSupport("plain", reason, None)
         state = state_of(model)
-        key = state, width if state.theirs else 0
         with self._trying:  # A second thread waits for the first one's verdict.
-            if key in self._abilities:
-                return self._abilities[key]
-            if self._changes_always(state):
-                return DraftSupport("plain", _CHANGES, None)
+            if state in self._abilities:
+                return self._abilities[state]
             start = perf_counter()
             try:
                 with uncompiled(model):
-                    found = probe(model, width)
+                    found = probe(model)
             except BrokenTrial as broken:  # The next call tries again.
                 return DraftSupport("plain", str(broken), None)
             taken = (type(model).__name__, found.mode, perf_counter() - start)
             _log.info("%s can verify: %s (tried in %.2f s)", *taken)
             if len(self._abilities) == _MOST_STATES:
                 del self._abilities[next(iter(self._abilities))]
-            self._abilities[key] = found
+            self._abilities[state] = found
             return found
 
     def needed_reason(
@@ -175,11 +163,6 @@ class ModelRunner:
         if not amount:
             return None if amount is None else 0
         return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
-
-    def _changes_always(self, state: State) -> bool:
-        """Was the model tried in several states that differ in other people's code alone?"""
-        tried = {each.theirs for each, _ in self._abilities if each.general == state.general}
-        return bool(state.theirs) and len(tried - {state.theirs, ()}) >= _MOST_TRIALS
 
     def _renew(self) -> None:
         """Looks at the model's weights as they are now."""

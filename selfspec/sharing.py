@@ -40,10 +40,11 @@ class Sharing:
         beginning = None
         try:
             beginning = self._store.beginning(ids, _scope(prompt), cache, running)
-        except Exception as error:  # The prompt is read whole.
-            if not self._gives_way(error):
+        except Exception as error:
+            self.give_way(error)
+            if not is_out_of_memory(error):
                 raise
-        if beginning is not None:
+        if beginning is not None:  # Else the prompt is read whole.
             reader.begin(beginning)
             stats.num_prompt_tokens_kept = beginning.num_columns
 
@@ -53,7 +54,7 @@ class Sharing:
         try:
             return reader.read(num_tokens, num_states=num_states)
         except Exception as error:
-            if not (self._gives_way(error) and reader.begin_anew()):
+            if not (self.give_way(error) and reader.begin_anew()):
                 raise
         prompt.stats.num_prompt_tokens_kept = 0
         return reader.read(num_tokens, num_states=num_states)
@@ -66,7 +67,7 @@ class Sharing:
         try:
             return work()
         except Exception as error:
-            if not self._gives_way(error):
+            if not self.give_way(error):
                 raise
         return work()
 
@@ -79,16 +80,16 @@ class Sharing:
         if (kv := text_kv_in(prefilled.cache)).states:  # Soon they are those of a longer text.
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
-    def ended(self, rows: Sequence[Row]) -> None:
-        """Keeps what those of these rows have read that ended well."""
-        for row in rows:
+    def ended(self, prompts: Sequence[Prompt]) -> None:
+        """Keeps what was read of these prompts, whose rows are still there and have ended well."""
+        for row in (row for prompt in prompts for row in prompt.rows):
             if self._store is not None and row.prompt_end is not None and row.error is None:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
 
     def left(self, prompt: Prompt) -> None:
         """Keeps what was read of a prompt whose text nobody wants any more."""
-        self.ended(prompt.rows)
+        self.ended([prompt])
         if self._store is None or prompt.rows or prompt.stats.kept_reason is not None:
             return
         if num_read := prompt.reader.num_read:
@@ -101,7 +102,7 @@ class Sharing:
         if self._store is not None:
             self._store.limit_to(num_bytes)
 
-    def _gives_way(self, error: Exception) -> bool:
+    def give_way(self, error: Exception) -> bool:
         """Drops what is kept of texts that have ended, if memory has run out; was there any?"""
         if self._store is None or not is_out_of_memory(error):
             return False
@@ -109,6 +110,8 @@ class Sharing:
 
     def _reason_of(self, prompt: Prompt) -> str | None:
         """Why what was read for other texts is of no use for a prompt."""
+        if prompt.config.learning == "request" and prompt.scope is None:
+            return "learning='request' lets no prompt go on after one of another request"
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
         if reason := prompt.reader.sharing_reason():  # Then its cache is made of layers.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from selfspec.records import DraftTree, StepRecord, sources_of
+from selfspec.records import StepRecord, sources_of
 
 _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
@@ -20,6 +20,27 @@ _DERIVED = (
 
 # How the values of a field are merged: summed, or the later call's if it has one.
 _LATEST = {"merge": "latest"}
+
+
+class Laps:
+    """The seconds of a step by its stages, from the end of one stage to the end of the next."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._last = clock()
+
+    def end(self, stage: str) -> float:
+        """Adds the time since the last end to a stage; returns the time now."""
+        now = self._clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+        return now
+
+    @property
+    def total(self) -> float:
+        """The seconds of all stages but "prepare", which serves later steps too."""
+        return sum(self.seconds.values()) - self.seconds.get("prepare", 0.0)
 
 
 @dataclass(slots=True)
@@ -145,39 +166,41 @@ class GenerationStats:
         self.num_disabled_calls = int(reason is not None)
 
     def count_step(self, record: StepRecord) -> None:
+        """Counts what came of the tree of one row."""
+        tree, accepted = record.tree, set(record.accepted_nodes())
         self.num_steps += 1
-        self.num_nodes += len(record.tree)
-        self.num_drafts += len(record.tree) > 1
+        self.num_nodes += len(tree)
+        self.num_drafts += len(tree) > 1
         self.num_new_tokens += len(record.committed_ids)
         self.accepted_lengths[record.num_accepted] += 1
-        _count_sources(self.drafted_by_source, record.tree, range(1, len(record.tree)))
-        _count_sources(self.accepted_by_source, record.tree, record.accepted_nodes())
+        for node in range(1, len(tree)):
+            sources = sources_of(tree.evidence[node])
+            self.drafted_by_source.update(sources)
+            if node in accepted:
+                self.accepted_by_source.update(sources)
 
     def count_draft_forward(self) -> None:
         self.num_draft_forwards += 1
 
-    def count_first(self, laps: Mapping[str, float], num_rows: int) -> None:
-        """Adds the token that the prompt's forward yielded to one of `num_rows` rows."""
-        self.num_new_tokens += 1
-        self.num_prompt_tokens_out += 1
-        self._add_share(laps, num_rows)
+    def count_time(self, laps: Laps, num_rows: int, width: int | None = None) -> None:
+        """Adds the part of one of `num_rows` rows in the time of a step, by stage and in all.
 
-    def count_time(
-        self, laps: Mapping[str, float], seconds: float, width: int, num_rows: int
-    ) -> None:
-        """Adds one row's part of the time of a step of `num_rows` rows, by stage and in all."""
-        self._add_share(laps, num_rows)
-        self.step_seconds += seconds / num_rows
+        Without a width it is the time of a first token, which the prompt's forward has yielded.
+        """
+        for stage, seconds in laps.seconds.items():
+            self.seconds[stage] += seconds / num_rows  # type: ignore[assignment]
+        if width is None:
+            self.num_new_tokens += 1
+            self.num_prompt_tokens_out += 1
+            return
+        seconds = laps.total / num_rows
+        self.step_seconds += seconds
         if width == 1:
             self.num_plain_steps += 1
-            self.plain_seconds += seconds / num_rows
+            self.plain_seconds += seconds
 
     def spend(self, stage: str, seconds: float) -> None:
         self.seconds[stage] += seconds  # type: ignore[assignment]
-
-    def _add_share(self, laps: Mapping[str, float], num_rows: int) -> None:
-        for stage, seconds in laps.items():
-            self.spend(stage, seconds / num_rows)
 
     def __add__(self, other: GenerationStats) -> GenerationStats:
         if not isinstance(other, GenerationStats):
@@ -256,7 +279,3 @@ class GenerationStats:
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted tokens accepted"
         by_place = f", rate by position {rates}" * bool(rates)
         return f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}{by_place}"
-
-
-def _count_sources(counter: Counter[str], tree: DraftTree, nodes: Sequence[int]) -> None:
-    counter.update([source for node in nodes for source in sources_of(tree.evidence[node])])

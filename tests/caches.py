@@ -12,9 +12,7 @@ from selfspec.cache import CacheContents, Remembered, TokenizerInfo
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import LutSource
-from selfspec.papers.corpus import CorpusTables
 from selfspec.records import TopK
-from tests.oracles import corpus_arrays, following, kept
 
 VOCAB_SIZE = 50
 OWNER = TokenizerInfo("5a" * 32, "owner/toy", VOCAB_SIZE)
@@ -30,12 +28,6 @@ class FakeTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         return self.vocab
-
-
-def count_grams(text: Sequence[int], max_prefix: int = 2) -> CorpusTables:
-    """Counts a text in the plainest way: every gram kept."""
-    rows = kept(following([text], max_prefix), [1] * max_prefix, len(text))
-    return CorpusTables.from_arrays(corpus_arrays(rows, max_prefix))
 
 
 def lut(tokens: Sequence[int] = (1, 3, 9), top_k: int = 4) -> dict[str, np.ndarray]:

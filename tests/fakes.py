@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
@@ -23,8 +24,8 @@ from transformers import (
 )
 
 from selfspec import SelfSpec, attach, detach
-from selfspec.draft.sources import Cursor, LutSource, RowStart, Source
-from selfspec.records import Candidate, Evidence
+from selfspec.draft.sources import LutSource
+from selfspec.records import Evidence
 from selfspec.weights import packing as packing_module
 from selfspec.weights.formats import formats_for
 from selfspec.weights.product_times import ProductTimes
@@ -69,6 +70,14 @@ def attached_model(name: str = "llama") -> PreTrainedModel:
 
 
 @cache
+def of_library(function: Any, package: str = "torch") -> Any:
+    """A function that looks as if a library had written it: as a hook it is no user's code."""
+    parts = function.__code__, {**function.__globals__, "__name__": package}
+    copy = FunctionType(*parts, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
     return bool(formats_for(dtype))
@@ -152,31 +161,16 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-class WildSource(Source, Cursor):
+class WildSource(TextSource):
     """Proposes random tokens with random evidence, from random numbers of its own."""
 
-    name = "wild"
-
     def __init__(self, vocab_size: int = VOCAB, width: int = 3, *, seed: int = 0) -> None:
-        self._random = random.Random(seed)
-        self._vocab_size = vocab_size
-        self._width = width
+        dice = random.Random(seed)
+        super().__init__("wild", lambda _text: dice.sample(range(vocab_size), width))
+        self._dice = dice
 
-    def open(self, row: RowStart) -> WildSource:
-        return self
-
-    def root(self) -> int:
-        return 0
-
-    def follow(self, state: int, token: int) -> int:
-        return 0
-
-    def expand(self, state: int) -> list[Candidate]:
-        tokens = self._random.sample(range(self._vocab_size), self._width)
-        return [(token, self._evidence(rank)) for rank, token in enumerate(tokens, 1)]
-
-    def _evidence(self, rank: int) -> Evidence:
-        return Evidence(self.name, rank=rank, probability_bin=self._random.randrange(4))
+    def evidence(self, rank: int) -> Evidence:
+        return Evidence(self.name, rank=rank, probability_bin=self._dice.randrange(4))
 
 
 class FutureSource(TextSource):

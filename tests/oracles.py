@@ -5,13 +5,10 @@ Nothing here shares code with selfspec: plain loops over plain lists, one questi
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 # -- masks -------------------------------------------------------------------------------------
 
@@ -165,71 +162,22 @@ def newest_said(said: Sequence[Said], end: Sequence[int], length: int) -> Said |
     return matches[-1] if matches else None
 
 
-# -- corpus tables -----------------------------------------------------------------------------
-
-Following = dict[tuple[int, ...], dict[int, int]]  # prefix -> next token -> how often
-Kept = dict[tuple[int, ...], tuple[int, list[tuple[int, int]]]]  # prefix -> total, continuations
+# -- phrases of a corpus -----------------------------------------------------------------------
 
 
-def following(documents: Sequence[Sequence[int]], max_prefix: int) -> Following:
-    """What follows each prefix of 1 to `max_prefix` tokens within a document."""
-    found: Following = {}
-    for text in documents:
-        for end in range(1, len(text)):
-            for start in range(max(end - max_prefix, 0), end):
-                counts = found.setdefault(tuple(text[start:end]), {})
-                counts[text[end]] = counts.get(text[end], 0) + 1
-    return found
-
-
-def kept(found: Following, min_counts: Sequence[int], max_continuations: int) -> Kept:
-    """The most frequent continuations of each prefix; ties by lower token."""
-    rows: Kept = {}
-    for prefix, counts in found.items():
-        least = min_counts[len(prefix) - 1]
-        frequent = [(token, count) for token, count in counts.items() if count >= least]
-        frequent.sort(key=lambda row: (-row[1], row[0]))
-        if frequent:
-            rows[prefix] = (sum(counts.values()), frequent[:max_continuations])
-    return rows
-
-
-def corpus_arrays(
-    rows: Kept, max_prefix: int, token_dtype: str = "uint16"
-) -> dict[str, np.ndarray]:
-    """The arrays of corpus tables that hold these rows."""
-    arrays = {}
-    for length in range(1, max_prefix + 1):
-        prefixes = sorted(prefix for prefix in rows if len(prefix) == length)
-        longer = sorted(prefix for prefix in rows if len(prefix) == length + 1)
-        pairs = [pair for prefix in prefixes for pair in rows[prefix][1]]
-        ends = accumulate((len(rows[prefix][1]) for prefix in prefixes), initial=0)
-        parents = [prefix[:-1] for prefix in longer]
-        columns = {
-            "token": [prefix[-1] for prefix in prefixes],
-            "total": [rows[prefix][0] for prefix in prefixes],
-            "next": [*ends],
-            "next_token": [token for token, _ in pairs],
-            "next_count": [count for _, count in pairs],
-        }
-        if length < max_prefix:
-            columns["child"] = [*(bisect_left(parents, p) for p in prefixes), len(longer)]
-        for name, column in columns.items():
-            dtype = token_dtype if name.endswith("token") else "uint32"
-            arrays[f"{name}.{length}"] = np.array(column, dtype)
-    return arrays
-
-
-def corpus_candidates(
-    rows: Kept, text: Sequence[int], max_prefix: int, top_k: int
-) -> list[tuple[int, int, int, int]]:
-    """(token, match length, count, total) behind a text: longest prefix first, then frequency."""
-    named: dict[int, tuple[int, int, int, int]] = {}
-    for length in range(min(max_prefix, len(text)), 0, -1):
-        total, pairs = rows.get(tuple(text[-length:]), (0, []))
-        for token, count in pairs:
-            named.setdefault(token, (token, length, count, total))
-    return list(named.values())[:top_k]
+def next_in_corpus(
+    documents: Sequence[Sequence[int]], prefix: Sequence[int], min_count: int
+) -> list[int]:
+    """What follows a prefix within a document often enough, most frequent first, then by id."""
+    size = len(prefix)
+    following = Counter(
+        text[end]
+        for text in documents
+        for end in range(size, len(text))
+        if list(text[end - size : end]) == list(prefix)
+    )
+    tokens = [token for token, count in following.items() if count >= min_count]
+    return sorted(tokens, key=lambda token: (-following[token], token))
 
 
 # -- costs -------------------------------------------------------------------------------------

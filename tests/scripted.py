@@ -21,6 +21,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
+from selfspec.drafts import of_roots
 from selfspec.engine import Engine
 from selfspec.forward.model import Forwarded
 from selfspec.machine.device import Device
@@ -33,9 +34,10 @@ from selfspec.verify.choosers import (
     GreedyChooser,
     ProcessedChooser,
     Processing,
+    StepLogits,
 )
 from selfspec.verify.tape import NoiseTape
-from selfspec.walks import first_tokens
+from selfspec.walks import walked
 
 VOCAB, PAD, EOS = 7, 0, 6
 LEARNING = {True: "session", False: "frozen"}
@@ -161,6 +163,9 @@ class TextSource(Source):
     def open(self, row: RowStart) -> TextCursor:
         return TextCursor(self, tuple(row.prompt_ids))
 
+    def evidence(self, rank: int) -> Evidence:
+        return Evidence(self.name, rank=rank)
+
 
 class TextCursor(Cursor):
     """A row's text so far, or that text with drafts behind it."""
@@ -173,10 +178,8 @@ class TextCursor(Cursor):
         return self._text
 
     def expand(self, state: Prefix) -> list[Candidate]:
-        return [
-            (token, Evidence(self._source.name, rank=rank))
-            for rank, token in enumerate(self._source.next_tokens(state), start=1)
-        ]
+        tokens = self._source.next_tokens(state)
+        return [(token, self._source.evidence(rank)) for rank, token in enumerate(tokens, start=1)]
 
     def follow(self, state: Prefix, token: int) -> Prefix:
         return (*state, token)
@@ -266,8 +269,9 @@ class Run:
 
     def decode(self, choosers: list[Any] | None = None) -> list[list[int]]:
         for row, chooser in zip(self.rows, choosers or self.greedy(), strict=True):
-            row.chooser = chooser
-        first = first_tokens(self.rows, self.backend.prompt_logits(), self.device)
+            row.chooser, row.may_leave = chooser, not chooser.moves_together
+        logits = StepLogits(self.backend.prompt_logits()[:, None], self.device)
+        records = walked(of_roots(self.rows), logits, of_prompt=True)
         engine = Engine(
             ScriptedRunner(
                 self.config.changed(learning=LEARNING[self.learns], top_k=3), self.curve
@@ -279,7 +283,7 @@ class Run:
             listeners=[self.records.append],
             clock=self.clock,
         )
-        engine.add(self.rows, first)
+        engine.add(self.rows, records, logits)
         while not all(row.is_done for row in self.rows):
             engine.leave()
             engine.step()

@@ -22,7 +22,6 @@ from selfspec.draft.sources import (
     RunnersSource,
     Source,
 )
-from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import Evidence
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import ProcessedChooser, Processing
@@ -247,10 +246,10 @@ def test_noise_is_freed_once_every_row_is_past_it():
     held = []
 
     class Watching(ProcessedChooser):
-        def read(self, *args: Any) -> None:
-            super().read(*args)
+        def commit(self, *args: Any) -> Any:
             news = [row.num_new for row in run.rows]
             held.append(len(tape._kept) - (max(news) - min(news)))
+            return super().commit(*args)
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -310,16 +309,6 @@ def test_a_source_that_cannot_learn_is_named_once_and_the_others_learn(caplog):
     said = [text for each in caplog.records if "failed" in (text := each.getMessage())]
     assert len(said) == 1
     assert "'broken' has failed, and has not learned" in said[0]
-
-
-def test_branches_are_nodes_of_the_tree():
-    config, sources = SpecConfig(max_nodes=24), [ContextSource(4), ContextCache()]
-    run = Run(MODEL, [[1, 2], [3, 4]], sources, 60, config=config, shape=Branches(3, 4))
-    assert run.decode() == plain_text(run)
-    unlikely = [record.tree.scores.count(0.0) for record in run.records]
-    assert 6 < max(unlikely) <= 12
-    assert max(len(record.tree) for record in run.records) <= 24
-    assert run.stats.accepted_by_source["grams"]
 
 
 class Wrong(Cursor):

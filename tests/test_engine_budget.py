@@ -6,7 +6,7 @@ The small form of `python -m eval replay --clock`, with curves that are not even
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -28,17 +28,31 @@ CURVES = {
 
 
 class ClockedBackend(ScriptedBackend):
-    """Forwards move the clock."""
+    """Forwards move the clock, by what `adjusted` makes of the seconds that the curve says."""
 
-    def __init__(self, prompt: Sequence[int], curve: CostCurve, dice: random.Random) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        curve: CostCurve,
+        dice: random.Random,
+        adjusted: Callable[[ClockedBackend, float], float] = lambda _backend, seconds: seconds,
+    ) -> None:
         super().__init__(MODEL, [prompt])
-        self.now = 0.0
-        self._curve, self._dice = curve, dice
+        self.now, self.prompt = 0.0, prompt
+        self._curve, self._dice, self._adjusted = curve, dice, adjusted
 
-    def forward(self, layout, **asked):
-        width = max(len(tree.tokens) for tree in layout)
-        self.now += self._curve.seconds(width) * self._dice.lognormvariate(0, 0.08)
-        return super().forward(layout, **asked)
+    def forward(self, layout, **options):
+        seconds = self._curve.seconds(self.widths[-1]) * self._dice.lognormvariate(0, 0.08)
+        self.now += self._adjusted(self, seconds)
+        return super().forward(layout, **options)
+
+
+def decode(backend: ClockedBackend, drafts: Any, length: int = LENGTH, **options: Any) -> None:
+    """Writes an answer of this length, on the backend's clock."""
+    run = Run(MODEL, [backend.prompt], [TextSource("scripted", drafts)], length, **options)
+    run.backend = backend
+    run.clock = lambda: backend.now
+    run.decode()
 
 
 def half_right(text: Prefix) -> list[int]:
@@ -57,13 +71,8 @@ def speed(curve: CostCurve, drafts, new_budget, max_nodes: int = 32) -> float:
     """Plain steps' time over that of all prompts, one after the other."""
     dice, total, tokens = random.Random(3), 0.0, 0
     for prompt in PROMPTS:
-        budget: Budget = new_budget()
-        source = TextSource("scripted", drafts)
-        config = SpecConfig(max_nodes=max_nodes)
-        run = Run(MODEL, [prompt], [source], LENGTH, config=config, budget=budget)
-        run.backend = backend = ClockedBackend(prompt, curve, dice)
-        run.clock = lambda backend=backend: backend.now
-        run.decode()
+        backend, config = ClockedBackend(prompt, curve, dice), SpecConfig(max_nodes=max_nodes)
+        decode(backend, drafts, config=config, budget=new_budget())
         total += backend.now
         tokens += LENGTH - len(prompt) - 1
     return tokens * curve.seconds(1) / total
@@ -103,35 +112,23 @@ def test_what_later_steps_use_too_is_no_cost_of_a_step() -> None:
 
     curve = CostCurve(CURVES["flat"])
     budget = MeasuredBudget(CostCurve.unknown(0.01))
-    source = TextSource("scripted", half_right)
-    config = SpecConfig(max_nodes=8)
-    run = Run(MODEL, PROMPTS[:1], [source], LENGTH, config=config, budget=budget)
-    run.backend = backend = Captured(PROMPTS[0], curve, random.Random(3))
-    run.clock = lambda: backend.now
-    run.decode()
+    backend = Captured(PROMPTS[0], curve, random.Random(3))
+    decode(backend, half_right, config=SpecConfig(max_nodes=8), budget=budget)
     assert len(set(backend.widths)) > 2
     assert budget.curve.seconds(8) < 2 * curve.seconds(8)
 
 
-def widths_beside(slowness) -> list[int]:
+def widths_beside(slowness: Callable[[int, int], float]) -> list[int]:
     """The widths of an answer with drafts that are half right, beside other work.
 
     `slowness` is asked for each forward: how many were run before, and how wide it is.
     """
 
-    class Busy(ClockedBackend):
-        def forward(self, layout, **asked):
-            start, number, width = self.now, len(self.widths) - 1, self.widths[-1]
-            logits = super().forward(layout, **asked)
-            self.now = start + (self.now - start) * slowness(number, width)
-            return logits
+    def adjusted(backend: ClockedBackend, seconds: float) -> float:
+        return seconds * slowness(len(backend.widths) - 1, backend.widths[-1])
 
-    budget = MeasuredBudget(CostCurve.unknown(0.2))
-    source = TextSource("scripted", half_right)
-    run = Run(MODEL, PROMPTS[:1], [source], LENGTH, config=SpecConfig(), budget=budget)
-    run.backend = backend = Busy(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3))
-    run.clock = lambda: backend.now
-    run.decode()
+    backend = ClockedBackend(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3), adjusted)
+    decode(backend, half_right, budget=MeasuredBudget(CostCurve.unknown(0.2)), config=SpecConfig())
     return backend.widths
 
 
@@ -168,30 +165,25 @@ def times_of_plain_steps(machines: Sequence[Any], *, one_spec: bool) -> list[flo
 
     Calls come one after the other. Those of one `SelfSpec` know what the earlier ones have learned.
     """
-    quiet, dice, found = CostCurve(CURVES["packed"]), random.Random(3), []
-
-    class Machine(ClockedBackend):
-        def forward(self, layout, **asked):
-            start, width, (factor, waits) = self.now, self.widths[-1], machine
-            logits = super().forward(layout, **asked)
-            seconds = self.now - start
-            if waits is not None and width > 1:
-                seconds = quiet.seconds(1) * dice.uniform(*waits)
-            self.now = start + factor * seconds
-            return logits
-
+    quiet, dice, times = CostCurve(CURVES["packed"]), random.Random(3), []
     curve, ledger = CostCurve.unknown(0.2), Ledger()
-    for number, machine in enumerate(machines):
+    for number, (factor, waits) in enumerate(machines):
         if not one_spec:
             curve, ledger = CostCurve.unknown(0.2), Ledger()
-        prompt, source = PROMPTS[number % 3], TextSource("scripted", mostly_right)
+
+        def adjusted(
+            backend: ClockedBackend, seconds: float, factor: float = factor, waits: Any = waits
+        ) -> float:
+            if waits is not None and backend.widths[-1] > 1:
+                seconds = quiet.seconds(1) * dice.uniform(*waits)
+            return factor * seconds
+
+        prompt = PROMPTS[number % 3]
+        backend = ClockedBackend(prompt, quiet, dice, adjusted)
         budget = MeasuredBudget(curve, ledger=ledger)
-        run = Run(MODEL, [prompt], [source], 256, config=SpecConfig(), budget=budget)
-        run.backend = backend = Machine(prompt, quiet, dice)
-        run.clock = lambda backend=backend: backend.now
-        run.decode()
-        found.append(backend.now / (machine[0] * quiet.seconds(1) * (256 - len(prompt) - 1)))
-    return found
+        decode(backend, mostly_right, 256, budget=budget, config=SpecConfig())
+        times.append(backend.now / (factor * quiet.seconds(1) * (256 - len(prompt) - 1)))
+    return times
 
 
 def mostly_right(text: Prefix) -> list[int]:
@@ -232,14 +224,9 @@ def test_each_length_of_a_text_teaches_its_own_curve() -> None:
     """A long text must not say what short ones cost. A text that grows is no new start."""
     curves: dict[int, CostCurve] = {}
 
-    class Slower(ClockedBackend):
+    def adjusted(backend: ClockedBackend, seconds: float) -> float:
         """Forwards take twice as long from 256 tokens on."""
-
-        def forward(self, layout, **asked):
-            start, factor = self.now, 2.0 if self.front >= 256 else 1.0
-            logits = super().forward(layout, **asked)
-            self.now = start + (self.now - start) * factor
-            return logits
+        return seconds * (2.0 if backend.front >= 256 else 1.0)
 
     def curve_of(backend: ScriptedBackend) -> CostCurve:
         first = 256 if backend.front >= 256 else 0
@@ -247,12 +234,9 @@ def test_each_length_of_a_text_teaches_its_own_curve() -> None:
             curves[first] = curves[0].grown() if first else CostCurve.unknown(0.2)
         return curves[first]
 
-    source = TextSource("scripted", half_right)
-    run = Run(MODEL, PROMPTS[:1], [source], 600, config=SpecConfig(), curve=curve_of)
-    run.budget = MeasuredBudget()
-    run.backend = backend = Slower(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3))
-    run.clock = lambda: backend.now
-    run.decode()
+    backend = ClockedBackend(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3), adjusted)
+    budget = MeasuredBudget()
+    decode(backend, half_right, 600, budget=budget, config=SpecConfig(), curve=curve_of)
     assert curves[0].seconds(1) == pytest.approx(4.5, rel=0.1)
     assert curves[256].seconds(1) > 1.5 * curves[0].seconds(1)
     assert backend.widths.count(1) < 20

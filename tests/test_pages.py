@@ -184,3 +184,17 @@ def test_the_design_says_what_each_room_may_import() -> None:
     written = {room: set(re.findall(r"\w+", names)) for room, names in rows}
     assert len(written) >= 7
     assert written == {room: (ALLOWED[room] or set()) - {room} for room in written}
+
+
+def test_the_version_is_told_in_one_way() -> None:
+    """A version that is being made has no date."""
+    project = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    citation = (ROOT / "CITATION.cff").read_text()
+    (number, date), *_ = re.findall(
+        r"^## \[(.+)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
+    assert project is not None
+    assert project[1].removesuffix(".dev0") == number
+    assert f"version: {project[1]}\n" in citation
+    is_made = project[1].endswith(".dev0")
+    assert is_made == (date == "unreleased") == ("date-released" not in citation)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from selfspec.records import DraftTree, Evidence, StepRecord
-from selfspec.stats import GenerationStats
+from selfspec.stats import GenerationStats, Laps
 from tests.strategies import tree_of, trees
 
 LUT = Evidence("lut")
@@ -137,18 +137,25 @@ def test_it_says_how_many_calls_were_not_drafted():
     assert "\n  note: not drafted as asked: no cache" in str(plain)
 
 
+def laps(**seconds: float) -> Laps:
+    """The stages of a step that took some seconds."""
+    step_laps = Laps(lambda: 0.0)
+    step_laps.seconds = seconds
+    return step_laps
+
+
 def test_it_says_whether_it_was_faster():
     stats = GenerationStats(num_calls=1)
     for _ in range(3):
         stats.count_step(step())
-        stats.count_time({}, 0.1, 1, 1)
+        stats.count_time(laps(forward=0.1), 1, 1)
     for _ in range(2):
         stats.count_step(step(2, 3))
-        stats.count_time({}, 0.15, 4, 1)
+        stats.count_time(laps(forward=0.15), 1, 4)
     assert stats.speed_up is None
     assert "is unknown: there were too few plain steps" in str(stats)
     stats.count_step(step())
-    stats.count_time({}, 0.1, 1, 1)
+    stats.count_time(laps(forward=0.1), 1, 1)
     assert stats.num_new_tokens == 10
     assert stats.speed_up == pytest.approx(10 * 0.1 / 0.7)
     assert "1.43x: 0.70 s for the steps, 1.00 s if all of them had been plain" in str(stats)
@@ -157,7 +164,7 @@ def test_it_says_whether_it_was_faster():
 
 def test_a_row_has_its_share_of_a_step():
     row = GenerationStats()
-    row.count_time({"forward": 0.4}, 0.4, 1, 4)
+    row.count_time(laps(forward=0.4), 4, 1)
     assert (row.num_plain_steps, row.plain_seconds, row.step_seconds) == (1, 0.1, 0.1)
     assert row.seconds == {"forward": 0.1}
 

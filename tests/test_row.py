@@ -89,8 +89,7 @@ def test_moving_together_is_stocks_loop():
 
     def commit(*tokens: int) -> tuple[list[int], bool]:
         logits = torch.nn.functional.one_hot(torch.tensor(tokens), 10)[:, None]
-        chooser.read(StepLogits(logits, None), 0)
-        return chooser.commit(rows, [0, 0])
+        return chooser.commit(rows, [0, 0], StepLogits(logits), 0)
 
     assert commit(EOS, 4) == ([EOS, 4], False)
     assert [row.is_done for row in rows] == [True, False]

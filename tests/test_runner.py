@@ -23,7 +23,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
     models, model = run.ModelRunners(SpecConfig()), tiny_model()
     tried: list[Any] = []
 
-    def slowly(asked: Any, _width: int) -> DraftSupport:
+    def slowly(asked: Any) -> DraftSupport:
         tried.append(asked)
         for _ in range(1000):
             time.sleep(0)  # Lets the other threads go on.
@@ -45,7 +45,7 @@ def test_a_model_is_not_tried_while_it_decodes(monkeypatch: pytest.MonkeyPatch) 
     model.set_experts_implementation("grouped_mm")
     tried = list[Any]()
 
-    def noted(asked: Any, _width: int) -> DraftSupport:
+    def noted(asked: Any) -> DraftSupport:
         tried.append(asked)
         return DraftSupport("plain", "it is only pretended to be tried", None)
 

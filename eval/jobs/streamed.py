@@ -30,7 +30,7 @@ import transformers
 from eval.methods.method import Method, SelfSpecMethod
 from eval.methods.registry import LOOKUP_TOKENS
 from eval.runs.timing import num_new_tokens, timed
-from selfspec import SelfSpec, load, per_token
+from selfspec import SelfSpec, load
 from selfspec.weights.streamed.stream import stream_of
 
 ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
@@ -147,7 +147,7 @@ def _num_nodes(method: Method, num_steps: int) -> int | None:
 def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
     """Yields what tells how many forwards were run inside."""
     ended: list[None] = []
-    handle = model.register_forward_hook(per_token(lambda *_: ended.append(None)))
+    handle = model.register_forward_hook(lambda *_: ended.append(None))
     try:
         yield lambda: len(ended)
     finally:
@@ -156,7 +156,9 @@ def _counted_forwards(model: Any) -> Iterator[Callable[[], int]]:
 
 def _method(job: Job, small: Any) -> Method:
     if job.method in (OURS, SMALL):
-        return SelfSpecMethod(job.method, SelfSpec(**job.knobs, draft_model=small))
+        return SelfSpecMethod(
+            job.method, SelfSpec(**job.knobs, draft_model=small, trust_hooks=True)
+        )
     arguments = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if job.method == LOOKUP else {}
     return Method(job.method, arguments)
 

@@ -22,12 +22,10 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources.texts import TextsSource
 from selfspec.draft.tree import TreeGrower
 from selfspec.papers import method_of
-from selfspec.papers.corpus import CorpusTables
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.edgellm import Fallback
 from selfspec.papers.ghidorah import FittedTree, best_tree
-from selfspec.papers.grams import GramCounter
-from selfspec.papers.self_draft import Branches, ContextCache
+from selfspec.papers.self_draft import Branches, ContextCache, CorpusCache
 
 FIXED_NODES = 81  # Token Recycling's, the root among them.
 # How often the entries of a LUT's row came true, by rank, whatever the depth: counted as the first
@@ -102,13 +100,11 @@ def _self_draft(given: Resources, **own: Any) -> dict[str, Any]:
     )
 
 
-def _corpus(contents: CacheContents | None) -> CorpusTables | None:
+def _corpus(contents: CacheContents | None) -> CorpusCache | None:
     if contents is None or contents.answers is None:
         return None
-    counter = GramCounter(vocab_size=contents.count_ids())
-    for text in np.split(contents.answers, np.flatnonzero(contents.answers < 0) + 1):
-        counter.add(text[text >= 0])
-    return counter.tables()
+    texts = np.split(contents.answers, np.flatnonzero(contents.answers < 0) + 1)
+    return CorpusCache(text[text >= 0] for text in texts)
 
 
 def _with_branches(given: Resources) -> dict[str, Any]:

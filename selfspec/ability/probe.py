@@ -2,8 +2,8 @@
 
 A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
 tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
-one that a fault would give. Real models in half precision round a lot, so a bound on rounding
-decides only for users' code, of which no wrong answer is known.
+one that a fault would give. Real models in half precision round a lot, so no bound on rounding
+decides.
 """
 
 from __future__ import annotations
@@ -22,11 +22,9 @@ from selfspec.ability.trials import (
     check_chain,
     check_logits,
     check_prompt,
-    check_steps,
     check_tree,
     states_reason,
 )
-from selfspec.ability.user_code import foreign_code, own_values
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
@@ -41,7 +39,6 @@ from selfspec.weights import EXACT_ATTENTION
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10
 _CROWD = 16  # So many nodes that others must not see are tried at once.
-_LONGEST = 1024  # No prompt of a trial is longer than this.
 _SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
 # The attention that layers with running states have beside them; None: no attention.
 _WITH_STATES: dict[str, str | None] = {
@@ -107,13 +104,13 @@ def attention_types(config: Any) -> AttentionTypes | str:
     return AttentionTypes(tuple(by_layer), windows, period, states)
 
 
-def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
+def probe(model: Any) -> DraftSupport:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
-    plain steps. Where code runs that is no library's, some forwards have `width` tokens, as many as
-    the widest tree, and all layers are run. A model that draws from the global random stream, as
-    dropout does in training mode, is decoded plainly, with the same draws as without us.
+    plain steps. Where code runs that is no library's, all layers are run. A model that draws from
+    the global random stream, as dropout does in training mode, is decoded plainly, with the same
+    draws as without us.
 
     Raises `BrokenTrial`, or what says that the machine has no memory left.
     """
@@ -133,18 +130,11 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
     tried = Decoder(model) if model.config.is_encoder_decoder else model
     with torch.no_grad():
         before = [default_generator(device).get_state() for device in devices]
-        foreign = foreign_code(model)
-        is_known = not foreign and not own_values(model)
-        over = ids if is_known else _over_windows(model, ids)
-        steps = None
-        if not is_known:
-            steps = _attempt(check_logits, tried, over) or _attempt(check_steps, tried, over, width)
-        types, reason, chain_reason, whole_reason = None, steps, steps, None
-        if steps is None:
-            types, reason = _try_tree(model, ids, over)
-            chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
-            if tried is model and chain_reason is None:
-                whole_reason = _attempt(_whole_reason, model, ids)
+        types, reason = _try_tree(model, ids)
+        chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
+        whole_reason = None
+        if tried is model and chain_reason is None:
+            whole_reason = _attempt(_whole_reason, model, ids)
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
@@ -153,9 +143,6 @@ def probe(model: Any, width: int = _NUM_PROBE_IDS) -> DraftSupport:
         for device, state in zip(devices, before, strict=True):
             default_generator(device).set_state(state)
         return DraftSupport("plain", draws, None)
-    if steps is not None:
-        with_it = f"{foreign[0].what}, and with it " if foreign else ""
-        return DraftSupport("plain", f"{with_it}{steps}", None)
     if reason is None:
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
@@ -210,27 +197,22 @@ def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str
     return "its forward draws random numbers, as in training mode"
 
 
-def _try_tree(
-    model: Any, ids: list[int], over: list[int]
-) -> tuple[AttentionTypes | None, str | None]:
-    """Tries a tree after a short prompt, and after one that fills the windows."""
+def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
     types = attention_for_trees(model)
     if isinstance(types, str):
         return None, types
-    return types, _attempt(_tree_reason, model, ids, over, types)
+    return types, _attempt(_tree_reason, model, ids, types)
 
 
-def _tree_reason(model: Any, ids: list[int], over: list[int], types: AttentionTypes) -> str | None:
+def _tree_reason(model: Any, ids: list[int], types: AttentionTypes) -> str | None:
+    reason = check_logits(model, ids)
     layers, crowds = TrialLayers.of(model), _crowds(model)
-    for each in (ids, over) if over != ids else (ids,):
-        if reason := check_tree(model, each, types, layers, TreeBackend, crowds):
-            return reason
-    return check_logits(model, ids)
+    return reason or check_tree(model, ids, types, layers, TreeBackend, crowds)
 
 
 def _chain_reason(model: Any, ids: list[int]) -> str | None:
-    reason = check_chain(model, ids, TrialLayers.of(model), _crowds(model))
-    return reason or check_logits(model, ids)
+    reason = check_logits(model, ids)
+    return reason or check_chain(model, ids, TrialLayers.of(model), _crowds(model))
 
 
 def _whole_reason(model: Any, ids: list[int]) -> str | None:
@@ -264,17 +246,6 @@ def _is_of_model(error: Exception) -> bool:
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
     return [package for package in packages if package != "torch"][-1] != "selfspec"
-
-
-def _over_windows(model: Any, ids: list[int]) -> list[int]:
-    """The same tokens after a prompt that fills the windows of attention, if that is not too dear.
-
-    A window of the code's own making shows only in a text that is longer.
-    """
-    types = attention_types(model.config)
-    windows = types.windows.values() if isinstance(types, AttentionTypes) else ()
-    longest = max((window.size for window in windows), default=0)
-    return [ids[i % len(ids)] for i in range(min(longest, _LONGEST))] + ids
 
 
 def _probe_ids(model: Any) -> list[int] | None:

@@ -7,11 +7,11 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from selfspec.ability.user_code import foreign_code, own_values
+from selfspec.ability.user_code import foreign_code
 from selfspec.compat.generation import implementations_of, settings_of
 from selfspec.compat.modules import hooks_on, is_of_one_call, state_of_modules
 from selfspec.compat.states import bounds_time_steps
@@ -21,29 +21,22 @@ from selfspec.weights.copies import contents_of, is_offloaded
 _SETTINGS = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain values.
 
 
-class State(NamedTuple):
-    """What a model is like now, and what other people's code in it is like.
+def state_of(model: Any) -> Hashable:
+    """A value that changes with what may change how a model's forward is computed.
 
-    `theirs` is empty where all code is that of libraries.
+    Whole numbers and tensors of foreign code are not in it, which its user has vouched for.
     """
-
-    general: Hashable
-    theirs: tuple[Hashable, ...]
-
-
-def state_of(model: Any) -> State:
-    """A value that changes with what may change how a model's forward is computed."""
     kind, configs = (
         device_of(model).type,
         (model.config, model.config.get_text_config(decoder=True)),
     )
-    general = (
+    return (
         _autocast(kind),
         torch.get_float32_matmul_precision(),
         tuple(_settings(each, kind) for each in {id(c): c for c in configs}.values()),
         state_of_modules(model),
+        tuple(code.code for code in foreign_code(model)),
     )
-    return State(general, (*(each.code for each in foreign_code(model)), *own_values(model)))
 
 
 def state_for_replays(model: Any) -> Hashable:
@@ -61,8 +54,7 @@ def state_of_kv(model: Any) -> Hashable | str:
 
     Reads all weights, which takes a part of a plain step's time.
     """
-    state = state_of(model)
-    if state.theirs:
+    if foreign_code(model):
         return "hooks or code of others run in the model, and keys and values may depend on them"
     if bounds_time_steps(model):
         return "its prompts bound the time steps of running states, and plain steps do not"
@@ -70,7 +62,7 @@ def state_of_kv(model: Any) -> Hashable | str:
         return "the model is in training mode"
     if is_offloaded(model):
         return "its weights are moved about, so that nobody sees whether they have changed"
-    return state, _whole_numbers(model), contents_of(model)
+    return state_of(model), _whole_numbers(model), contents_of(model)
 
 
 def has_adapters_of_one_call(model: Any) -> bool:

@@ -34,9 +34,6 @@ from selfspec.records import DraftTree
 _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
-# The same for plain steps of code that is no library's, where there is no wrong answer to compare
-# with, and the least distance that is no rounding.
-_LIKE_STEPS, _LEAST = 4, 2e-5
 # How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
 # mask that leaks changes more. The first share is for experts in half precision: they sort their
 # tokens, so that hidden ones affect their rounding. The second is for all other models, in which
@@ -46,7 +43,6 @@ _HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
 # without the tokens before the last one. Rounding is smaller than the first share in any precision,
 # and smaller than the second one in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
-_ENDS = 3  # Three tokens at each end of a wide forward are compared with plain steps.
 _PROMPT = 3  # The prompt of a trial has this many tokens, or as many as fill a window.
 _AFTER = 7  # This many follow it.
 # The kinds of running states that a faulty forward may leave out.
@@ -104,7 +100,7 @@ def check_tree(
     faults = _faults_of_trees(right, wrong[0])
     truth, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
     if types.states:  # Plain steps are right, also where forwards over several tokens are not.
-        (steps,) = _stepped(model, right._replace(compared=compared[:-1]), 1, layers)
+        steps = _stepped(model, right._replace(compared=compared[:-1]), layers)
         truth = torch.cat([steps, steps[-1:]])
     arguments = _arguments(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
@@ -195,7 +191,7 @@ def check_chain(
     ]
     whole, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
     # Plain steps are right, also where forwards over several tokens are not.
-    (steps,) = _stepped(model, right, 1, layers)
+    steps = _stepped(model, right, layers)
     rounding = _distance(whole, steps)
     is_exact = model.dtype == torch.float32 and states_of(cache)
     most = _ROUNDING_32 if is_exact else _ROUNDING
@@ -261,49 +257,6 @@ def check_prompt(
     if _depends_on_hidden(first, unseen, first[:1], share, partial(before, crowds[0])):
         return "the tokens of its prompts see those that come later"
     return None
-
-
-def check_steps(model: Any, ids: Sequence[int], width: int) -> str | None:
-    """Why forwards of several tokens can't stand for plain steps; None if they can.
-
-    Plain steps are right, whatever the code in the model does. Two equal rows must both give what
-    a row gives alone, and several tokens in one forward the same, `width` of them too. How far the
-    first row of two is off shows the rounding. To be asked where code runs that is no library's.
-    """
-    start, whole = len(ids) - _AFTER, TrialLayers()
-    text = _Text(ids, range(len(ids)), range(start, len(ids)), start)
-    ((alone,), (again,), (first, second)) = (
-        _stepped(model, text, number, whole) for number in (1, 1, 2)
-    )
-    together = _read_on(model, text, whole)
-    least = max(_LIKE_PLAIN * torch.finfo(model.dtype).eps, _LEAST)
-    limit = max(_LIKE_STEPS * _distance(first, alone), least)
-    if _distance(again, alone) > least:
-        return "the same forwards give other results when they are repeated"
-    if _distance(second, alone) > limit:
-        return "the rows of a batch are not treated alike"
-    if _distance(together, alone) > limit or _depends_on_width(model, text, width, limit):
-        return "several tokens in one forward give other results than one after the other"
-    return None
-
-
-def _depends_on_width(model: Any, text: _Text, width: int, limit: float) -> bool:
-    """Do the first and the last tokens of a wide forward come out otherwise than in plain steps?
-
-    The steps of the last ones follow a forward over all tokens before them, so that they are few.
-    """
-    start, end, whole = text.num_prompt, text.num_prompt + width, TrialLayers()
-    if width <= _AFTER:
-        return False
-    ids = [*text.ids, *(text.ids[-1 - i % _AFTER] for i in range(end - len(text.ids)))]
-    first, last = range(start, start + _ENDS), range(end - _ENDS, end)
-    wide = _Text(ids, range(end), [*first, *last], start)
-    together = _read_on(model, wide, whole)
-    (steps,) = _stepped(model, wide._replace(compared=first), 1, whole)
-    cache = prefilled(model, ids[:start], whole)
-    _run(model, ids[start : last[0]], start, cache, whole)
-    late = [_run(model, [ids[i]], i, cache, whole)[0].float() for i in last]
-    return _distance(together, torch.cat([steps, *late])) > limit
 
 
 def check_logits(model: Any, ids: Sequence[int]) -> str | None:
@@ -411,11 +364,11 @@ def _read_without(
     return _run(model, text.ids[start:], start, cache, layers)[0].float()
 
 
-def _stepped(model: Any, text: _Text, num_rows: int, layers: TrialLayers) -> list[torch.Tensor]:
-    """The outcome of a text's compared tokens (N, D) in each of some equal rows, by plain steps."""
-    cache = prefilled(model, text.ids[: text.num_prompt], layers, num_rows)
-    steps = [_run(model, [text.ids[i]], i, cache, layers, num_rows) for i in text.compared]
-    return list(torch.cat(steps, dim=1).float())
+def _stepped(model: Any, text: _Text, layers: TrialLayers) -> torch.Tensor:
+    """The outcome of a text's compared tokens (N, D), by plain steps."""
+    cache = prefilled(model, text.ids[: text.num_prompt], layers)
+    steps = [_run(model, [text.ids[i]], i, cache, layers)[0] for i in text.compared]
+    return torch.cat(steps).float()
 
 
 def prefilled(
@@ -450,8 +403,7 @@ def _arguments(
     """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
     arguments: dict[str, Any] = {KV: cache, "use_cache": True}
     if takes(model, "position_ids"):
-        row = torch.tensor([positions], device=device_of(model))
-        arguments["position_ids"] = row.expand(num_rows, -1)
+        arguments["position_ids"] = torch.tensor([positions] * num_rows, device=device_of(model))
     return arguments
 
 

@@ -24,13 +24,14 @@ _RECIPES = resources.files("selfspec") / "building" / "recipes"
 
 
 Text = Annotated[str, Field(min_length=1)]
+TextOrNone = Annotated[str | None, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
 class Recipe(BaseModel):
     """What to read, what to build from it, and how much of it to keep.
 
-    The text below a key is that of its option of the command, if it has one.
+    Each key is an option of the command too, and the text below it is the option's.
     """
 
     model_config = ConfigDict(
@@ -41,17 +42,17 @@ class Recipe(BaseModel):
     """A Hub id, a file or a folder. vocabulary: no data, but each token of the model."""
     name: Text
     """Name on the cache's card; if none is given, that of the data."""
-    data_files: list[Text] = []
+    data_files: list[str] = []
     """Glob of the files to read, such as '**/*.md'."""
-    config_name: Text | None = None
+    config_name: TextOrNone = None
     """Configuration of a Hub data set that has several."""
-    revision: Text | None = None
+    revision: TextOrNone = None
     """Branch, tag or commit of a Hub data set. A commit never changes."""
     split: Text = "train"
     """Split of a Hub data set."""
     column: Text = "text"
     """Column that holds texts, or lists of token ids."""
-    messages: Text | None = None
+    messages: TextOrNone = None
     """Column that holds conversations, read instead."""
     form: Literal["document", "line", "paragraph"] = "document"
     """What a document is in plain text files: document, line or paragraph."""
@@ -59,7 +60,7 @@ class Recipe(BaseModel):
     """Put conversations into the chat template."""
     licence: Text = "unknown"
     """Licence of the data, for the card."""
-    max_documents: Count | None = None
+    max_documents: Annotated[int | None, Field(ge=1)] = None
     """Read at most this number of documents."""
 
     build: Literal["both", "lut", "texts"] = "both"

@@ -24,6 +24,7 @@ from selfspec.machine.user_files import replace_bytes
 SUFFIX = ".safetensors"
 _FORMAT = 3
 _DTYPES = {"F16", "I32", "U16", "U32"}
+_MOST_IDS = 1 << 24  # More than any vocabulary has. Tables have a row for each id.
 _KEY = "selfspec"  # The one entry of the metadata. Several would be written in any order.
 
 
@@ -168,13 +169,16 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     answers, *_ = (tables.pop(name, None) for name in ("answers", "corpus", "map"))
     for source, table in tables.items():
         _check_table(source, table)
-    return CacheContents(
+    contents = CacheContents(
         tokenizer=card.tokenizer,
         tables=tables,
         calibration=_checked_rates(card.calibration),
         answers=None if answers is None else _checked_answers(answers),
         about=card.about,
     )
+    if (num_ids := contents.count_ids()) > _MOST_IDS:
+        raise ValueError(f"it holds the token id {num_ids - 1:,}, which no vocabulary has")
+    return contents
 
 
 def _card(text: str) -> _Card:

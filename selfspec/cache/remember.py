@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -256,16 +257,23 @@ def _is_same(answers: Any, others: Any) -> bool:
     return answers is others or np.array_equal(answers, others)
 
 
-def _joined(*texts: Any) -> NDArray[np.int32] | None:
-    """The answers of all, each once, the newest last; the oldest go when there are too many."""
-    some = [each for each in texts if each is not None]
-    if not some:
+def _joined(*parts: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
+    """The answers of all, each once, the newest last; the oldest go when there are too many.
+
+    An answer with which another one begins gives way to it: mostly it was saved while that was
+    being written.
+    """
+    arrays = [tokens for tokens in parts if tokens is not None]
+    if not arrays:
         return None
-    both = np.concatenate(some)
-    answers = [part.tobytes() for part in np.split(both, np.flatnonzero(both == -1) + 1)]
-    newest_first = dict.fromkeys(reversed(answers))
-    tokens = np.frombuffer(b"".join(reversed(newest_first)), np.int32)
-    return tokens[-MAX_TOKENS:]
+    both = np.concatenate(arrays)
+    answers = np.split(both, np.flatnonzero(both == -1) + 1)
+    newest_first = dict.fromkeys(answer[answer >= 0].tobytes() for answer in reversed(answers))
+    # In this order the next answer begins with this one if any does.
+    beginnings = {text for text, after in pairwise(sorted(newest_first)) if after.startswith(text)}
+    mark = np.int32(-1).tobytes()
+    data = b"".join(text + mark for text in reversed(newest_first) if text not in beginnings)
+    return np.frombuffer(data, np.int32)[-MAX_TOKENS:]
 
 
 def _kinds(row: list[Any]) -> tuple[Any, ...]:

@@ -194,8 +194,8 @@ def results(
             settings, prepare = line.settings, partial(requests.prompt, line.number)
             own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                prompts = [line.prompt_for(encoder.tokenizer)]
-                ((prompt, reply),) = choices_of(settings, prompts, encoder, prepare, own_seed)
+                choices = choices_of(settings, [line.prompt], encoder, prepare, own_seed)
+                ((prompt, reply),) = choices
                 session.add(prompt)
             except Exception as error:  # Whatever it is, the other lines go on.
                 yield LineResult.failed(line.number, error, line.name)

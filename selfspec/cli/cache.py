@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,32 +27,20 @@ cache = App(
 )
 
 
-def _key(name: str, negative: tuple[str, ...] | None = ()) -> Parameter:
-    return Parameter(help=Recipe.model_fields[name].description, negative=negative)
+def _option(name: str) -> tuple[str, Any, None]:
+    """A field for a key of a recipe; None where the option is left out."""
+    key = Recipe.model_fields[name]
+    about = Parameter(help=key.description, negative_iterable=())
+    return name, Annotated[key.annotation | None, about], None  # type: ignore[operator]
 
 
-_Text = str | None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class RecipeOptions:
-    """The keys of a recipe that are options too; the others are set in a file."""
-
-    data: Annotated[_Text, _key("data")] = None
-    data_files: Annotated[tuple[str, ...] | None, _key("data_files")] = None
-    split: Annotated[_Text, _key("split")] = None
-    column: Annotated[_Text, _key("column")] = None
-    messages: Annotated[_Text, _key("messages")] = None
-    form: Annotated[_Text, _key("form")] = None
-    chat_template: Annotated[bool | None, _key("chat_template", negative=None)] = None
-    max_documents: Annotated[int | None, _key("max_documents")] = None
-    build: Annotated[_Text, _key("build")] = None
-    warmup_tokens: Annotated[int | None, _key("warmup_tokens")] = None
-
-    def given(self) -> dict[str, Any]:
-        held = {name: value for name, value in vars(self).items() if value is not None}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in held.items()}
+RecipeOptions: Any = make_dataclass(
+    "RecipeOptions",
+    map(_option, Recipe.model_fields),
+    frozen=True,
+    namespace={"__module__": __name__},
+)
+_NO_KEYS = RecipeOptions()
 
 
 @cache.command
@@ -64,19 +52,20 @@ def build(
     recipe: str | None = None,
     overwrite: Flag = False,
     asked: ModelOptions = ModelOptions(),
-    options: RecipeOptions = RecipeOptions(),
+    keys: Annotated[RecipeOptions, Parameter(name="*")] = _NO_KEYS,
 ) -> None:
     """Build a cache from texts, among them the answers of 'selfspec batch'.
 
     Args:
         output: The cache to make.
         recipe: code, dialogue, folder, own-answers, vocabulary, or a TOML file with the keys
-            below. Options override its keys.
+            below as it names them, such as max_documents. Options override its keys.
         overwrite: Replace a cache that exists.
     """
     loading = replace(asked, model=model)
-    keys = read_recipe(recipe) if recipe else {}
-    wanted = Recipe.of(**{**keys, **options.given()})
+    written = read_recipe(recipe) if recipe else {}
+    chosen = {name: value for name, value in vars(keys).items() if value is not None}
+    wanted = Recipe.of(**{**written, **chosen})
     check_options(loading)
     from selfspec.cache import check_target
 

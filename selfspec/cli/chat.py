@@ -14,7 +14,7 @@ from rich.text import Text
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import ChatOptions, Knobs, Model
-from selfspec.cli.paint import Painter
+from selfspec.cli.paint import write
 from selfspec.cli.writer import loaded
 from selfspec.errors import SelfSpecError, unknown_name
 
@@ -58,7 +58,6 @@ class ChatLoop:
         from selfspec.cli.conversation import Conversation
 
         self._console = Console(highlight=False)
-        self._painter = Painter(self._console)
         self._spinner = ExitStack()
         self._writer = writer
         if config.kept_kv is None:  # What was said is not read again in each turn.
@@ -118,9 +117,9 @@ class ChatLoop:
         self._console.print()
         self._note(f"({', '.join(parts)})")
 
-    def _show(self, piece: str, _origin: str) -> None:
+    def _show(self, piece: str) -> None:
         self._spinner.close()
-        self._painter.show(piece)
+        write(self._console, piece)
 
     def _note(self, text: str) -> None:
         self._console.print(Text(text, style="dim"))

@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 from selfspec.cli.comparison import MIN_ROUNDS, Comparison, Prompts, measure, seconds_of, timed
-from selfspec.cli.live_text import LiveText
 from selfspec.cli.loading import check_options, load_model
 from selfspec.cli.messages import working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
-from selfspec.cli.paint import Painter
+from selfspec.cli.paint import write
 from selfspec.cli.questions import SNIPPETS, Question, questions_of
 from selfspec.cli.report import about_eight_bits, has_times, print_report
 from selfspec.cli.writer import Writer, loaded
@@ -30,6 +29,7 @@ from selfspec.serving.encoder import num_tokens
 
 if TYPE_CHECKING:
     from selfspec.plugin import SelfSpec
+    from selfspec.records import StepRecord
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
 _ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
@@ -87,7 +87,7 @@ def _compared(
     for line in _facts(writer, spec):
         console.print(Text(line, "dim"), soft_wrap=True)
     if asked.model is None:
-        _show(console, writer, config, found)
+        _show(console, writer, found)
     with working("Measuring") as say:
         fits = seconds / took * len(new_ids) / (MIN_ROUNDS * 2 * len(found))
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
@@ -166,17 +166,24 @@ def _in_eight_bits(
     return about_eight_bits(seconds, (own, weight_bytes(held.model)))
 
 
-def _show(console: Console, writer: Writer, config: SpecConfig, asked: Prompts) -> None:
-    """Streams each text in the colours of its drafts. One `SelfSpec` learns from all of them."""
-    painter, spec = Painter(console), writer.loaded.new_spec(config)
-    if painter.in_colour:
-        console.print(painter.legend(writer.origins(config)))
-    for question, ids in asked:
+def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
+    """Writes each text with its drafted tokens in colour. One `SelfSpec` learns from all."""
+    from selfspec.batch.text_stream import TextStream
+
+    spec = writer.loaded.new_spec(SpecConfig())
+    if console.color_system is not None and not console.no_color:
+        console.print(Text("Green: drafted, and right. Plain: the model's own.", "dim"))
+    for question, ids in prompts:
         assert isinstance(ids, list)  # The demo has no images.
         console.rule(Text(question.kind), align="left", style="dim")
-        painter.write(str(question.prompt), "dim")
+        write(console, str(question.prompt), "dim")
         writer.reseed()
-        live = LiveText(writer.tokenizer, ids, painter.show)
-        writer.write(ids, spec, streamer=live)
-        painter.show("" if live.text.endswith("\n") else "\n")
+        records: list[StepRecord] = []
+        with spec.listening(records.append):
+            writer.write(ids, spec)
+        stream = TextStream(writer.tokenizer, ids)
+        for record in records:
+            write(console, stream.add(*record.committed_ids[: record.num_accepted]), "green")
+            write(console, stream.add(*record.committed_ids[record.num_accepted :]))
+        write(console, f"{stream.rest()}\n")
     console.rule(style="dim")

@@ -19,13 +19,13 @@ class Turn(NamedTuple):
 
 
 class Conversation:
-    """The messages so far. `show(piece, origin)` gets each answer as it comes."""
+    """The messages so far. `show` gets each answer in pieces, as it comes."""
 
     def __init__(
         self,
         writer: Writer,
         spec: SelfSpec,
-        show: Callable[[str, str], object],
+        show: Callable[[str], object],
         *,
         system: str | None = None,
     ) -> None:

@@ -50,7 +50,7 @@ def generate(
     out = sys.stdout
     with ExitStack() as spinner:
 
-        def show(piece: str, _origin: str) -> None:
+        def show(piece: str) -> None:
             spinner.close()
             out.write(harmless(piece) if out.isatty() else piece)
             out.flush()

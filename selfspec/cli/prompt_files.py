@@ -10,14 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict
 
 from selfspec.errors import unknown_name
 from selfspec.serving.fields import RequestError, checked, json_object, whole_characters
 from selfspec.serving.messages import FilledText, Messages
 from selfspec.serving.schema import Chat, Completion, Settings
 
-_FORMS = ("prompt", "messages", "turns", "body")
+_FORMS = ("prompt", "messages", "body")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -26,18 +26,9 @@ class PromptLine:
     number: int  # Counted from 1, empty lines too.
     checksum: str
     name: str | int | None  # Its `custom_id` or `id`.
-    prompt: Any  # Text, messages or token ids; the first one of `turns`.
-    turns: tuple[str, ...]  # The questions of a benchmark; mostly empty.
+    prompt: Any  # Text, messages or token ids.
     settings: Settings
     in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
-
-    def prompt_for(self, tokenizer: Any) -> Any:
-        """The prompt for `encoded`: a first turn is a user's message if the model can chat."""
-        return as_turn(self.prompt, tokenizer) if self.turns else self.prompt
-
-
-def as_turn(text: str, tokenizer: Any) -> Any:
-    return [{"role": "user", "content": text}] if tokenizer.chat_template else text
 
 
 def _name(value: Any) -> Any:
@@ -56,7 +47,6 @@ class _Line(Settings):
     body: dict[str, Any] | None = None
     prompt: FilledText | None = None
     messages: Messages | None = None
-    turns: Annotated[list[FilledText], Field(min_length=1)] | None = None
 
 
 def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
@@ -105,7 +95,6 @@ def read_line(number: int, data: bytes) -> PromptLine:
         checksum=hashlib.sha256(data.strip()).hexdigest()[:12],
         name=line.id if line.custom_id is None else line.custom_id,
         prompt=prompt,
-        turns=tuple(line.turns or ()),
         settings=settings,
         in_body=line.body is not None,
     )
@@ -118,7 +107,7 @@ def _plain(line: _Line) -> tuple[Any, Settings]:
             raise RequestError(unknown_name("field", name, Settings.model_fields), field=name)
     if line.messages is not None:
         return [each.as_dict() for each in line.messages], line
-    return (line.turns[0] if line.turns else line.prompt), line
+    return line.prompt, line
 
 
 def _in_body(body: dict[str, Any]) -> tuple[Any, Settings]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from selfspec.cli.prompt_files import as_turn, read_prompts
+from selfspec.cli.prompt_files import read_prompts
 from selfspec.serving.encoder import Encoded
 from selfspec.serving.images import has_images
 
@@ -53,8 +53,9 @@ class Question(NamedTuple):
     def encoded(self, loaded: Loaded) -> Encoded:
         from selfspec.batch.prompts import inputs_of
 
-        prompt = as_turn(self.prompt, loaded.tokenizer) if self.is_turn else self.prompt
-        reader = loaded.images
+        prompt, reader = self.prompt, loaded.images
+        if self.is_turn and loaded.tokenizer.chat_template:
+            prompt = [{"role": "user", "content": prompt}]
         return inputs_of(reader.pictured(prompt), reader.processor or loaded.tokenizer)
 
 
@@ -93,7 +94,5 @@ def questions_of(path: Path | None) -> list[Question]:
     """Those of the file, each named by its line. Without a file, one of each kind of work."""
     if path is None:
         return [Question(kind, text, is_turn=True) for kind, text in _OWN.items()]
-    return [
-        Question(f"prompt {line.number}", line.prompt, is_turn=bool(line.turns))
-        for line in read_prompts(path, "--prompts")
-    ]
+    lines = read_prompts(path, "--prompts")
+    return [Question(f"prompt {line.number}", line.prompt) for line in lines]

@@ -16,7 +16,6 @@ from cyclopts.validators import Number
 from selfspec.cli.loading import Loaded, check_options, load_all, memory_of_texts
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import DraftOptions, Knobs, Model
-from selfspec.cli.vllm_options import in_our_options
 from selfspec.errors import CliError
 from selfspec.machine.memory import amount_in_bytes
 
@@ -30,8 +29,6 @@ _LEAST_TOKENS = 64  # Each text must have room for the KV of 64 tokens.
 
 _Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 _Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
-# vLLM's option, for those who have it in a script. What it does has options of its own below.
-_Config = Annotated[str | None, Parameter(show=False)]
 _Key = Annotated[str | None, Parameter(env_var="SELFSPEC_API_KEY")]
 
 
@@ -118,7 +115,6 @@ def serve(
     /,
     *,
     name: str | None = None,
-    speculative_config: _Config = None,
     listening: Listening = Listening(),
     asked: DraftOptions = DraftOptions(),
     knobs: Knobs = Knobs(),
@@ -128,10 +124,7 @@ def serve(
     Args:
         name: The model's name in requests. Default: MODEL.
     """
-    asked = replace(asked, model=model)
-    if speculative_config is not None:
-        asked, knobs = in_our_options(speculative_config, asked, knobs)
-    config = knobs.config()
+    asked, config = replace(asked, model=model), knobs.config()
     check_options(asked)
     listening.check()
     if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.loading import Loaded, load_all
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
-from selfspec.records import DRAFT_MODEL
 from selfspec.serving.encoder import Encoder, num_tokens
 
 if TYPE_CHECKING:
-    from selfspec import SelfSpec, SpecConfig
+    from selfspec import SelfSpec
     from selfspec.batch.requests import PromptInputs
 
 
@@ -40,10 +38,6 @@ class Writer:
             return "greedy"
         return f"sampling at temperature {temperature or own.temperature}, seed {self.seed}"
 
-    def origins(self, config: SpecConfig) -> list[str]:
-        more = [] if self.loaded.draft_model is None else [DRAFT_MODEL]
-        return [*config.sources, *more]
-
     def reseed(self) -> None:
         import torch
 
@@ -62,24 +56,19 @@ class Writer:
         max_new_tokens: int | None = None,
         prediction: str | None = None,
     ) -> Any:
-        """Calls `generate()` with a prompt; without a `spec` it is the stock one.
-
-        A streamer that has a method `hear` gets the record of each step, too.
-        """
+        """Calls `generate()` with a prompt; without a `spec` it is the stock one."""
         from selfspec.batch.requests import inputs_on
 
-        hear = getattr(streamer, "hear", None)
-        with spec.listening(hear) if spec and hear else nullcontext():
-            return self.model.generate(
-                **inputs_on(prompt, self.model),
-                assistant=spec,
-                prediction=prediction,
-                tokenizer=self.tokenizer,
-                streamer=streamer,
-                return_dict_in_generate=True,
-                max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
-                **self.choice(),
-            )
+        return self.model.generate(
+            **inputs_on(prompt, self.model),
+            assistant=spec,
+            prediction=prediction,
+            tokenizer=self.tokenizer,
+            streamer=streamer,
+            return_dict_in_generate=True,
+            max_new_tokens=max_new_tokens or self.asked.max_new_tokens,
+            **self.choice(),
+        )
 
     def new_ids(self, prompt: PromptInputs, spec: SelfSpec | None, **options: Any) -> list[int]:
         output = self.write(prompt, spec, **options)

@@ -6,8 +6,8 @@ outputs; before, it was `past_key_values`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +19,7 @@ from selfspec.compat.versions import untried_reason
 
 try:
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+    from transformers.generation.candidate_generator import CandidateGenerator
     from transformers.generation.utils import (
         GenerateDecoderOnlyOutput,
         is_deepspeed_zero3_enabled,
@@ -85,6 +86,35 @@ def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any
     return type(model)._sample(model, input_ids, **arguments)
 
 
+class _WithCandidates:
+    """A model for one call of assisted decoding, which finds a candidate generator in it."""
+
+    def __init__(self, model: Any, candidates: CandidateGenerator) -> None:
+        self._model, self._candidates = model, candidates
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model(*args, **kwargs)
+
+    def _get_candidate_generator(self, **_arguments: Any) -> CandidateGenerator:
+        return self._candidates
+
+
+def decode_assisted(
+    model: Any, candidates: CandidateGenerator, input_ids: torch.Tensor, **arguments: Any
+) -> Any:
+    """The assisted decoding of transformers, with candidates of ours.
+
+    There is no argument for them. Without the two private names, an AttributeError is raised, or
+    transformers asks a generator of its own.
+    """
+    return type(model)._assisted_decoding(
+        _WithCandidates(model, candidates), input_ids, **arguments
+    )
+
+
 def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
     """Must several processes run each forward together, as `generate()` decides it?
 
@@ -134,33 +164,6 @@ def read_prompt(
     `generate()` does it in a private method. Without that, no prompt can be read.
     """
     return model._prefill(input_ids, generation_config, arguments, is_first_iteration=True)
-
-
-@contextmanager
-def using_candidates(model: Any, new_generator: Callable[..., Any]) -> Iterator[None]:
-    """Inside, the assisted decoding of transformers asks `new_generator` for its candidates.
-
-    There is no argument for that, so two methods of the model are replaced. Without the first,
-    transformers would use its own generator. `new_generator` also gets the `stopping_criteria` of
-    the call, which the second one makes.
-    """
-    new_criteria = model._get_stopping_criteria
-    criteria: list[Any] = []
-
-    def listened(*args: Any, **kwargs: Any) -> Any:
-        criteria[:] = found = new_criteria(*args, **kwargs)
-        return found
-
-    def ours(**kwargs: Any) -> Any:
-        return new_generator(stopping_criteria=criteria, **kwargs)
-
-    replaced = {"_get_candidate_generator": ours, "_get_stopping_criteria": listened}
-    vars(model).update(replaced)
-    try:
-        yield
-    finally:
-        for name in replaced:
-            del vars(model)[name]
 
 
 def set_columns_seen(layer: Any, number: int) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from selfspec.compat.generation import is_of_output_capturing
 
 # The modules of these packages are parts of models: layers, quantised ones among them, adapters,
-# and faster kernels. Anybody else's in a model of transformers was put there by its user.
+# and faster kernels. Anybody else's was put there by the model's user, or came with its files.
 _LIBRARIES = frozenset(
     (
         "accelerate",
@@ -40,8 +40,6 @@ _LIBRARIES = frozenset(
         "xformers",
     )
 )
-# Where transformers puts the code that `trust_remote_code=True` loads.
-OF_MODELS = "transformers_modules"
 # Hooks of these modules move weights, or mask them.
 _HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
 # Gradient checkpointing puts this on embeddings.
@@ -101,23 +99,15 @@ def functions_of(code: Any) -> Hashable:
     return tuple(getattr(part, "__code__", None) or name_of(part) for part in _parts(code))
 
 
-def is_of_library(code: Any, own: frozenset[str] = frozenset()) -> bool:
-    """Was all of this written by a library whose modules are parts of models, or by the model?
-
-    `own` are the packages of the model's code.
-    """
-    return packages_of(code) <= _LIBRARIES | own
-
-
-def written_by_models(model: nn.Module) -> frozenset[str]:
-    """The packages of a model's own code, as far as they are no library's."""
-    return frozenset((packages_of(type(model)) | {OF_MODELS}) - _LIBRARIES)
+def is_of_library(code: Any) -> bool:
+    """Was all of this written by libraries whose modules are parts of models?"""
+    return packages_of(code) <= _LIBRARIES
 
 
 def is_harmless(hook: Any) -> bool:
     """Is this a hook or a forward of ours, or a library's that changes no token in a plain call?
 
-    Without it, such a hook makes the trial of a model longer, and turns no drafts off.
+    Without it, such a hook makes the trial of a model longer, and its prompts are not kept.
     """
     origin, *inside = map(_origin, _parts(hook))
     package = origin.partition(".")[0]

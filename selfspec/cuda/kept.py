@@ -195,7 +195,7 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
     if is_parallel(model):
         return "it is spread over several processes"
     if foreign := foreign_code(model):
-        return f"{foreign[0].what}, which a replay would leave out"
+        return f"{foreign[0].what}, whose Python a replay would leave out"
     return _module_reason(model)
 
 

@@ -81,12 +81,7 @@ class CudaDevice(Device):
 
     def fetch(self, *tensors: torch.Tensor) -> Fetched:
         """Starts copies to pinned memory, which torch uses again once nobody holds them."""
-        hosts = tuple(
-            torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(
-                tensor, non_blocking=True
-            )
-            for tensor in tensors
-        )
+        hosts = tuple(_pinned(tensor, non_blocking=True) for tensor in tensors)
         return Fetched(hosts, torch.cuda.current_stream(self._device).record_event().synchronize)
 
     def send(self, host: torch.Tensor, into: torch.Tensor) -> None:
@@ -94,8 +89,7 @@ class CudaDevice(Device):
 
         torch uses the pinned memory again only when that copy is done.
         """
-        pinned = torch.empty(host.shape, dtype=host.dtype, device="cpu", pin_memory=True)
-        into.copy_(pinned.copy_(host), non_blocking=True)
+        into.copy_(_pinned(host), non_blocking=True)
 
     def capture(self, work: Callable[[], None]) -> Replay | str:
         """Runs `work` once on the capture stream, and then captures it as a graph.
@@ -114,7 +108,7 @@ class CudaDevice(Device):
         self._last_graph = ref(graph)
         return graph.replay
 
-    def _warm_up(self, work: Callable[[], None], stream: Any) -> None:
+    def _warm_up(self, work: Callable[[], None], stream: torch.cuda.Stream) -> None:
         """Runs `work`, so that libraries make their handles and choose their kernels."""
         main = torch.cuda.current_stream(self._device)
         stream.wait_stream(main)
@@ -124,7 +118,9 @@ class CudaDevice(Device):
         finally:  # After an error, the work that was queued before it still runs.
             main.wait_stream(stream)
 
-    def _record(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None], stream: Any) -> None:
+    def _record(
+        self, graph: torch.cuda.CUDAGraph, work: Callable[[], None], stream: torch.cuda.Stream
+    ) -> None:
         main = torch.cuda.current_stream(self._device)
         # A pool can't be used again once all its graphs are gone.
         last_graph = self._last_graph()
@@ -188,12 +184,18 @@ def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None
         yield
 
 
+def _pinned(tensor: torch.Tensor, *, non_blocking: bool = False) -> torch.Tensor:
+    """A copy of a tensor in pinned memory of its own."""
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=non_blocking)
+
+
 def _index_of(device: torch.device) -> int:
     """The number of a CUDA device, which may be named without one."""
     return torch.cuda.current_device() if device.index is None else device.index
 
 
 @cache
-def _capture_stream(index: int) -> Any:
+def _capture_stream(index: int) -> torch.cuda.Stream:
     """The stream that all calls capture on."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]

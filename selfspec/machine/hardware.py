@@ -33,6 +33,6 @@ def processor() -> str:
         info = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:  # Only Linux has this file.
         info = ""
-    found = re.search(r"^model name\s*: (.+)", info, re.MULTILINE)
-    name = found[1] if found else platform.processor() or platform.machine()
+    line = re.search(r"^model name\s*: (.+)", info, re.MULTILINE)
+    name = line[1] if line else platform.processor() or platform.machine()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}"

@@ -30,15 +30,15 @@ def amount_in_bytes(
     (1500000000, 2048, 100)
     """
     try:
-        found = 0 if isinstance(amount, bool) else _read(amount, whole)
+        num_bytes = 0 if isinstance(amount, bool) else _read(amount, whole)
     except (OverflowError, ValueError):
-        found = 0
-    if found < 1:
+        num_bytes = 0
+    if num_bytes < 1:
         examples = "'2GB', '64M' or '500MiB'" + (" or '25%'" if whole is not None else "")
         raise ConfigError(
             f"{name} must be a number of bytes, or text such as {examples} (got {amount!r:.80})"
         )
-    return found
+    return num_bytes
 
 
 def _read(amount: int | str, whole: int | None) -> int:
@@ -77,12 +77,12 @@ def _clean_files(group: Path) -> int:
     except (OSError, ValueError):  # Some sandboxes have no such file.
         return 0
 
-    def found(name: str) -> int:
+    def number_of(name: str) -> int:
         # Version 1 says `total_` where it counts the groups inside, too. Version 2 always does.
         return numbers.get(f"total_{name}", numbers.get(name, 0))
 
-    dirty = sum(map(found, ("file_dirty", "file_writeback", "dirty", "writeback")))
-    return found("inactive_file") + max(found("active_file") - dirty, 0)
+    dirty = sum(map(number_of, ("file_dirty", "file_writeback", "dirty", "writeback")))
+    return number_of("inactive_file") + max(number_of("active_file") - dirty, 0)
 
 
 def return_freed_memory() -> None:

@@ -56,8 +56,8 @@ def file_here(name: str, file: str) -> Path:
     if not Path(name).is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        if isinstance(found := try_to_load_from_cache(name, file), str):
-            return Path(found)
+        if isinstance(path := try_to_load_from_cache(name, file), str):
+            return Path(path)
     return Path(name) / file
 
 

@@ -16,9 +16,8 @@ kept under its first token in a context cache, an LRU queue for each token. A co
 phrases counted beforehand; there longer prefixes and higher counts come first. While the branches
 fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
-``SelfSpec.as_in("self-draft", corpus=...)``: `grams` counts the tables of a corpus, and
-`docs/papers.md` says how those of the paper's corpus are made, what the text leaves open, and what
-differs here.
+``SelfSpec.as_in("self-draft", corpus=CorpusCache(texts))``: `docs/papers.md` says which texts the
+paper counts, what it leaves open, and what differs here.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from __future__ import annotations
 import copy
 import random
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import FixedPrior
@@ -35,16 +36,16 @@ from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
-from selfspec.papers.corpus import CorpusSource, CorpusTables
 from selfspec.records import Candidate, Evidence, StepRecord
 
 # An n-gram of two tokens or more; the first is its key.
 Gram = tuple[int, ...]
 
-_NUM_RANDOM = 3  # The tokens that begin a branch. They come from the prompt,
-_SEED = 0  # by a generator of their own, so that samples are the same as without branches.
-_MAX_KEYS = 4096  # Of a context cache,
-_MAX_DRAFTS = 16  # and the drafts that each keeps.
+# A branch begins with this number of tokens, which are drawn from the prompt. Their generator has
+# this seed and is no other's, so that samples are the same as without branches.
+_NUM_RANDOM, _SEED = 3, 0
+# A context cache keeps drafts for this number of first tokens, and this number for each of them.
+_MAX_KEYS, _MAX_DRAFTS = 4096, 16
 # No chance is known of a draft. These let a fresh one be taken whole before a stale one begins.
 _FRESHEST, _NEXT = 0.95, 0.7
 
@@ -166,8 +167,73 @@ class ContextCacheCursor(Cursor):
             self._queues.popitem(last=False)
 
 
+class CorpusCache(Source):
+    """Phrases of texts: after up to `max_prefix` tokens, the tokens that most often came next.
+
+    A phrase that came fewer than `min_count` times is left out. Counting takes some 120 bytes of
+    memory for each token of the texts.
+    """
+
+    name = "corpus"
+
+    def __init__(
+        self,
+        texts: Iterable[Sequence[int]],
+        *,
+        max_prefix: int = 4,
+        min_count: int = 2,
+        top_k: int = 8,
+    ) -> None:
+        self.max_prefix, self._top_k = max_prefix, top_k
+        self._next_tokens: dict[Gram, list[int]] = {}
+        ends = np.full(max_prefix, -1, np.int32)  # No phrase reaches from text to text.
+        parts = [part for ids in texts for part in (np.asarray(ids, np.int32), ends)]
+        corpus = np.concatenate([*parts, ends, ends])
+        for length in range(1, max_prefix + 1):
+            grams = np.lib.stride_tricks.sliding_window_view(corpus, length + 1)
+            grams, counts = np.unique(grams[(grams >= 0).all(axis=1)], axis=0, return_counts=True)
+            # Of equally frequent phrases that with the smaller id comes first.
+            order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts >= min_count)]
+            for *prefix, token in grams[order].tolist():
+                following = self._next_tokens.setdefault(tuple(prefix), [])
+                if len(following) < top_k:
+                    following.append(token)
+
+    def open(self, row: RowStart) -> CorpusCacheCursor:
+        return CorpusCacheCursor(self, row.prompt_ids)
+
+    def next_tokens(self, text: Gram) -> list[Candidate]:
+        """The candidates after the end of a text: the longest prefix first, then by frequency."""
+        lengths: dict[int, int] = {}
+        for length in range(len(text), 0, -1):
+            for token in self._next_tokens.get(text[-length:], ()):
+                lengths.setdefault(token, length)
+        found = [(token, Evidence("corpus", match_length=n)) for token, n in lengths.items()]
+        return found[: self._top_k]
+
+
+class CorpusCacheCursor(Cursor):
+    """The end of one row's text."""
+
+    def __init__(self, corpus: CorpusCache, prompt_ids: Sequence[int]) -> None:
+        self._corpus = corpus
+        self._end = tuple(prompt_ids[-corpus.max_prefix :])
+
+    def root(self) -> Gram:
+        return self._end
+
+    def expand(self, state: Gram) -> list[Candidate]:
+        return self._corpus.next_tokens(state)
+
+    def follow(self, state: Gram, token: int) -> Gram:
+        return (*state, token)[-self._corpus.max_prefix :]
+
+    def observe(self, record: StepRecord) -> None:
+        self._end = (*self._end, *record.committed_ids)[-self._corpus.max_prefix :]
+
+
 def freshest_first(evidence: Evidence) -> float:
-    """In place of a chance: a fresher draft, or a more frequent phrase, comes first."""
+    """In place of a chance: a fresher draft comes first, and a phrase is as good as a fresh one."""
     return float(_FRESHEST * _NEXT ** (evidence.rank - 1))
 
 
@@ -177,15 +243,14 @@ def method(
     length: int = 6,
     gram_length: int = 4,
     max_nodes: int = 64,
-    corpus: CorpusTables | None = None,
+    corpus: CorpusCache | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """The arguments of `SelfSpec`; `max_nodes` are those of the tree without branches."""
     branches = Branches(num_branches, length, gram_length)
-    phrases = [] if corpus is None else [CorpusSource(corpus)]
     return {
         "sources": (),
-        "extra_sources": [*phrases, ContextCache()],
+        "extra_sources": [ContextCache()] if corpus is None else [corpus, ContextCache()],
         "shape": branches,
         "max_nodes": SpecConfig.of(max_nodes=max_nodes).max_nodes + branches.num_nodes,
         "calibration": FixedPrior(freshest_first),

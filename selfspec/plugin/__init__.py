@@ -1,6 +1,5 @@
 """The outermost ring: everything that touches transformers' `generate()`."""
 
-from selfspec.ability.user_code import per_token
 from selfspec.plugin.attach import attach, detach, hub_folder
 from selfspec.plugin.loading import load
 from selfspec.plugin.spec import SelfSpec
@@ -14,5 +13,4 @@ __all__ = [
     "detach",
     "hub_folder",
     "load",
-    "per_token",
 ]

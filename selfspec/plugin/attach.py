@@ -17,7 +17,8 @@ from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
-from selfspec.plugin.arguments import for_drafts, loop_of
+from selfspec.plugin.arguments import for_drafts
+from selfspec.plugin.loop import Loop
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
@@ -104,42 +105,65 @@ def _before(model: Any, name: str) -> Any:
 
 @functools.wraps(GenerationMixin.generate)
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(kwargs.get("assistant_model"), SelfSpec):
-        raise AttachError("assistant_model must be a model (got a SelfSpec); pass it as assistant=")
-    stock, is_named = _before(model, "generate"), "assistant" in kwargs
-    assistant = kwargs.pop("assistant", None)
-    if assistant is None and isinstance(kwargs.get("custom_generate"), SelfSpec):
-        assistant, is_named = kwargs.pop("custom_generate"), True
-    # Another loop that is asked for goes before the default.
-    if not is_named and kwargs.get("custom_generate") is None:
-        assistant = vars(model)[_DEFAULT].spec
+    stock = _before(model, "generate")
+    assistant, is_named = _chosen(model, kwargs)
     if assistant is None:
         return stock(*args, **kwargs)
-    check_assistant(assistant)
-    if kwargs.pop("custom_generate", None) is not None:
-        raise UnsupportedError(
-            "assistant= and custom_generate= exclude each other; pass one of them"
-        )
     if args and not has_own_generate(model):
         args, kwargs = (), _named(args, kwargs)
-    steps_aside = not (is_named or assistant.config.strict)
-    asked = Arguments(model, kwargs, assistant.draft_model)
-    reason = reason_for(Outcome.ASIDE, asked) if steps_aside else None
-    try:
-        if steps_aside and reason is None and (draft := assistant.draft_model) is not None:
-            assistant.draft_model_for(draft, inside_wrappers(model), 1)  # Does it fit?
-        ready = for_drafts(model, kwargs) if reason is None else {}
-    except SelfSpecError as refused:
-        if not steps_aside:
-            raise
-        reason = str(refused)
+    is_lenient = not (is_named or assistant.config.strict)
+    reason = _aside(model, assistant, kwargs) if is_lenient else None
     if reason is None:
-        loop = loop_of(assistant, model, kwargs, is_default=steps_aside)
-        return stock(*args, custom_generate=loop, **ready)
+        try:
+            of_loop, ready = for_drafts(model, kwargs)
+        except SelfSpecError as refused:
+            if not is_lenient:
+                raise
+            reason = str(refused)
+        else:
+            return stock(*args, custom_generate=Loop(assistant, of_loop, is_lenient), **ready)
     assistant.warn(model, GenerationStats(disabled_reason=reason.partition(";")[0]))
     for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
         kwargs.pop(name, None)
     return stock(*args, **kwargs)
+
+
+def _chosen(model: Any, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
+    """The assistant of a call, and whether the call names it; takes it out of the arguments.
+
+    `assistant=` says it, else a `SelfSpec` as `custom_generate=`, which may also be another loop
+    and then there is none, else the default.
+    """
+    if isinstance(kwargs.get("assistant_model"), SelfSpec):
+        raise AttachError("assistant_model must be a model (got a SelfSpec); pass it as assistant=")
+    is_named, assistant = "assistant" in kwargs, kwargs.pop("assistant", None)
+    loop = kwargs.get("custom_generate")
+    if assistant is None and isinstance(loop, SelfSpec):
+        return kwargs.pop("custom_generate"), True
+    if assistant is not None:
+        check_assistant(assistant)
+        if loop is not None:
+            raise UnsupportedError(
+                "assistant= and custom_generate= exclude each other; pass one of them"
+            )
+    elif not is_named and loop is None:
+        assistant = vars(model)[_DEFAULT].spec
+    if assistant is not None:
+        kwargs.pop("custom_generate", None)
+    return assistant, is_named
+
+
+def _aside(model: Any, assistant: SelfSpec, kwargs: Mapping[str, Any]) -> str | None:
+    """Why a default assistant leaves a call to transformers; None if it does not."""
+    draft_model = assistant.draft_model
+    if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
+        return reason
+    if draft_model is not None:
+        try:
+            assistant.draft_model_for(draft_model, inside_wrappers(model), 1)
+        except SelfSpecError as unfit:
+            return str(unfit)
+    return None
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
 from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
-    InPlacePacking,
     missing_for_eight_bits,
     own_memory,
     pack_loaded,
@@ -101,7 +100,7 @@ def load(
         in_eight_bits = weights is not None
         model = load_within(source, max_memory, in_eight_bits=in_eight_bits, dtype=wanted, **room)
     kept = STREAMED if is_streamed(model) else None
-    pack_loaded(model, InPlacePacking(kept=kept, copies=max_memory is None))
+    pack_loaded(model, kept, copies=max_memory is None)
     return attach(model)
 
 

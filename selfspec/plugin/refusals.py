@@ -70,17 +70,14 @@ def reason_for(outcome: Outcome, asked: Any) -> str | None:
     return None
 
 
-def refuse(asked: Arguments) -> None:
-    if reason := reason_for(Outcome.REFUSED, asked):
-        raise UnsupportedError(reason)
-
-
 def refuse_prepared(
     model: Any, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Mapping[str, Any]
 ) -> None:
     """Refuses what `generate()` has made of a call, where only that shows it."""
     if has_own_generate(model):  # It may have asked for something else than its caller did.
-        refuse(Arguments(model, vars(generation_config)))
+        call = Arguments(model, vars(generation_config))
+        if reason := reason_for(Outcome.REFUSED, call):
+            raise UnsupportedError(reason)
     if not input_ids.shape[1] and model_kwargs.get("inputs_embeds") is None:
         raise UnsupportedError(  # A model would fail somewhere inside.
             "the prompt must have at least one token (got none); write some text, or begin "

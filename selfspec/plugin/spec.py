@@ -8,17 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
-import torch
 import transformers
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
 from selfspec.cache.knowledge import Knowledge
-from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
@@ -27,27 +24,20 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.draft.sources.prediction import Prediction
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
-from selfspec.forward.model import num_readable
 from selfspec.kept_kv import KeptKV
 from selfspec.neural.small_model import DraftModel
 from selfspec.papers import method_of
-from selfspec.plugin.arguments import predictions_of
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.lenient import Lenient
-from selfspec.plugin.outcome import result_of
-from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
-from selfspec.session import Session
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
-_NOT_SAID: Any = object()  # The default of an argument that transformers hands to no loop.
 
 
 class SelfSpec:
@@ -183,80 +173,20 @@ class SelfSpec:
         return f"SelfSpec({self.config})"
 
     def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        *,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        prediction: Any = None,
-        draft_model: Any = None,
-        max_nodes: int | None = None,
-        inputs_tensor: torch.Tensor | None = None,
-        streamer: Any = _NOT_SAID,
-        synced_gpus: bool = False,
-        is_default: bool = False,
-        then: Callable[[Prompt], Any] | None = None,
-        **model_kwargs: Any,
-    ) -> Any:
-        """The decoding loop, which the `generate()` of an attached model calls.
+        self, *_: Any, prediction: Any = None, draft_model: Any = None, **_arguments: Any
+    ) -> NoReturn:
+        """Refuses to be the loop of a model that is not attached, with what `attach` takes."""
+        raise UnsupportedError(  # A reader in another thread might never stop waiting.
+            "custom_generate= needs an attached model, since transformers hands neither "
+            "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
+            "selfspec.attach(model) once, then generate(..., assistant=spec)"
+        )
 
-        transformers hands over what this signature names. `prediction` is what the answer will
-        probably look like, as token ids: those of one text for all prompts, or a list with those of
-        one for each. `draft_model` is used in place of the `SelfSpec`'s own. `max_nodes` limits the
-        trees of this call, beside the knob of that name; 1: no drafts. `inputs_tensor` is what an
-        encoder has read. `is_default` says that the call did not name the assistant. `then` gets
-        the prompt in place of a `Session`, and what it returns is the result.
-        """
-        start = perf_counter()
-        if streamer is _NOT_SAID:  # A reader in another thread might never stop waiting.
-            raise UnsupportedError(
-                "custom_generate= needs an attached model, since transformers hands neither "
-                "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
-                "selfspec.attach(model) once, then generate(..., assistant=spec)"
-            )
+    def warn_if_untried(self) -> None:
+        """Says once that this version of transformers was not tried."""
         if self._untried is not None:
             _log.warning("%s; use one of these, or a newer selfspec", self._untried)
             self._untried = None
-        refuse_prepared(model, input_ids, generation_config, model_kwargs)
-        draft = self.draft_model if draft_model is None else draft_model
-        predictions: list[Prediction | None] = [None] * len(input_ids)
-        if prediction is not None:
-            num_returned = generation_config.num_return_sequences or 1
-            sizes = (len(input_ids), num_returned, num_readable(model))
-            predictions = predictions_of(prediction, *sizes)
-        limits = self.config if max_nodes is None else self.config.changed(max_nodes=max_nodes)
-        prompt = Prompt(
-            model=model,
-            runner=self.models.run(model),
-            input_ids=input_ids,
-            model_kwargs=model_kwargs,
-            generation_config=generation_config,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            streamer=streamer,
-            predictions=predictions,
-            draft_model=None
-            if draft is None
-            else self.draft_model_for(draft, model, input_ids.shape[1]),
-            max_nodes=limits.max_nodes,
-            inputs_tensor=inputs_tensor,
-            has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
-            synced_gpus=synced_gpus,
-            is_default=is_default,
-            stats=GenerationStats(num_calls=1),
-        )
-        try:
-            route(prompt)
-        except BaseException:
-            self.count(prompt)
-            raise
-        prompt.stats.spend("prepare", perf_counter() - start)
-        if then is not None:
-            return then(prompt)
-        Session(prompt.runner, self, fails_alone=False).write(prompt)
-        return result_of(prompt)
 
     def count(self, prompt: Prompt) -> None:
         """Counts a call that broke off."""

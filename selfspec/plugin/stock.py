@@ -6,15 +6,15 @@ LUTs during any stock call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
-from selfspec.compat.generation import using_candidates
+from selfspec.compat.generation import decode_assisted
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -22,6 +22,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
 from selfspec.neural.small_model import DraftModel
+from selfspec.plugin.arguments import OfLoop, for_drafts
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
@@ -31,13 +32,11 @@ _MAX_NODES = 16  # The tree has at most 16 nodes, and stock gets its best chain.
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
-    """Drafts the best chain of the tree for stock's `_assisted_decoding`, which takes one row.
+    """Drafts the best chain of the tree for stock's assisted decoding, which takes one row.
 
-    Stock has no argument for a candidate generator. Inside `plugged_into`, it uses this one instead
-    of making its own::
+    Stock has no argument for a candidate generator, so `generate` calls it::
 
-        with SelfSpecCandidateGenerator(spec).plugged_into(model):
-            model.generate(**inputs, prompt_lookup_num_tokens=10)
+        SelfSpecCandidateGenerator(spec).generate(model, **inputs)
 
     The `SelfSpec`'s draft model drafts too, or the one that the call names with `assistant_model=`.
     """
@@ -50,34 +49,50 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._num_readable = 0
         self._tree = DraftTree.of_root(0)
 
-    @contextmanager
-    def plugged_into(self, model: Any) -> Iterator[None]:
-        def ours(
-            generation_config: Any,
-            input_ids: torch.Tensor,
-            assistant_model: Any = None,
-            stopping_criteria: Any = (),
-            **_kwargs: Any,
-        ) -> SelfSpecCandidateGenerator:
-            # A criterion of the caller's may be shorter than the config, which stock looks at too.
-            longest, named = generation_config.max_length, length_limit(stopping_criteria)
-            if named is not None and named > longest:
-                raise UnsupportedError(
-                    f"MaxLengthCriteria must name at most the {longest} tokens of max_length or "
-                    f"max_new_tokens, since the assisted decoding of transformers would never end "
-                    f"(got {named}); raise max_new_tokens, or leave the criterion out"
-                )
-            self._row = None
-            self._max_length = longest if named is None else named
-            self._num_readable = num_readable(model)
-            draft = self._spec.draft_model if assistant_model is None else assistant_model
-            if draft is not None:
-                num_tokens = input_ids.shape[1]
-                self._draft_model = self._spec.draft_model_for(draft, model, num_tokens)
-            return self
+    def generate(self, model: Any, **arguments: Any) -> Any:
+        """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
+        of_loop, ready = for_drafts(model, arguments)
+        # With this, stock checks the call and prepares it as one of assisted decoding.
+        ready["prompt_lookup_num_tokens"] = _MAX_NODES
+        return model.generate(custom_generate=partial(self._decode, of_loop), **ready)
 
-        with using_candidates(model, ours):
-            yield
+    def _decode(
+        self,
+        of_loop: OfLoop,
+        model: Any,
+        input_ids: torch.Tensor,
+        *,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        inputs_tensor: torch.Tensor | None = None,
+        **arguments: Any,
+    ) -> Any:
+        # A criterion of the caller's may be shorter than the config, which stock looks at too.
+        longest, named = generation_config.max_length, length_limit(stopping_criteria)
+        if named is not None and named > longest:
+            raise UnsupportedError(
+                f"MaxLengthCriteria must name at most the {longest} tokens of max_length or "
+                f"max_new_tokens, since the assisted decoding of transformers would never end "
+                f"(got {named}); raise max_new_tokens, or leave the criterion out"
+            )
+        candidates = SelfSpecCandidateGenerator(self._spec)  # The state of this call alone.
+        candidates._max_length = longest if named is None else named
+        candidates._num_readable = num_readable(model)
+        draft = self._spec.draft_model if of_loop.draft_model is None else of_loop.draft_model
+        if draft is not None:
+            num_tokens = input_ids.shape[1]
+            candidates._draft_model = self._spec.draft_model_for(draft, model, num_tokens)
+        return decode_assisted(
+            model,
+            candidates,
+            input_ids,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            inputs_tensor=inputs_tensor,
+            streamer=of_loop.streamer,
+            synced_gpus=of_loop.synced_gpus,
+            **arguments,
+        )
 
     def get_candidates(
         self, input_ids: torch.Tensor, **_kwargs: Any

@@ -165,6 +165,7 @@ def choices_of(
 ) -> list[tuple[Prompt, Reply]]:
     """Each choice: its prompt, and what will be sent. Raises what is wrong with the first one."""
     choices: list[tuple[Prompt, Reply]] = []
+    scope = object()
     for inputs in prompts:
         ids, arguments = encoder.arguments_for(inputs, settings)
         for number in range(settings.n if isinstance(settings, TextRequest) else 1):
@@ -175,7 +176,7 @@ def choices_of(
             prompt = prepare(ids, seed + number, {**arguments, **criteria})
             reply.expect(prompt.scores)
             choices.append((prompt, reply))
-            prompt.scope = choices[0][0].scope
+            prompt.scope = scope
     return choices
 
 

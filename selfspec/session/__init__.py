@@ -1,7 +1,16 @@
-"""The one driver of the engine: the line of prompts, what fits, and how fast they are read."""
+"""What drives engines: for one prompt, or for many that wait, within a memory and at a pace."""
 
+from selfspec.session.alone import write
 from selfspec.session.line import ArrivalOrder, Scheduler, ShortestFirst
 from selfspec.session.pace import ReadingPace
 from selfspec.session.session import ReaderGone, Session
 
-__all__ = ["ArrivalOrder", "ReaderGone", "ReadingPace", "Scheduler", "Session", "ShortestFirst"]
+__all__ = [
+    "ArrivalOrder",
+    "ReaderGone",
+    "ReadingPace",
+    "Scheduler",
+    "Session",
+    "ShortestFirst",
+    "write",
+]

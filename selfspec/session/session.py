@@ -1,30 +1,27 @@
-"""`Session`: the one driver of the engine, for one prompt or for many that come and go.
+"""`Session`: many prompts that come and go, written by one engine.
 
 A prompt is read alone. Then its KV becomes one more row of the batch, and the steps of all rows
 share their forwards. When a row ends, the next prompt takes its place. So a text is what
 `generate()` gives for that prompt alone. A prompt that wants the batch empty, as one whose rows
-depend on each other, gets a backend of its own; every call of `generate()` is such a prompt, which
-has a session for itself and never waits.
+depend on each other, gets an engine of its own.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, kept
-from selfspec.forward.backends import Backend
-from selfspec.kept_kv import KeptKV
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
+from selfspec.session.alone import Assistant, lent_engine
 from selfspec.session.line import Scheduler, Waiting
 from selfspec.session.memory import SharedMemory
 from selfspec.session.pace import ReadingPace
@@ -37,22 +34,6 @@ class ReaderGone(Exception):
     """Ends a text that nobody reads any more."""
 
 
-class Assistant(Protocol):
-    """What a session asks of its `SelfSpec`."""
-
-    def engine(
-        self,
-        runner: ModelRunner,
-        backend: Backend,
-        prompt: Prompt | None,
-        kept_kv: KeptKV | str | None,
-    ) -> Engine: ...
-
-    def finish(self, prompt: Prompt) -> None: ...
-
-    def count(self, prompt: Prompt) -> None: ...
-
-
 class Session:
     """Takes prompts and gives them back once their texts are complete; belongs to one thread.
 
@@ -63,8 +44,7 @@ class Session:
     Prompts that begin alike are read once while one of them is written. With `keeps_kv`, what the
     running texts leave of `max_memory` keeps others that have ended, unless the knob says less.
 
-    With `fails_alone` an error is the outcome of the prompt that it belongs to. Without, it is
-    raised, and ends all prompts.
+    An error is the outcome of the prompt that it belongs to.
     """
 
     def __init__(
@@ -77,25 +57,21 @@ class Session:
         scheduler: Scheduler | None = None,
         short_first: bool = False,
         pace: ReadingPace | None = None,
-        fails_alone: bool = True,
         keeps_kv: bool = False,
     ) -> None:
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
             raise ConfigError(f"max_rows must be a whole number >= 1 (got {max_rows!r})")
         self.alone_reasons: Counter[str] = Counter()  # Why texts were written alone.
+        self.memory = SharedMemory(runner, max_rows, max_memory)
         self._runner = runner
         self._spec = spec
         self._max_rows = max_rows
-        self.memory = SharedMemory(runner, max_rows, max_memory)
         self._pace = pace
-        self._fails_alone = fails_alone
         self._keeps_kv = keeps_kv or runner.config.kept_kv is not None
         self._waiting = Waiting(scheduler, short_first=short_first)
         self._reading: Prompt | None = None  # Its place among the rows is kept for it.
-        self._running: dict[int, Prompt] = {}  # By the index of its first row.
         self._engine: Engine | None = None
-        self._alone: Prompt | None = None  # The prompt that has the engine for itself.
-        self._is_only = False  # Is that prompt the only one that this session will have?
+        self._is_alone = False  # Is the engine for one prompt?
         self._lent = ExitStack()  # What the engine runs its forwards on.
         self._ended: list[Prompt] = []  # `step` returns them at its end.
 
@@ -109,6 +85,11 @@ class Session:
         return len(self._running) + (self._reading is not None)
 
     @property
+    def _running(self) -> list[Prompt]:
+        engine = self._engine  # Another thread may ask, while this one gives it up.
+        return [] if engine is None else engine.prompts
+
+    @property
     def is_empty(self) -> bool:
         """Is nothing left to do? Then other calls may use the model, whose KV was given up."""
         return not (self._waiting or self.num_running or self._engine is not None)
@@ -116,11 +97,11 @@ class Session:
     @property
     def kv_bytes_in_use(self) -> int:
         """The memory that the keys and values of all rows fill."""
-        engine = self._engine  # Another thread may ask, while this one gives it up.
+        engine = self._engine
         if engine is None or engine.backend.kv is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
-        return engine.backend.kv.column_bytes * num_tokens
+        return engine.backend.kv.bytes_each * num_tokens
 
     @property
     def kept_kv_bytes(self) -> int:
@@ -140,20 +121,18 @@ class Session:
         """Lets a prompt wait; refuses what can never fit into the memory."""
         self.memory.check(prompt)
         index = prompt.index
-        is_read = self._reading is not None and self._reading.index == index
-        if index in self._waiting or index in self._running or is_read:
+        if index in self._waiting or self._prompts_of(index):
             raise UnsupportedError(
                 f"index must name no other text of the session that waits or is written (got "
                 f"{index}); count on, or wait for its answer"
             )
-        prompt.fails_alone = self._fails_alone
+        prompt.fails_alone = True
         self._waiting.add(prompt)
 
     def cancel(self, index: int) -> None:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
-        prompts = [p for p in (self._reading, self._running.get(index)) if p and p.index == index]
-        for prompt in prompts:
+        for prompt in self._prompts_of(index):
             if self._engine is not None:
                 self._engine.sharing.left(prompt)
             if not prompt.rows:
@@ -162,12 +141,10 @@ class Session:
             for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
 
-    def write(self, prompt: Prompt) -> None:
-        """Writes the texts of a prompt that never waits, as `generate()` asks for them."""
-        prompt.fails_alone, self._reading, self._alone = self._fails_alone, prompt, prompt
-        self._is_only = True
-        while self._reading or self._running:
-            self.step()
+    def _prompts_of(self, index: int) -> list[Prompt]:
+        """The prompt of this index that is read or written, if there is one."""
+        prompts = self._running if self._reading is None else [*self._running, self._reading]
+        return [prompt for prompt in prompts if prompt.index == index]
 
     def work(self) -> list[Prompt]:
         """Steps until a text is complete, or nothing is left to do."""
@@ -191,14 +168,14 @@ class Session:
                 if self._reading or self._waiting:
                     self._read(engine)
                     self._let_out(engine)
-                if self._running:
+                if engine.prompts:
                     start = perf_counter()
-                    with nullcontext() if self._alone else self._runner.decoding():
+                    with self._runner.decoding():
                         engine.step()
                     if self._pace is not None:
                         self._pace.observe_step(perf_counter() - start)
                     self._let_out(engine)
-            if not (self._running or self._reading):
+            if not self.num_running:
                 self._close()
         except BaseException as error:
             self._break_off(error)
@@ -209,47 +186,34 @@ class Session:
 
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
-        start = perf_counter()
-        first = None if self._reading is not None else self._waiting.first
-        if first is not None and first.alone is not None:
-            self._waiting.start(first)
-            self._reading = self._alone = first
-            self.alone_reasons[first.alone] += 1
-            start_clocks(first.stopping_criteria)
-        prompt = self._alone
-        if prompt is None:
+        prompt = None if self._reading is not None else self._waiting.first
+        if prompt is None or prompt.alone is None:
             if self._reading or self._waiting:  # An error may have ended all but the one read.
                 self._borrow(None)
-        elif prompt.mode == "plain":
+            return self._engine
+        start = perf_counter()
+        self._waiting.start(prompt)
+        self._reading = prompt
+        self.alone_reasons[prompt.alone] += 1
+        start_clocks(prompt.stopping_criteria)
+        if prompt.mode == "plain":
             (prompt.write or write_plainly)(prompt)
             self._reading = None
             self._end(prompt, None)
         else:
-            prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
             self._borrow(prompt)
             prompt.stats.spend("prepare", perf_counter() - start)
         return self._engine
 
     def _borrow(self, prompt: Prompt | None) -> None:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
-        runner = self._runner
-        if prompt is None:
-            lent = runner.backend(runner.ability(), self.memory.limits)
-        else:
-            lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
-        backend = self._lent.enter_context(lent)
-        # Whoever has the engine alone shares with no text that is being written.
-        shares = runner.config.kept_kv != 0 and (self._keeps_kv or prompt is None)
-        kept_kv = runner.kept_kv() if shares else None
-        if shares and self._is_only and runner.config.learning == "request":
-            kept_kv = "learning='request' lets no call go on after another one"
-        self._engine = self._spec.engine(runner, backend, prompt, kept_kv)
-        gives = prompt is not None and prompt.gives_cache_back
-        self._lent.callback(backend.release, fills=gives)
+        limits = None if prompt is not None else self.memory.limits
+        lent = lent_engine(self._runner, self._spec, prompt, limits=limits, keeps_kv=self._keeps_kv)
+        self._engine, self._is_alone = self._lent.enter_context(lent), prompt is not None
 
     def _close(self) -> None:
         """Gives up the KV: others may use the model until the next row, and change its weights."""
-        self._engine = self._alone = None
+        self._engine, self._is_alone = None, False
         self._lent.close()
 
     def _read(self, engine: Engine) -> None:
@@ -267,42 +231,30 @@ class Session:
                 self._end(prompt, error)
 
     def _next_to_read(self, engine: Engine) -> Prompt | None:
-        if self._alone is not None or len(self._running) == self._max_rows:
+        if self._is_alone or len(engine.prompts) == self._max_rows:
             return None
         running = [row.max_columns for row in engine.rows]
         return self._waiting.start_next(running, self.memory.limits)
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
-        if not prompt.reader.num_read:
-            left = self.memory.left_beside(prompt, engine) if self._keeps_kv else None
+        if self._keeps_kv and not prompt.reader.num_read:
+            left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
                 engine.sharing.limit_to(left)
-            engine.sharing.begin(prompt, engine.rows)
         start, before = perf_counter(), prompt.reader.num_left
-        is_all = self._alone is not None or before <= _SHORT_REST * num_tokens
-        is_read = engine.admit(prompt, None if is_all else num_tokens)
+        is_all = self._is_alone or before <= _SHORT_REST * num_tokens
+        if engine.admit(prompt, None if is_all else num_tokens):
+            self._reading = None
         num_read = before - prompt.reader.num_left
         if self._pace is not None:
             self._pace.observe_part(num_read, perf_counter() - start)
-        if is_read:
-            self._reading, self._running[prompt.index] = None, prompt
-            if self._alone is not None:  # It steps to its end without another prompt between.
-                self._lent.enter_context(self._runner.decoding())
         return num_read
 
     def _let_out(self, engine: Engine) -> None:
         """Ends the prompts whose rows have all stopped, and lets rows out that have."""
-        alone = self._alone
-        if alone is None:
-            for row in engine.leave():
-                self._end(self._running.pop(row.index), row.error)
-        elif self._running and all(row.is_done for row in alone.rows):
-            self._running.clear()  # Whoever gets its KV gets it with all rows.
-            engine.sharing.ended(engine.rows)
-            self._end(alone, alone.rows[0].error)
-        elif self._running:
-            engine.leave()
+        for prompt in engine.leave():
+            self._end(prompt, prompt.rows[0].error)
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
         try:
@@ -318,7 +270,7 @@ class Session:
 
         If there are none, the error prevents the next prompt, or the end of the last one.
         """
-        broken = list(self._running.values())
+        broken = list(self._running)
         if not broken:
             prompt = self._reading or (self._ended.pop() if self._ended else self._waiting.first)
             assert prompt is not None
@@ -326,20 +278,20 @@ class Session:
             self._reading, broken = None, [prompt]
         for prompt in broken:
             self._end(prompt, error)
-        self._running.clear()
         self._close()
 
     def _settle(self, prompt: Prompt) -> None:
         """Counts a prompt that has ended, once others may use the model, with whatever fails.
 
-        Raises its error where that is nobody else's, without a cycle that would keep its memory.
+        What is no `Exception`, such as an interrupt, is raised, without a cycle that would keep its
+        memory.
         """
         error = prompt.error
         try:
             (self._spec.finish if error is None else self._spec.count)(prompt)
         except Exception as fault:
             error = fault if error is None else error
-        if isinstance(error, Exception) and self._fails_alone:
+        if isinstance(error, Exception):
             prompt.error = kept(error)
         elif error is not None:
             prompt.error = None

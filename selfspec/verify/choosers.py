@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from selfspec.machine.device import Device, Fetched
-from selfspec.verify.logits import in_float32, likeliest
+from selfspec.machine.device import CPU, Device, Fetched
+from selfspec.verify.logits import likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
 from selfspec.verify.tape import NoiseTape
 
@@ -47,62 +47,48 @@ class Text(Protocol):
 class StepLogits:
     """The logits (B, Q, V) of a step.
 
-    Their likeliest tokens come in one copy for all rows, and with each its logit, which is NaN if
-    any logit of that node is.
+    Their likeliest tokens come from a device in one copy for all rows, and with each its logit,
+    which is NaN if any logit of that node is. On a CPU, where nothing has to be waited for, only
+    the nodes that are visited are looked at.
     """
 
-    def __init__(self, logits: torch.Tensor, device: Device) -> None:
+    def __init__(self, logits: torch.Tensor, device: Device = CPU) -> None:
         self.logits = logits
-        self.device = device
         self._fetched: Fetched | None = None
         self._choices: list[list[int]] = []
         self._highest: list[list[float]] = []
         self._last = (-1, -1), (0, 0.0)  # The node that was asked for last, and what it said.
-
-    @property
-    def is_here(self) -> bool:
-        """Can they be read without waiting for a device?"""
-        return type(self.device) is Device and self.logits.device.type == "cpu"
-
-    def ask(self) -> None:
-        """Asks the device for the likeliest tokens."""
-        if not self.is_here:
-            ids = likeliest(self.logits)
-            highest = self.logits.gather(-1, ids[..., None]).squeeze(-1)
-            self._fetched = self.device.fetch(ids, highest)
-
-    def has_nan(self, index: int, node: int) -> bool:
-        return math.isnan(self.likeliest(index, node)[1])
+        if type(device) is not Device or logits.device.type != "cpu":
+            ids = likeliest(logits)
+            highest = logits.gather(-1, ids[..., None]).squeeze(-1)
+            self._fetched = device.fetch(ids, highest)
 
     def likeliest(self, index: int, node: int) -> tuple[int, float]:
         """The likeliest token after a node of a row, and its logit."""
-        if self.is_here:
+        if self._fetched is None:
             if self._last[0] != (index, node):
-                logits = in_float32(self.logits[index, node]).numpy()
+                logits = self.logits[index, node].float().numpy()
                 token = int(logits.argmax())
                 self._last = (index, node), (token, float(logits[token]))
             return self._last[1]
         if not self._choices:
-            assert self._fetched is not None
             self._choices, self._highest = (tensor.tolist() for tensor in self._fetched.get())
         return self._choices[index][node], self._highest[index][node]
 
 
 class GreedyChooser:
-    """Greedy decoding with no processors: one batched argmax and one sync for a step.
-
-    On a CPU, where nothing has to be waited for, only at the nodes that are visited.
-    """
+    """Greedy decoding with no processors: one batched argmax and one sync for a step."""
 
     moves_together = False  # Do all rows get their next token at once?
 
-    def read(self, step_logits: StepLogits, index: int) -> None:
-        """Takes the logits of a step, the row's at `index`; waits for nothing."""
-        self._step_logits, self._index = step_logits, index
+    def commit(
+        self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
+    ) -> tuple[list[int], bool]:
+        """Commits the token after each row's node; have all of these rows stopped now?
 
-    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
-        """Commits the token after each row's node; have all of these rows stopped now?"""
-        token, _ = self._step_logits.likeliest(self._index, nodes[0])
+        The first row has the logits at `index`.
+        """
+        token, _ = logits.likeliest(index, nodes[0])
         return [token], texts[0].commit(token)
 
 
@@ -136,25 +122,23 @@ class ProcessedChooser:
         self._processing = processing
         self._tape = tape
         self._number = number
-        self._logits = torch.empty(0, dtype=torch.float32, device="cpu")  # (Q, V)
 
-    def read(self, step_logits: StepLogits, index: int) -> None:
-        self._logits = step_logits.logits[index]
-
-    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+    def commit(
+        self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
+    ) -> tuple[list[int], bool]:
         """Commits the token after a node, drawn with its step's noise if the call samples."""
-        (text,), (node,) = texts, nodes
-        token = self._choose(node, text)
+        text, node = texts[0], nodes[0]
+        token = self._choose(logits.logits[index, node : node + 1], text)
         stops = text.commit(token)
         if self._tape is not None:
             self._tape.reach(self._number, math.inf if stops else text.num_new)
         return [token], stops
 
-    def _choose(self, node: int, text: Text) -> int:
+    def _choose(self, logits: torch.Tensor, text: Text) -> int:
+        """The next token by the logits (1, V) after a node."""
         first, last, warpers = self._processing
         # Only a processor that is not known may write to the scores, and needs a copy.
-        scores = self._logits[node : node + 1]
-        scores = scores.to(text.device, torch.float32, copy=first is not None)
+        scores = logits.to(text.device, torch.float32, copy=first is not None)
         if first is not None:
             scores = first(text.prefix(), scores)
         if self._tape is None:
@@ -196,12 +180,11 @@ class BatchChooser:
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True
 
-    def read(self, step_logits: StepLogits, index: int) -> None:
-        self._logits = step_logits.logits
-
-    def commit(self, texts: Sequence[Text], nodes: Sequence[int]) -> tuple[list[int], bool]:
+    def commit(
+        self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
+    ) -> tuple[list[int], bool]:
         """Commits one token to every row, with one call of the processors and the criteria."""
-        picked = self._logits[range(len(nodes)), list(nodes)]
+        picked = logits.logits[range(len(nodes)), list(nodes)]
         picked = picked.to(self.ids.device, torch.float32, copy=True)
         scores = self.processors(self.ids, picked)
         if self.keeps_scores:

@@ -13,9 +13,9 @@ import torch
 # In a smaller vocabulary one look at everything costs less than looking at blocks first.
 _LEAST_VOCABULARY = 1 << 14
 _BLOCK = 64
-# Up to 2**18 numbers are worked on as a whole, and larger arrays in parts of 2**20, for which two
-# buffers of 4 MB are kept.
-_AT_ONCE = 1 << 18
+# On a CPU up to 2**18 numbers are worked on as a whole, and larger arrays in parts of 2**20, for
+# which two buffers of 4 MB are kept: to get fresh pages takes longer than to fill them.
+_WHOLE = 1 << 18
 _NUM_AT_A_TIME = 1 << 20
 
 
@@ -38,20 +38,6 @@ class _Scratch(threading.local):
 _SCRATCH = _Scratch()
 
 
-def in_float32(logits: torch.Tensor) -> torch.Tensor:
-    """The logits in float32 on a CPU, which reads that fastest; stock's loop converts them, too."""
-    return logits.float() if logits.device.type == "cpu" else logits
-
-
-def fits_at_once(logits: torch.Tensor) -> bool:
-    """Are these few enough numbers to be worked on as a whole?
-
-    More than that takes megabytes each time, and allocating fresh pages takes longer than filling
-    them.
-    """
-    return logits.device.type != "cpu" or logits.numel() <= _AT_ONCE
-
-
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
     """The likeliest token at each node, of equal ones the first; waits for nothing."""
     if logits.dtype == torch.float64:
@@ -65,7 +51,7 @@ def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     If a node's logits have NaN or infinity, its ids may be any, and their probabilities are NaN.
     """
     k = min(k, logits.shape[-1])
-    if not fits_at_once(logits):
+    if logits.device.type == "cpu" and logits.numel() > _WHOLE:
         return _top_k_by_parts(logits, k)
     probabilities, ids = largest(logits.softmax(-1, dtype=torch.float32), k)
     return ids, probabilities

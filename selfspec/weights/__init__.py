@@ -5,6 +5,7 @@ order. A CPU that can't calculate in half precision also multiplies one token af
 weights that are packed in float16, several tokens cost about as much as one.
 """
 
+from selfspec.weights.copies import own_memory
 from selfspec.weights.eight_bits import (
     is_in_eight_bits,
     missing_for_eight_bits,
@@ -12,13 +13,11 @@ from selfspec.weights.eight_bits import (
     weight_bytes,
 )
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
-from selfspec.weights.in_place import InPlacePacking, own_memory
 from selfspec.weights.packing import Packing, pack_loaded
 from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [
     "EXACT_ATTENTION",
-    "InPlacePacking",
     "PackedWeight",
     "Packing",
     "gives_rows",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +19,9 @@ from torch.nn.functional import linear
 from selfspec.compat.modules import encoder_of, is_compiled, num_writes
 from selfspec.weights.formats import PackedMatrix, own_linear
 from selfspec.weights.held_weight import HeldWeight, PackedWeight
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _AT_ONCE = 8  # Rows of words that are added up at once. With fewer, the memory is faster than that.
@@ -151,6 +155,24 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
         if type(module) is nn.Linear and _has_own_forward(module) and module not in unused:
             linears.append(module)
     return linears
+
+
+def layers_alone(model: PreTrainedModel, *, with_head: bool = True) -> set[nn.Linear]:
+    """The layers whose weight no other module has, with the output head or without."""
+    owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    head = None if with_head else model.get_output_embeddings()
+    return {m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1}
+
+
+def own_memory(model: PreTrainedModel) -> None:
+    """Copies the weights that are never packed in place.
+
+    As long as one weight is a view of a mapped file, the whole file may be in memory.
+    """
+    alone = {id(module.weight) for module in layers_alone(model)}
+    for weight in model.parameters():
+        if id(weight) not in alone and weight.device.type == "cpu":
+            weight.data = weight.data.clone()
 
 
 def _has_own_forward(module: nn.Linear) -> bool:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -20,12 +20,14 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
+from selfspec.machine.memory import return_freed_memory
 from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
-from selfspec.weights.in_place import InPlacePacking
-from selfspec.weights.packing import pack_loaded
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
-from selfspec.weights.step_attention import attend_exactly
+from selfspec.weights.step_attention import attend_exactly, attends_exactly
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
@@ -108,26 +110,26 @@ class EightBitRows:
 _KINDS = (EightBits, EightBitRows)
 
 
-def to_eight_bits(model: Any, dtype: torch.dtype) -> None:
+def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Gives a model that was just loaded weights in 8 bits, some layers at a time.
 
     All else of it gets the dtype, in which it computes between products.
     """
     users, before = users_in_eight_bits(model), model.dtype
-    one_term = one_term_is_enough(model)
+    attend_exactly(model)
     with progress("Quantising weights", sum(weight.numel() for weight, _ in users)) as bar:
         for some in _groups(model, users):
             weights = [weight for weight, _ in some]
-            _hold(some, Int8Rows.of(*weights), dtype, one_term)
+            _hold(model, some, Int8Rows.of(*weights), dtype)
             bar.update(sum(weight.numel() for weight in weights))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
-    pack_loaded(model, InPlacePacking(_KEPT, copies=False))
+    return_freed_memory()
 
 
-def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bool) -> None:
+def hold_rounded(model: PreTrainedModel, rounded: dict[nn.Parameter, Int8Rows]) -> None:
     """Gives a model weights that are rounded already, in place of these blank ones.
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
@@ -135,12 +137,7 @@ def hold_rounded(model: Any, rounded: dict[nn.Parameter, Int8Rows], one_term: bo
     users = [user for user in users_in_eight_bits(model) if user[0] in rounded]
     for some in _groups(model, users):
         numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
-        _hold(some, numbers, model.dtype, one_term)
-
-
-def one_term_is_enough(model: Any) -> bool:
-    """May an input become one term? Yes, if attention does not tell widths apart."""
-    return attend_exactly(model)
+        _hold(model, some, numbers, model.dtype)
 
 
 def progress(what: str, total: int) -> Any:
@@ -169,7 +166,7 @@ def weight_bytes(model: nn.Module) -> int:
 _User = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.
 
 
-def users_in_eight_bits(model: Any) -> list[_User]:
+def users_in_eight_bits(model: PreTrainedModel) -> list[_User]:
     """The weights that get 8 bits: those of linear layers and of the embedding."""
     users: dict[int, _User] = {}
     modules: list[Any] = list(linears_of(model))
@@ -201,10 +198,15 @@ def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
         yield [user]
 
 
-def _hold(some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype, one_term: bool) -> None:
-    """Gives modules their weights in 8 bits, which compute from inputs of one term or several."""
+def _hold(
+    model: PreTrainedModel, some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype
+) -> None:
+    """Gives modules their weights in 8 bits.
+
+    An input becomes one term if attention does not tell widths apart, else several.
+    """
     with torch.inference_mode(False), torch.no_grad():
-        copies = _copies(some, rounded, one_term)
+        copies = _copies(some, rounded, attends_exactly(model))
     for (weight, modules), copy in zip(some, copies, strict=True):
         packed = PackedWeight.of(weight, copy, _KEPT, dtype)
         for module in modules:

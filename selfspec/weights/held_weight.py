@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,11 @@ STREAMED = (
 
 _log = logging.getLogger("selfspec")
 
+# A function of torch, and what it is called with.
+_Function = Callable[..., Any]
+_Args = tuple[Any, ...]
+_Options = Mapping[str, Any]
+
 _PARAMETER: Any = nn.Parameter  # torch types few of its special methods
 _TENSOR: Any = torch.Tensor
 _DATA: Any = _TENSOR.data  # `__torch_function__` is given its getter and its setter.
@@ -35,16 +40,8 @@ _DATA: Any = _TENSOR.data  # `__torch_function__` is given its getter and its se
 # Functions that tell nothing of a weight's values.
 _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requires_grad shape"
 _METHODS = "__len__ dim element_size is_complex is_floating_point nelement numel size"
-_OF_NO_VALUES = frozenset(
-    (
-        *(getattr(_TENSOR, name).__get__ for name in _ATTRIBUTES.split()),
-        *(getattr(_TENSOR, name) for name in _METHODS.split()),
-    )
-)
 _CONVERSIONS = "to cpu float double half bfloat16"
-_MOVES = frozenset(getattr(_TENSOR, name) for name in _CONVERSIONS.split())
-# Torch names functions that write `…_` and `__i…__`. The harmless ones are named so and don't
-# write; the writers write and are not named so.
+# Torch names functions that write `…_` and `__i…__`. These are named so and don't write.
 _HARMLESS = frozenset(("requires_grad_", "__index__", "__invert__"))
 _WRITERS = frozenset((_TENSOR.__setitem__, _DATA.__set__))
 _GIVE_MEMORY = frozenset((_TENSOR.storage, _TENSOR.untyped_storage, _DATA.__get__))
@@ -62,34 +59,14 @@ class HeldWeight(nn.Parameter):
     kept: str | None
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (linear, embedding) and len(args) > 1 and type(args[1]) is PackedWeight:
-            outcome = _computed(func, args[0], args[1], args, kwargs)
-            if outcome is not None:
-                return outcome
-        if func in _OF_NO_VALUES or (func == _DATA.__set__ and args[0] is args[1]):
-            return _as_torch_does(func, args, kwargs)
-        if func in _MOVES and _as_torch_does(func, args, kwargs) is args[0]:
-            return args[0]  # It is there, and of that dtype.
-        for weight in _held_in(args, kwargs):
-            if weight.kept is None:
-                _give_back(weight)
-        kept = next((weight.kept for weight in _held_in(args, kwargs)), None)
-        _refuse_write(func, args, kwargs)
-        outcome = _as_torch_does(func, _with_values(args), _with_values(kwargs))
-        if kept is None and func == _TENSOR.detach:  # `nn.Parameter(weight)` wants its own class.
-            return nn.Parameter(outcome, requires_grad=False)
-        if kept is not None and func is _TENSOR.to and outcome.is_meta:
-            raise UnsupportedError(kept)  # A module would lose the weight for one without values.
-        if kept is not None and isinstance(outcome, np.ndarray):
-            outcome.flags.writeable = False
-        return outcome
+    def __torch_function__(
+        cls, func: _Function, types: object, args: _Args = (), kwargs: _Options | None = None
+    ) -> Any:
+        return _ANSWERS.get(func, _with_values)(func, args, kwargs or {})
 
-    def set_(self, *args: Any, **kwargs: Any) -> Any:
+    def set_(self, *args: object, **kwargs: object) -> Any:
         """Torch does not ask the class about this one, which writes."""
-        own_type: Any = type(self)
-        return own_type.__torch_function__(_TENSOR.set_, (own_type,), (self, *args), kwargs)
+        return _with_values(_TENSOR.set_, (self, *args), kwargs)
 
     def values(self) -> torch.Tensor:
         """What code that reads the weight gets."""
@@ -132,7 +109,7 @@ class PackedWeight(HeldWeight):
         _give_back(self)
         return _PARAMETER.__deepcopy__(self, memo)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         if self.kept is not None:
             return _unpickled, (_PARAMETER(self.values(), requires_grad=False),)
         _give_back(self)
@@ -176,27 +153,31 @@ def _give_back(weight: PackedWeight) -> None:
             set_data(weight, weight.values())
             weight.packed = None
             weight.__class__ = _PARAMETER
+            _say_that_it_was_given_back()
 
 
-def _computed(
-    func: Any, x: torch.Tensor, weight: PackedWeight, args: Any, kwargs: Any
-) -> torch.Tensor | None:
-    """What `linear` or `embedding` gives, from the packed matrix; None if that can't tell.
+def _linear(func: _Function, args: _Args, options: _Options) -> Any:
+    """`linear(x, weight, bias)` from a packed matrix, where that computes the same.
 
     Asks no method of the weight, whose class changes when another thread gives it back.
     """
-    packed = weight.packed
-    if func is embedding:
-        rows = getattr(packed, "rows", None)
-        if rows is None or kwargs.get("max_norm") is not None:
-            return None
-        return rows(x).to(weight.dtype)  # type: ignore[no-any-return]
-    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    if len(args) < 2 or type(args[1]) is not PackedWeight:
+        return _with_values(func, args, options)
+    x, weight, packed = args[0], args[1], args[1].packed
+    bias = args[2] if len(args) > 2 else options.get("bias")
     if packed is None or not _is_plain_product(x, bias, weight.like):
-        return None
+        return _with_values(func, args, options)
     if not x.numel():
         return x.new_empty(*x.shape[:-1], len(weight))
     return packed(x, bias) if x.dim() > 1 else packed(x[None], bias)[0]
+
+
+def _embedding(func: _Function, args: _Args, options: _Options) -> Any:
+    """`embedding(ids, weight)` from a matrix that gives single rows."""
+    rows = getattr(getattr(args[1], "packed", None), "rows", None) if len(args) > 1 else None
+    if rows is None or options.get("max_norm") is not None:
+        return _with_values(func, args, options)
+    return rows(args[0]).to(args[1].dtype)
 
 
 def _is_plain_product(
@@ -209,22 +190,73 @@ def _is_plain_product(
     return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
 
 
-def _as_torch_does(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _as_torch_does(func: _Function, args: _Args, options: _Options) -> Any:
     """The function's own result, for arguments that are taken as ordinary parameters."""
-    return _PARAMETER.__torch_function__(func, (), args, kwargs)
+    return _PARAMETER.__torch_function__(func, (), args, options)
 
 
-def _refuse_write(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """Raises if a function of torch writes to a kept weight, or gives away its memory."""
+def _converted(func: _Function, args: _Args, options: _Options) -> Any:
+    """A weight that is there already, and of that dtype, is not converted."""
+    outcome = _as_torch_does(func, args, options)
+    if outcome is args[0] or not isinstance(args[0], HeldWeight):
+        return outcome
+    if outcome.is_meta and args[0].kept is not None:
+        raise UnsupportedError(args[0].kept)  # A module would lose the weight.
+    return _with_values(func, args, options)
+
+
+def _detached(func: _Function, args: _Args, options: _Options) -> Any:
+    """`nn.Parameter(weight)` detaches a weight that was given back, and wants its class."""
+    outcome = _with_values(func, args, options)
+    is_kept = isinstance(args[0], HeldWeight)
+    return outcome if is_kept else nn.Parameter(outcome, requires_grad=False)
+
+
+def _with_other_data(func: _Function, args: _Args, options: _Options) -> Any:
+    """`weight.data = weight` changes nothing."""
+    if args[0] is args[1]:
+        return _as_torch_does(func, args, options)
+    return _with_values(func, args, options)
+
+
+def _with_values(func: _Function, args: _Args, options: _Options) -> Any:
+    """The function's result from values. Weights that are not kept become ordinary parameters."""
+    for weight in _held_in(args, options):
+        if weight.kept is None:
+            _give_back(weight)
+    if next(_held_in(args, options), None) is None:
+        return _as_torch_does(func, args, options)
+    for weight in _written(func, args, options):
+        raise UnsupportedError(weight.kept)
+    outcome = _as_torch_does(func, _values_in(args), _values_in(options))
+    if isinstance(outcome, np.ndarray):
+        outcome.flags.writeable = False
+    return outcome
+
+
+# What answers a function whose arguments include a held weight; all others get the values.
+_ANSWERS: dict[Any, Callable[[_Function, _Args, _Options], Any]] = {
+    linear: _linear,
+    embedding: _embedding,
+    _TENSOR.detach: _detached,
+    _DATA.__set__: _with_other_data,
+}
+_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _CONVERSIONS.split()), _converted)
+_ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _METHODS.split()), _as_torch_does)
+for _name in _ATTRIBUTES.split():
+    _ANSWERS[getattr(_TENSOR, _name).__get__] = _as_torch_does
+
+
+def _written(func: _Function, args: _Args, options: _Options) -> Iterator[Any]:
+    """The kept weights that a function of torch writes to, or whose memory it gives away."""
     name = getattr(func, "__name__", "")
     is_in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
-    writes = (is_in_place and name not in _HARMLESS) or func in _WRITERS or kwargs.get("inplace")
-    into = args[:1] or tuple(kwargs.values()) if writes or func in _GIVE_MEMORY else ()
-    for weight in _held_in(into, kwargs.get("out")):
-        raise UnsupportedError(weight.kept)
+    writes = (is_in_place and name not in _HARMLESS) or func in _WRITERS or options.get("inplace")
+    into = args[:1] or tuple(options.values()) if writes or func in _GIVE_MEMORY else ()
+    return _held_in(into, options.get("out"))
 
 
-def _held_in(*values: Any) -> Iterator[Any]:
+def _held_in(*values: object) -> Iterator[Any]:
     """The held weights among the arguments of a function."""
     for value in values:
         if isinstance(value, HeldWeight):
@@ -235,20 +267,25 @@ def _held_in(*values: Any) -> Iterator[Any]:
             yield from _held_in(*value.values())
 
 
-def _with_values(value: Any) -> Any:
+def _values_in(value: Any) -> Any:
     """An argument of a function, with their values in place of held weights."""
     if isinstance(value, HeldWeight):
         return value.values()
     if isinstance(value, (tuple, list)):
-        return type(value)(map(_with_values, value))
+        return type(value)(map(_values_in, value))
     if isinstance(value, dict):
-        return {name: _with_values(part) for name, part in value.items()}
+        return {name: _values_in(part) for name, part in value.items()}
     return value
+
+
+# Once in a process, since code such as `save_pretrained()` reads all weights one by one.
+@cache
+def _say_that_it_was_given_back() -> None:
+    _log.warning("other code reads weights that were packed, so they are ordinary ones again")
 
 
 @cache
 def _say_that_it_is_a_copy() -> None:
-    """Once in a process, since code such as `save_pretrained()` reads all weights one by one."""
     _log.warning(
         "code reads weights that are held in packed form: it gets, and saves, copies, with the "
         "rounded values of weights in 8 bits; what it writes to a copy is lost"

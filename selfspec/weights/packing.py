@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -20,11 +20,13 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
-from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of
-from selfspec.weights.formats import formats_for, pack
-from selfspec.weights.held_weight import is_packed_in_place
-from selfspec.weights.in_place import InPlacePacking
+from selfspec.weights.copies import Origin, PackedCopy, StandIns, layers_alone, linears_of
+from selfspec.weights.formats import PackedMatrix, formats_for, pack
+from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger("selfspec")
 
@@ -44,10 +46,16 @@ _shared: WeakKeyDictionary[nn.Module, ref[Packing]] = WeakKeyDictionary()
 _loaded: WeakKeyDictionary[nn.Module, Packing] = WeakKeyDictionary()
 
 
-def pack_loaded(model: nn.Module, in_place: InPlacePacking) -> None:
-    """Packs the weights of a model that was just loaded in place, if that pays."""
+def pack_loaded(model: PreTrainedModel, kept: str | None, *, copies: bool) -> None:
+    """Packs the weights of a model that was just loaded, if that pays.
+
+    They are packed in place where no other module has the weight, else beside it, if there may be
+    `copies`. With `kept`, a message, they are never given back. The output head is left out then,
+    since code that reads its rows could not make it an ordinary weight again.
+    """
     _loaded[model] = packing = Packing.of(model)
-    packing.in_place = in_place
+    packing.may_copy = copies
+    packing.pack_in_place(layers_alone(model, with_head=kept is None), kept)
     packing.renew(model)
     packing.pack()
     return_freed_memory()
@@ -60,12 +68,13 @@ class Packing:
     """
 
     def __init__(self) -> None:
-        self.in_place: InPlacePacking | None = None
+        self.may_copy = True  # May there be packed copies beside weights?
         self.is_packed = False  # Is any layer packed? Other threads read it.
         self.packing_is_over = False  # Is there nothing left to do in the calls at hand?
         self._lock = threading.Lock()
         self._stand_ins = StandIns()
         self._copies: dict[nn.Linear, PackedCopy] = {}
+        self._is_in_place = False  # Is any layer packed in place?
         self._layers: list[nn.Linear] = []  # The linear layers that are not packed in place.
         self._packable: list[nn.Linear] = []  # Those of them that torch can pack.
         self._missing: list[nn.Linear] = []  # Those that would be faster packed and are not.
@@ -93,16 +102,26 @@ class Packing:
         return packing
 
     @torch.no_grad()
-    def renew(self, model: Any) -> None:
+    def renew(self, model: nn.Module) -> None:
         with self._lock:
             layers = linears_of(model)
-            if self.in_place is not None:
-                self.in_place.renew(model, layers)
             self._layers = [module for module in layers if not is_packed_in_place(module)]
+            self._is_in_place = len(self._layers) < len(layers)
             self._packable = list(filter(_can_be_packed, self._layers))
             self._drop_changed()
             self._note()
-            self.packing_is_over = self._is_timed and not self._missing
+            self.packing_is_over = not self.may_copy or (self._is_timed and not self._missing)
+
+    @torch.no_grad()
+    def pack_in_place(self, layers: Container[nn.Linear], kept: str | None) -> None:
+        """Packs those of some layers that get faster, if their weights come back bit by bit."""
+        with self._lock:
+            self._time()
+            suited = [m for m in self._packable if m in layers and self._suits_in_place(m)]
+            for some in _in_parts(suited):
+                for module, matrix in zip(some, self._matrices(some), strict=True):
+                    if matrix is not None and torch.equal(matrix.unpacked(), module.weight):
+                        module.weight = PackedWeight.of(module.weight, matrix, kept)
 
     @property
     def num_bytes(self) -> int:
@@ -135,6 +154,8 @@ class Packing:
                 return "it has no plain linear layers that torch can pack"
             if not any(map(self._format_of, self._packable)):
                 return "no layer is at least 10 % faster packed"
+            if not self.may_copy:
+                return "max_memory leaves no room for packed copies"
             return too_large or "its weights are not finite, which no packed weight can hold"
 
     @property
@@ -146,7 +167,7 @@ class Packing:
         """Was there work enough to time the layers, or would it have paid for packing them?"""
         if not self._is_timed:
             return self._work >= _DUE
-        layers = [(m.weight.numel(), self._times[m.weight.dtype]) for m in self._missing]
+        layers = [(m.weight.numel(), self._times_of(m)) for m in self._missing]
         saved = self._num_forwards * sum(number * times.saved for number, times in layers)
         return saved >= sum(number * times.packing for number, times in layers)
 
@@ -165,7 +186,7 @@ class Packing:
         """Notes which layers are timed, missing and packed."""
         self._is_timed = {m.weight.dtype for m in self._packable} <= self._times.keys()
         self._missing = list(filter(self._is_missing, self._packable))
-        self.is_packed = self.num_bytes > 0 or (self.in_place is not None and self.in_place.is_used)
+        self.is_packed = self.num_bytes > 0 or self._is_in_place
 
     def _format_of(self, module: nn.Linear) -> str | None:
         """The format in which a layer is faster; None if there is none, or if it is not timed."""
@@ -173,14 +194,14 @@ class Packing:
         return None if times is None else times.packing_format
 
     def _is_missing(self, module: nn.Linear) -> bool:
-        is_there = module in self._copies or is_packed_in_place(module)
-        if is_there or self._format_of(module) is None:
-            return False
-        return self.in_place is None or self.in_place.copies or self._goes_in_place(module)
+        is_faster = self._format_of(module) is not None
+        return self.may_copy and is_faster and module not in self._copies
 
-    def _goes_in_place(self, module: nn.Linear) -> bool:
-        in_place, times = self.in_place, self._times[module.weight.dtype]
-        return in_place is not None and in_place.may_take(module) and times.suits_in_place
+    def _suits_in_place(self, module: nn.Linear) -> bool:
+        return self._format_of(module) is not None and self._times_of(module).suits_in_place
+
+    def _times_of(self, module: nn.Linear) -> ProductTimes:
+        return self._times[module.weight.dtype]
 
     @torch.no_grad()
     def _time(self) -> None:
@@ -203,36 +224,21 @@ class Packing:
 
         Returns a reason if copies would take too much memory.
         """
-        self.packing_is_over, reason, missing = True, None, self._missing
-        beside = _num_bytes([module for module in missing if not self._goes_in_place(module)])
-        if not whatever_memory and beside > _SHARE_OF_FREE * free_memory():
-            reason = f"packed weights would take {beside / 1e6:.0f} MB, too much of what is free"
-            missing = list(filter(self._goes_in_place, missing))
-        if not missing:
-            return reason
-        start, num_bytes = perf_counter(), _num_bytes(missing)
-        options = {"unit": "B", "unit_scale": True, "delay": _SHOWN}
-        with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
-            for some in _in_parts(missing):
-                self._fill(some)
-                bar.update(_num_bytes(some))
-        _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)
+        self.packing_is_over, num_bytes = True, _num_bytes(self._missing)
+        if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
+            return f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
+        for some in _in_parts(self._missing):
+            origins = [Origin.of(m.weight) for m in some]  # What is written now is seen later.
+            for module, origin, matrix in zip(some, origins, self._matrices(some), strict=True):
+                least_tokens = self._times_of(module).least_tokens
+                self._copies[module] = PackedCopy(origin, matrix, least_tokens)
         self._note()
-        return reason
+        return None
 
-    def _fill(self, modules: Sequence[nn.Linear]) -> None:
-        """Packs some layers of one dtype."""
-        weights = [module.weight for module in modules]
-        times = self._times[weights[0].dtype]
-        origins = [Origin.of(weight) for weight in weights]  # What is written now is seen later.
+    def _matrices(self, modules: Sequence[nn.Linear]) -> list[PackedMatrix | None]:
+        """The packed weights of some layers of one dtype."""
         with torch.inference_mode(False):
-            matrices = pack(str(times.packing_format), weights)
-        for module, origin, matrix in zip(modules, origins, matrices, strict=True):
-            if self.in_place is not None and self._goes_in_place(module):
-                if self.in_place.take(module, matrix):
-                    continue
-                matrix = None
-            self._copies[module] = PackedCopy(origin, matrix, times.least_tokens)
+            return pack(str(self._format_of(modules[0])), [module.weight for module in modules])
 
     def _drop_changed(self) -> None:
         """Drops copies that are not of a layer's weight as it is, and counts forwards from here.
@@ -267,12 +273,22 @@ def _num_bytes(modules: Sequence[nn.Linear]) -> int:
 
 
 def _in_parts(modules: Sequence[nn.Linear]) -> Iterator[list[nn.Linear]]:
-    """The layers in parts of one dtype, of about as many weights as are packed at once."""
-    part: list[nn.Linear] = []
-    for module in modules:
-        is_same = not part or part[0].weight.dtype is module.weight.dtype
-        if part and (not is_same or _num_weights([*part, module]) > _AT_ONCE):
-            yield part
-            part = []
-        part.append(module)
-    yield part
+    """The layers in parts of one dtype, of about as many weights as are packed at once.
+
+    A bar shows how many were packed, if that takes long.
+    """
+    if not modules:
+        return
+    start, num_bytes = perf_counter(), _num_bytes(modules)
+    options = {"unit": "B", "unit_scale": True, "delay": _SHOWN}
+    with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
+        part: list[nn.Linear] = []
+        for module in modules:
+            is_same = not part or part[0].weight.dtype is module.weight.dtype
+            if part and (not is_same or _num_weights([*part, module]) > _AT_ONCE):
+                yield part
+                bar.update(_num_bytes(part))
+                part = []
+            part.append(module)
+        yield part
+    _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)

@@ -5,6 +5,7 @@ Knows weights and formats; not when to time, nor what follows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,9 +33,9 @@ _Product = Callable[[torch.Tensor], object]
 class ProductTimes(NamedTuple):
     """Seconds of products for each weight: with one token and with eight."""
 
-    plain: tuple[float, float]  # as torch computes them
+    plain: Sequence[float]  # as torch computes them
     packing_format: str | None = None  # the fastest one; None if none is 10 % faster
-    packed: tuple[float, float] = (0.0, 0.0)  # in that format
+    packed: Sequence[float] = (0.0, 0.0)  # in that format
     packing: float = 0.0  # to pack
 
     @property
@@ -50,18 +51,17 @@ class ProductTimes(NamedTuple):
     @property
     def saved(self) -> float:
         """What a forward saves: the mean of one with a token and one with eight."""
-        return (
-            sum(max(plain - new, 0.0) for plain, new in zip(self.plain, self.packed, strict=True))
-            / 2
-        )
+        of_one = max(self.plain[0] - self.packed[0], 0.0)
+        of_eight = max(self.plain[1] - self.packed[1], 0.0)
+        return (of_one + of_eight) / 2
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
     """Times some weights of one dtype in all formats, in turns. Draws no randomness."""
     sample = _sample(weights)
     number = sum(weight.numel() for weight in sample)
-    products: list[list[_Product]]
-    products = [[partial(own_linear, weight=weight, bias=None) for weight in sample]]
+    products: dict[str | None, list[_Product]]
+    products = {None: [partial(own_linear, weight=weight, bias=None) for weight in sample]}
     packing: dict[str, float] = {}
     for name in formats_for(sample[0].dtype):
         start = perf_counter()
@@ -69,19 +69,24 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
             matrices = [matrix for matrix in pack(name, sample) if matrix]
             if len(matrices) == len(sample):
                 packing[name] = (perf_counter() - start) / number
-                products.append([partial(matrix, bias=None) for matrix in matrices])
+                products[name] = [partial(matrix, bias=None) for matrix in matrices]
     generator = torch.Generator("cpu").manual_seed(0)
-    inputs = [[_input(weight, n, generator) for weight in sample] for n in (_PLAIN, WIDE)]
-    rounds = [
-        [[_seconds(product, x) for x in inputs] for product in products] for _ in range(_ROUNDS)
-    ]
-    times = torch.tensor(rounds, dtype=torch.float64, device="cpu").amin(0) / number
-    plain, *packed = map(tuple, times.tolist())
-    shares = (times[1:] / times[0]).clamp(max=1).mean(1).tolist()
-    if not shares or min(shares) > _PAYS:
+    one = [_input(weight, _PLAIN, generator) for weight in sample]
+    eight = [_input(weight, WIDE, generator) for weight in sample]
+    least = {name: [math.inf, math.inf] for name in products}
+    for _ in range(_ROUNDS):
+        for which, some in products.items():
+            for place, inputs in enumerate((one, eight)):
+                least[which][place] = min(least[which][place], _seconds(some, inputs) / number)
+    plain = least[None]
+    shares = {
+        name: sum(min(least[name][place] / plain[place], 1.0) for place in (0, 1)) / 2
+        for name in packing
+    }
+    best = min(shares, key=lambda name: shares[name], default=None)
+    if best is None or shares[best] > _PAYS:
         return ProductTimes(plain)
-    best = shares.index(min(shares))
-    return ProductTimes(plain, list(packing)[best], packed[best], [*packing.values()][best])
+    return ProductTimes(plain, best, least[best], packing[best])
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -112,8 +112,10 @@ class Int8Rows(NamedTuple):
     @classmethod
     def joined(cls, parts: Sequence[Int8Rows]) -> Int8Rows:
         """The same with several weights, one below the other."""
-        numbers, scales = zip(*parts, strict=True)
-        return parts[0] if len(parts) == 1 else cls(torch.cat(numbers), torch.cat(scales))
+        if len(parts) == 1:
+            return parts[0]
+        numbers = torch.cat([part.numbers for part in parts])
+        return cls(numbers, torch.cat([part.scale for part in parts]))
 
     def values(self, rows: torch.Tensor | slice = slice(None)) -> torch.Tensor:
         """These rows in float32, as they were before they were rotated."""
@@ -162,9 +164,9 @@ class Products:
         if len(x) <= (at_once := _AT_ONCE // self._terms):
             return self._small_product(x)
         outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
-        parts = torch.split(outcome, at_once), torch.split(x, at_once)
-        for part, some in zip(*parts, strict=True):
-            self._small_product(some, part)
+        for first in range(0, len(x), at_once):
+            some = slice(first, first + at_once)
+            self._small_product(x[some], outcome[some])
         return outcome
 
     def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

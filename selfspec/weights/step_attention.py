@@ -8,7 +8,7 @@ bits that are lost when the outcome is rounded to float32.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from selfspec.compat.generation import (
     sdpa_attention_forward,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 EXACT_ATTENTION = "selfspec_float64"
 # More tokens than this are a step only if they come with a mask that is added, as trees do. Others
 # are a prompt. There float64 would cost as much as 8 bits save. Texts with and without drafts read
@@ -27,14 +30,16 @@ EXACT_ATTENTION = "selfspec_float64"
 _MOST_TOKENS = 64
 
 
-def attend_exactly(model: Any) -> bool:
-    """Gives a model this attention in place of ``"sdpa"``; False if it can't be had.
+def attend_exactly(model: PreTrainedModel) -> None:
+    """Gives a model this attention in place of ``"sdpa"``, where that is all that mixes tokens.
 
-    A model that keeps a state, or has other attention, mixes tokens elsewhere too.
+    A model that keeps a state mixes them elsewhere too.
     """
-    if attention_implementation(model.config) != "sdpa" or keeps_a_state(model):
-        return False
-    model.set_attn_implementation(EXACT_ATTENTION)
+    if attention_implementation(model.config) == "sdpa" and not keeps_a_state(model):
+        model.set_attn_implementation(EXACT_ATTENTION)
+
+
+def attends_exactly(model: PreTrainedModel) -> bool:
     return attention_implementation(model.config) == EXACT_ATTENTION
 
 
@@ -53,16 +58,25 @@ def _attend(
     mask, width = attention_mask, query.shape[2]
     if width > _MOST_TOKENS and (mask is None or mask.dtype is torch.bool):
         return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
-    mask, bias = (x if x is None else wide(x) for x in (mask, options.pop("position_bias", None)))
+    bias = options.pop("position_bias", None)
+    mask = None if mask is None else wide(mask)
+    bias = None if bias is None else wide(bias)
     if bias is not None or (width > 1 if mask is None else mask.shape[1] > 1):
-        states = (wide(x) for x in (query, key, value))
+        states = (wide(query), wide(key), wide(value))
         outcome, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
         return outcome.to(query.dtype), None
     number = num_joined(query, query.shape[1] // key.shape[1])
     if mask is not None:
         mask = joined_mask(mask, number, width)
-    given: Any = {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
-    return joined_attention((query, key, value), mask, number, in_double=True, **given), None
+    outcome = joined_attention(
+        (query, key, value),
+        mask,
+        number,
+        in_double=True,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+    )
+    return outcome, None
 
 
 register_attention(EXACT_ATTENTION, _attend)

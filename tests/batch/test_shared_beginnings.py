@@ -298,7 +298,7 @@ def test_who_shares(knobs: dict[str, Any], kept: list[int]) -> None:
     options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
     assert kept_of(texts(session, [(IDS, 0), (more, 1)])) == kept
-    assert bool(session.kept_kv_bytes) == (knobs.get("kept_kv") != 0)
+    assert bool(session.kept_kv_bytes) == (not knobs)  # Nothing is kept for nobody.
 
 
 def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> None:
@@ -306,9 +306,8 @@ def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> No
     options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
     prompts = [session.call(index, list(IDS), index, {"max_new_tokens": 3}) for index in range(4)]
-    prompts[1].scope = prompts[0].scope
-    prompts[3].scope = prompts[2].scope
-    for prompt in prompts:
+    for index, prompt in enumerate(prompts):
+        prompt.scope = index // 2
         session.add(prompt)
     answers = []
     while not session.is_empty:

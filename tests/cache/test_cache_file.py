@@ -152,10 +152,12 @@ class TestRefused:
             ({"answers.tokens": lut()["ids"]}, "answers"),
             ({"answers.ids": lut()["tokens"]}, "answers"),
             ({"answers.tokens": lut()["tokens"] - 5}, "answers"),
+            ({"answers.tokens": np.array([(1 << 28) - 1, -1], np.int32)}, "id 268,435,455, which"),
+            ({"lut.tokens": lut([1, 3, 1 << 24])["tokens"]}, "which no vocabulary has"),
             ({"lutt.\x1b[31m": np.zeros(3, np.int32)}, "'lutt'"),
             ({"\x1b[31m.ids": np.zeros(3, np.int32)}, "[31m"),
         ],
-        ids=range(10),
+        ids=range(12),
     )
     def test_a_wrong_table(self, path, changes, said):
         arrays = {name: a for name, a in {**load_file(path), **changes}.items() if a is not None}

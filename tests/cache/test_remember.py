@@ -347,6 +347,23 @@ def test_whole_answers_come_back_after_a_restart(path):
     assert again.stats.tokens_per_step < 2
 
 
+def test_what_was_saved_while_it_was_written_gives_way_to_the_whole(path):
+    """Another row's end saves, and this text has begun."""
+    spec = new_spec(path, sources=("texts",))
+
+    def save_once(record):
+        if len(spec._remembered._learned.tables()["texts"]["tokens"]) == 9:
+            spec.save_learned()
+            beginnings.append(load_cache(path).answers.tolist())
+
+    beginnings = []
+    with spec.listening(save_once):
+        text = write(spec)[0][-24:]
+    assert beginnings == [[*text[:8], -1]]
+    spec.save_learned()
+    assert load_cache(path).answers.tolist() == [*text, -1]
+
+
 def test_a_cache_of_what_was_learned_holds_answers(path):
     spec = SelfSpec(max_nodes=8, budget="fixed")
     text = write(spec)
@@ -357,12 +374,13 @@ def test_a_cache_of_what_was_learned_holds_answers(path):
     assert loaded.stats.tokens_per_step > 3
 
 
-def test_answers_of_two_engines_are_joined_and_bounded(monkeypatch):
+def test_answers_are_joined_without_those_that_begin_others_and_bounded(monkeypatch):
     def joined(*answers):
         return remember_module._joined(*(np.array(each, np.int32) for each in answers)).tolist()
 
     assert remember_module._joined(None, None) is None
     assert joined([1, 2, -1, 3, -1], [1, 2, -1, 4, -1]) == [3, -1, 1, 2, -1, 4, -1]
+    assert joined([1, 2, -1, 3, -1], [1, 2, 4, -1], [1, -1]) == [3, -1, 1, 2, 4, -1]
     assert joined([], [5, -1]) == [5, -1]
     monkeypatch.setattr(remember_module, "MAX_TOKENS", 3)
     assert joined([1, 2, -1, 3, -1], [4, -1]) == [-1, 4, -1]

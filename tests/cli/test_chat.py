@@ -23,7 +23,7 @@ from selfspec.errors import CliError, UnsupportedError
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
 
 
-def begin(writer, show=lambda _piece, _origin: None, **knobs) -> Conversation:
+def begin(writer, show=lambda _piece: None, **knobs) -> Conversation:
     """A conversation, on a screen that nobody looks at if none is given."""
     return Conversation(writer, SelfSpec(**knobs), show)
 
@@ -119,7 +119,7 @@ def test_a_window_that_slid_goes_on_after_what_still_holds(sliding):
 def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_text):
     pieces = []
 
-    def show(piece, _origin):
+    def show(piece):
         pieces.append(piece)
         if len(pieces) == 4:
             raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from selfspec.cache import save_cache, tokenizer_info
 from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
+from selfspec.cli.paint import harmless
 from selfspec.cli.questions import SNIPPETS, Question
 from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
 from selfspec.plugin import SelfSpec
@@ -35,7 +37,7 @@ def quickly(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prompts(tmp_path):
-    lines = ({"turns": ["the lazy dog", "and then"]}, {"prompt": "def read("})
+    lines = ({"prompt": "the lazy dog"}, {"prompt": "def read("})
     return write_lines(tmp_path / "prompts.jsonl", *lines)
 
 
@@ -114,12 +116,16 @@ def test_the_demo_shows_the_embedded_model(run):
     assert said.endswith("measure yours with 'selfspec check your/model'.\n")
 
 
-def test_a_terminal_gets_colours_and_a_legend(writer):
+def test_a_terminal_shows_which_tokens_were_drafted(writer, stock_text):
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system="standard")
-    asked = [(Question("one", "the quick"), writer.tokenizer("the quick")["input_ids"])]
-    check._show(console, writer, SelfSpec().config, asked)
-    assert "drafted by \x1b[36mlut\x1b[0m" in out.getvalue()
+    prompts = [(Question("one", "the quick"), writer.tokenizer("the quick")["input_ids"])]
+    check._show(console, writer, prompts)
+    assert "Green: drafted, and right." in out.getvalue()
+    _, _, answer = out.getvalue().partition("the quick\x1b[0m")
+    shown, _, _ = re.sub(r"\x1b\[(32|0)m", "", answer).partition("\n\x1b")
+    assert "\x1b[32m" in answer
+    assert shown == harmless(stock_text("the quick", 24))
 
 
 def test_rounds_start_cold_and_take_turns(writer, monkeypatch):

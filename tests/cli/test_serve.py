@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,8 +21,7 @@ pytest.importorskip("openai", reason="needs the extra: pip install '.[test]'")
 import openai
 
 from selfspec.cli import serve
-from selfspec.cli.options import DraftOptions, Knobs
-from selfspec.cli.vllm_options import in_our_options
+from selfspec.cli.options import DraftOptions
 from selfspec.config import SpecConfig
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
@@ -130,49 +128,6 @@ def test_too_little_free_memory_is_no_wrong_option(fails, chat_folder: str, monk
     monkeypatch.setattr("selfspec.machine.memory.free_memory", free_memory)
     said = fails("serve", chat_folder, "--port", free_port())
     assert "(got half of what is free, 50 bytes)" in said
-
-
-def ours(config: dict[str, Any], **knobs: Any) -> tuple[DraftOptions, SpecConfig]:
-    asked, found = in_our_options(json.dumps(config), DraftOptions(), Knobs(**knobs))
-    return asked, found.config()
-
-
-def test_a_config_for_vllm_is_read() -> None:
-    searched = {"prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 5}
-    _, config = ours({"method": "ngram", **searched})
-    assert config == SpecConfig(sources=("context",), max_nodes=6)
-    assert ours({"method": "suffix"}, budget="fixed")[1] == SpecConfig(budget="fixed")
-    asked, config = ours({"method": "draft_model", "model": "a/small", "num_speculative_tokens": 3})
-    assert (asked.draft_model, config) == ("a/small", SpecConfig(max_nodes=4))
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ("ngram", "must be JSON"),
-        ("[1]", "must be a JSON object"),
-        ('{"method": "eagle3", "model": "a/head"}', "texts, --cache and --draft-model"),
-        ('{"method": "mtp"}', "method must be 'ngram', 'suffix' or 'draft_model' (got 'mtp')"),
-        ('{"method": "draft_model"}', "model must be given for the method 'draft_model'"),
-        ('{"method": "ngram", "model": "x"}', "and for no other (got 'x' for 'ngram')"),
-        ('{"method": "ngram", "num_speculative_token": 5}', "num_speculative_tokens"),
-        ('{"method": "ngram", "num_speculative_tokens": 0}', "greater than 0 (got 0)"),
-        ('{"method": "ngram", "num_speculative_tokens": %s}' % 10**24, "less than 65536"),
-        ('{"method": "ngram", "tools": []}', "'tools'"),
-        ('{"method": "\udcff"}', "must be JSON"),
-    ],
-)
-def test_of_vllms_configs_what_selfspec_does_not_have(
-    fails, chat_folder: str, config: str, said: str
-) -> None:
-    assert said in fails("serve", chat_folder, "--speculative-config", config)
-
-
-def test_a_config_for_vllm_and_an_option_that_say_the_same(fails, chat_folder: str) -> None:
-    given = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
-    for option in (("--max-nodes", 9), ("--sources", "lut")):
-        said = fails("serve", chat_folder, *given, *option)
-        assert f"--speculative-config and {option[0]} exclude each other" in said
 
 
 def test_within_a_memory(chat_folder: str) -> None:

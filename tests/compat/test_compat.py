@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -21,6 +22,7 @@ from transformers import (
     LogitsProcessorList,
 )
 from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLayer
+from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
@@ -65,8 +67,10 @@ def test_every_function_has_a_test_here(module):
         for name, each in inspect.getmembers(module, inspect.isfunction)
         if each.__module__ == module.__name__ and not name.startswith("_")
     ]
-    called = HERE.read_text(encoding="utf-8")
-    assert not [name for name in ours if f".{name}(" not in called]
+    module_name = module.__name__.rpartition(".")[2]
+    nodes = ast.walk(ast.parse(HERE.read_text(encoding="utf-8")))
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    assert not [name for name in ours if f"{module_name}.{name}" not in called]
 
 
 # --- encoder-decoders
@@ -226,19 +230,18 @@ def test_arguments_are_updated_by_the_model():
     assert generation.kv_of(generation.update_arguments(tiny_model(), {}, outputs=output)) is kv
 
 
-def test_candidates_are_replaced_and_given_back():
+def test_assisted_decoding_asks_candidates_of_ours():
+    class Asked(CandidateGenerator):
+        def get_candidates(self, *_args, **_kwargs):
+            raise KeyboardInterrupt
+
+    def loop(model, input_ids, **arguments):
+        generation.decode_assisted(model, Asked(), input_ids, **arguments)
+
     model = new_model()
-    lengths = []
-
-    def generator(*, stopping_criteria, **_given):
-        lengths.append(stopping_criteria[0].max_length)
-        raise KeyboardInterrupt
-
-    ids = torch.ones(1, 3, dtype=torch.long)
-    with generation.using_candidates(model, generator), pytest.raises(KeyboardInterrupt):
-        model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=4)
-    assert lengths == [7]
-    assert not {"_get_candidate_generator", "_get_stopping_criteria"} & vars(model).keys()
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**prompt(), custom_generate=loop, max_new_tokens=3)
+    assert "_get_candidate_generator" not in vars(model)
 
 
 def test_windowed_layers_record_and_count():

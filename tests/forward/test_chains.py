@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import per_token
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_chain
@@ -19,7 +18,7 @@ from selfspec.forward.chains import ChainBackend
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states import slots
 from selfspec.forward.states.rules import decay
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
@@ -150,7 +149,7 @@ def test_a_forward_that_breaks_off_leaves_what_is_committed(name: str, num_wrong
 def forgets(model: Any, kinds: tuple[str, ...]) -> Any:
     """The model, whose forwards over several tokens begin without some states."""
 
-    @per_token
+    @of_library
     def forget(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         kv = kv_of(kwargs)
         if kv is not None and kwargs["input_ids"].shape[1] > 1:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers.cache_utils import CacheLayerMixin
 
-from selfspec import SelfSpec, attach, per_token
+from selfspec import SelfSpec, attach
 from selfspec.compat.generation import KV
-from tests.fakes import new_model, prompt
+from tests.fakes import new_model, of_library, prompt
 
 
 def tensors_of(layer: Any) -> Iterator[torch.Tensor]:
@@ -32,7 +32,7 @@ def most_held(model: Any, length: int, **options: Any) -> int:
         storages = [each.untyped_storage() for layer in layers for each in tensors_of(layer)]
         sizes.append(sum({each.data_ptr(): each.nbytes() for each in storages}.values()))
 
-    handle = model.register_forward_hook(per_token(look), with_kwargs=True)
+    handle = model.register_forward_hook(of_library(look), with_kwargs=True)
     model.generate(**prompt(1, length), min_new_tokens=40, max_new_tokens=40, **options)
     handle.remove()
     return max(sizes)

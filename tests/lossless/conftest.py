@@ -40,10 +40,10 @@ def tried_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     Not so in tests of what trials find.
     """
 
-    def known(model: Any, width: int) -> DraftSupport:
-        found, key = _found.setdefault(model, {}), (state_of(model), model.dtype, width)
+    def known(model: Any) -> DraftSupport:
+        found, key = _found.setdefault(model, {}), (state_of(model), model.dtype)
         if key not in found:
-            found[key] = probe(model, width)
+            found[key] = probe(model)
         return found[key]
 
     if not request.module.__name__.endswith(_OF_TRIALS):

@@ -22,11 +22,10 @@ from selfspec import (
     attach,
     detach,
     hub_folder,
-    per_token,
 )
 from selfspec.ability.state import state_of
 from selfspec.compat.generation import KV
-from tests.fakes import SHARED, FutureSource, attached_model, prompt
+from tests.fakes import SHARED, FutureSource, attached_model, of_library, prompt
 
 NUM_NEW = 24
 NUM_COLUMNS = 17  # of a prompt
@@ -326,7 +325,7 @@ def recorded_forwards(model: Any) -> Iterator[list[int]]:
     """The widths of the forwards inside."""
     widths: list[int] = []
 
-    @per_token
+    @of_library
     def record(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         widths.append(0 if ids is None else ids.shape[1])

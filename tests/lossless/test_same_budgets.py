@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from selfspec import SelfSpec, per_token
+from selfspec import SelfSpec
 from selfspec.cost import CostCurve
 from selfspec.engine import Engine
 from selfspec.forward.costs import Costs
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.plugin import spec as spec_module
-from tests.fakes import WildSource, new_model, prompt, tiny_model
-from tests.lossless.same import MODES, NUM_NEW, Call, doubting, few, knowing, run, run_both
+from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model
+from tests.lossless.same import MODES, NUM_NEW, Call, doubting, few, run, run_both
 from tests.test_engine_budget import CURVES
 from tests.zoo import BRANCHING
 
@@ -57,27 +57,19 @@ def test_measured_on_every_architecture(name: str) -> None:
         run_both(model, inputs, spec, drafts=False, **MODES["sample"])
 
 
-def timed_by(curve: CostCurve, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A model whose forwards take what a curve says, on a clock that moves for nothing else."""
-    model, now = new_model(), [0.0]
+def test_the_default_budget_loses_little_where_wide_forwards_are_dear(
+    call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that are right by chance alone, and costs that nobody knows before they are tried."""
+    model, now, curve, widths = new_model(), [0.0], CostCurve(CURVES["row by row"]), list[int]()
 
-    @per_token
+    @of_library
     def advance(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         now[0] += curve.seconds(ids.shape[1])
 
     model.register_forward_pre_hook(advance, with_kwargs=True)
     monkeypatch.setattr(spec_module, "Engine", partial(Engine, clock=lambda: now[0]))
-    return model
-
-
-@pytest.mark.parametrize("name", CURVES)
-def test_the_default_budget_loses_little_where_costs_are_not_even(
-    name: str, call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Drafts that are right by chance alone, and costs that nobody knows before they are tried."""
-    curve, widths = CostCurve(CURVES[name]), []
-    model = timed_by(curve, monkeypatch)
     spec = SelfSpec(sources=(), extra_sources=[WildSource()])
     with spec.listening(lambda record: widths.append(len(record.tree))):
         for seed in range(4):
@@ -89,17 +81,3 @@ def test_the_default_budget_loses_little_where_costs_are_not_even(
     # The ledger counts the mean of the rows, but a call lasts as long as its slowest row.
     behind = plain if call.num_rows > 1 else 0.0
     assert spec.total_stats.step_seconds <= 1.02 * would_have_taken + plain + first_try + behind
-
-
-def test_the_default_budget_is_as_wide_as_pays(
-    call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = {}
-    for name in ("flat", "row by row"):
-        model, inputs = timed_by(CostCurve(CURVES[name]), monkeypatch), call.inputs
-        stock = run(model, inputs, **call.options)
-        spec = knowing(stock.ids, inputs, budget="measured", max_nodes=64)
-        for _ in range(3):
-            both = run_both(model, inputs, spec, drafts=False, **call.options)
-        nodes[name] = both.stats.nodes_per_step
-    assert nodes["flat"] > 2 * nodes["row by row"]

@@ -10,9 +10,9 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from selfspec import SelfSpec, per_token
+from selfspec import SelfSpec
 from selfspec.compat.generation import KV
-from tests.fakes import prompt, tiny_model
+from tests.fakes import of_library, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
@@ -125,7 +125,7 @@ def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -
             if place == "layer":
                 last, lit = [m for m in model.modules() if type(m).__name__.endswith("MLP")][-1], []
                 hook = last.register_forward_pre_hook(
-                    per_token(lambda *_, fuse=fuse, lit=lit: fuse.burn() if lit else None)
+                    of_library(lambda *_, fuse=fuse, lit=lit: fuse.burn() if lit else None)
                 )
                 stack.callback(hook.remove)
                 spec.ability(model)  # A new hook is tried before, and the fuse burns in the call.

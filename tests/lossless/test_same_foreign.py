@@ -1,21 +1,23 @@
-"""Other people's code in a model: never tried without their word, and what their word is worth."""
+"""Other people's code in a model: never run in a trial without their word, and named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from types import FunctionType
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
-from selfspec import SelfSpec, per_token
+from selfspec import SelfSpec
 from selfspec import runner as run_module
-from tests.fakes import new_model, prompt
-from tests.lossless.same import FIXED, GREEDY, doubting, run, run_both, slow
+from tests.fakes import new_model, of_library, prompt
+from tests.lossless.same import FIXED, GREEDY, run, run_both, slow
 
 STRENGTH = torch.linspace(-1, 1, 32)
 
@@ -53,9 +55,9 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     tried: list[str] = []
     probe = run_module.probe
 
-    def counted(model: Any, width: int) -> Any:
+    def counted(model: Any) -> Any:
         tried.append(type(model).__name__)
-        return probe(model, width)
+        return probe(model)
 
     monkeypatch.setattr(run_module, "probe", counted)
     return tried
@@ -110,45 +112,123 @@ def test_a_wrapper_module_with_a_switch(switches: tuple[Any, Any], trials: list[
     assert not trials
 
 
-def test_a_forward_of_a_users_that_looks_like_the_models(trials: list[str]) -> None:
-    """`functools.wraps` gives it the name and the module of the one inside."""
-    from functools import wraps
+class Scaled(nn.Module):
+    """A parametrization."""
 
-    model, spec = new_model(), SelfSpec(**FIXED)
-    inner = model.model.layers[1].forward
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 1.1
+
+
+class Hook(AlignDevicesHook):
+    """A user's, which is handed to accelerate."""
+
+
+class Subclass(LlamaForCausalLM):
+    """Adds nothing."""
+
+
+class Remote(LlamaForCausalLM):
+    """As `trust_remote_code=True` loads it."""
+
+
+Subclass.__module__, Remote.__module__ = "__main__", "transformers_modules.somebody.modeling"
+Undo = Callable[[], object]
+
+
+def hooked(model: Any) -> Undo:
+    return model.model.layers[0].register_forward_hook(lambda *_: None).remove  # type: ignore
+
+
+def hooked_with_all_modules(_model: Any) -> Undo:
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+    return handle.remove  # type: ignore[no-any-return]
+
+
+def wrapped(model: Any) -> Undo:
+    """`functools.wraps` gives it the name and the module of the one inside."""
+    layer = model.model.layers[1]
+    inner = layer.forward
 
     @wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
         return inner(*args, **kwargs)
 
-    model.model.layers[1].forward = forward
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert "'model.layers.1' has the forward" in spec.stats.disabled_reason
-    assert not trials
+    layer.forward = forward
+    return lambda: delattr(layer, "forward")
 
 
-# their author's word
+def replaced_in_the_class(_model: Any) -> Undo:
+    inner = LlamaMLP.forward
+    LlamaMLP.forward = lambda self, x: inner(self, x)
+    return lambda: setattr(LlamaMLP, "forward", inner)
 
 
-def test_a_trusted_hook_is_tried_as_wide_as_the_widest_tree() -> None:
-    for max_nodes, is_found in ((64, True), (12, False)):
-        model = new_model()
-        model.model.layers[0].register_forward_hook(Switch(HOOKS["on wide forwards"]))
-        ability = SelfSpec(max_nodes=max_nodes, trust_hooks=True).ability(model)
-        assert ("several tokens in one forward" in str(ability.reason)) == is_found
+def parametrized(model: Any) -> Undo:
+    parametrize.register_parametrization(model.lm_head, "weight", Scaled())
+    return lambda: parametrize.remove_parametrizations(
+        model.lm_head, "weight", leave_parametrized=False
+    )
 
 
-def test_a_function_that_is_registered_for_each_call_is_tried_once(trials: list[str]) -> None:
+def hooked_by_accelerate(model: Any) -> Undo:
+    add_hook_to_module(model.lm_head, Hook())
+    return lambda: remove_hook_from_module(model.lm_head)
+
+
+def compiled_with_a_hook(model: Any) -> Undo:
+    model.compile(backend="eager")
+    return hooked(model)
+
+
+def of_class(kind: type) -> Callable[[Any], Undo]:
+    def put(model: Any) -> Undo:
+        before, model.__class__ = model.__class__, kind
+        return lambda: setattr(model, "__class__", before)
+
+    return put
+
+
+FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
+    "hook": (hooked, "its module 'model.layers.0' has the hook '<lambda>'"),
+    "hook of all": (hooked_with_all_modules, "all modules have the hook '<lambda>'"),
+    "forward": (wrapped, "its module 'model.layers.1' has the forward"),
+    "forward of a class": (replaced_in_the_class, "'model.layers.0.mlp' has the forward"),
+    "parametrization": (parametrized, f"is a {__name__}.Scaled"),
+    "accelerate": (hooked_by_accelerate, "'lm_head' has the accelerate hook 'Hook'"),
+    "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
+    "subclass": (of_class(Subclass), "it is a __main__.Subclass"),
+    "remote": (of_class(Remote), "it is a transformers_modules.somebody.modeling.Remote"),
+}
+
+
+@pytest.mark.parametrize(("put", "said"), FOREIGN.values(), ids=FOREIGN)
+def test_code_that_comes_and_goes(put: Callable[[Any], Undo], said: str, trials: list[str]) -> None:
+    """Drafts go on after it with the verdict of before; while it is there, it is named."""
     model, spec = new_model(), SelfSpec(**FIXED)
-    for number in range(5):
-        heard: list[int] = []
-        hook = per_token(lambda *_, heard=heard: heard.append(1))
-        handle = model.model.layers[0].register_forward_hook(hook)
-        ids = run(model, prompt(), custom_generate=spec, **GREEDY).ids
-        assert spec.stats.disabled_reason is None
-        assert number == 0 or len(heard) <= spec.stats.num_steps + 1
-        handle.remove()
-        assert torch.equal(ids, run(model, prompt(), **GREEDY).ids)
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert spec.stats.disabled_reason is None
+    undo = put(model)
+    try:
+        run_both(model, prompt(), spec, drafts=False, **GREEDY)
+        assert f"{said}" in str(spec.stats.disabled_reason)
+        assert "use SelfSpec(trust_hooks=True)" in str(spec.stats.disabled_reason)
+        assert spec.stats.forward == "eager"
+        assert len(trials) == 1
+        assert SelfSpec(trust_hooks=True).ability(model).mode == "tree"
+    finally:
+        undo()
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert spec.stats.disabled_reason is None
+    assert len(trials) == 2
+
+
+def test_what_libraries_put_into_a_model_needs_no_word(trials: list[str]) -> None:
+    model, spec = new_model(), SelfSpec(**FIXED)
+    parametrizations.weight_norm(model.lm_head)
+    add_hook_to_module(model.model.layers[0].mlp, AlignDevicesHook())
+    model.model.layers[1].register_forward_hook(of_library(lambda *_: None))
+    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    assert spec.stats.disabled_reason is None
     assert len(trials) == 1
 
 
@@ -180,58 +260,80 @@ class Own(LlamaForCausalLM):
         return output
 
 
-def own_model(switch: Any = 0) -> Any:
-    model = new_model()
+@pytest.mark.parametrize("changes", [{"switch": 1}, {"switch": torch.tensor(1)}, {"widest": 12}])
+def test_an_own_model_is_never_run_in_a_trial(changes: dict[str, Any], trials: list[str]) -> None:
+    model, spec = new_model(), SelfSpec(**FIXED)
     model.__class__ = Own
-    model.switch = switch
-    return model
+    for name, value in changes.items():
+        for setting in (getattr(model, name), value, getattr(model, name)):
+            setattr(model, name, setting)
+            run_both(model, prompt(), spec, drafts=False, **GREEDY)
+            assert f"it is a {__name__}.Own" in str(spec.stats.disabled_reason)
+    assert not trials
 
 
-@pytest.mark.parametrize("kind", [int, float, torch.tensor])
-def test_the_switches_of_an_own_model_count(kind: Any, trials: list[str]) -> None:
-    model, spec = own_model(kind(0)), SelfSpec(**FIXED)
-    assert spec.ability(model).mode == "tree"
-    for value in (1, 0, 1):
-        model.switch = kind(value)
+# their user's word
+
+
+TRUSTING = {**FIXED, "trust_hooks": True}
+
+
+def test_trusted_code_is_believed(trials: list[str]) -> None:
+    """A function that is registered for each call is tried once, and heard in each forward."""
+    model, spec = new_model(), SelfSpec(**TRUSTING)
+    for number in range(4):
+        heard: list[int] = []
+
+        def hook(_module: Any, _args: Any, output: Any, heard: list[int] = heard) -> Any:
+            heard.append(1)
+            first(output).add_(STRENGTH)
+
+        handle = model.model.layers[0].register_forward_hook(hook)
+        ids = run(model, prompt(), custom_generate=spec, **GREEDY).ids
+        assert spec.stats.disabled_reason is None
+        assert number == 0 or len(heard) <= spec.stats.num_steps + 1
+        assert torch.equal(ids, run(model, prompt(), **GREEDY).ids)
+        handle.remove()
+    assert len(trials) == 1
+
+
+class Modal(LlamaForCausalLM):
+    """Has a mode in which it makes a causal mask of its own, whatever it is given."""
+
+    ignores_masks = False
+
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **kw: Any
+    ) -> Any:
+        mask = None if self.ignores_masks else attention_mask
+        return super().forward(input_ids, mask, position_ids, **kw)
+
+
+def test_a_verdict_on_trusted_code_is_of_one_mode(trials: list[str]) -> None:
+    model, spec = new_model(), SelfSpec(**TRUSTING)
+    model.__class__ = Modal
+    for ignores, mode in ((False, "tree"), (True, "chain"), (False, "tree")):
+        model.ignores_masks = ignores
+        assert spec.ability(model).mode == mode
         run_both(model, prompt(), spec, drafts=False, **GREEDY)
-        assert (spec.stats.disabled_reason is None) == (value == 0)
     assert len(trials) == 2
-
-
-def test_an_own_model_that_always_changes_is_tried_three_times(trials: list[str]) -> None:
-    model, spec = own_model(), SelfSpec(**FIXED)
-    for number in range(6):
-        model.num_texts = number
-        run_both(model, prompt(), spec, drafts=False, **GREEDY)
-        assert ("after each of 3 trials" in str(spec.stats.disabled_reason)) == (number >= 3)
-    assert len(trials) == 3
-
-
-def test_an_own_model_is_tried_as_wide_as_the_widest_tree() -> None:
-    model = own_model()
-    model.widest = 12
-    assert SelfSpec(max_nodes=12).ability(model).mode == "tree"
-    ability = SelfSpec(max_nodes=64).ability(model)
-    assert ability.mode == "plain"
-    run_both(model, prompt(), partial(doubting, max_nodes=64), drafts=False, **GREEDY)
 
 
 # layers in which a token's result depends on other tokens
 
 
-def of_library(name: str) -> Callable[[type], type]:
+def layer_of(package: str) -> Callable[[type], type]:
     """Makes a class look as if a library had written it."""
 
     def rename(kind: type) -> type:
-        code = vars(kind)["forward"].__code__
-        kind.__module__ = name
-        kind.forward = FunctionType(code, {**globals(), "__name__": name})  # type: ignore
+        kind.__module__ = package
+        kind.forward = of_library(vars(kind)["forward"], package)  # type: ignore[attr-defined]
         return kind
 
     return rename
 
 
-@of_library("bitsandbytes.nn.modules")
+@layer_of("bitsandbytes.nn.modules")
 class Linear8bitLt(nn.Linear):
     """As LLM.int8 of bitsandbytes: columns that are large in any token are not rounded."""
 
@@ -275,7 +377,7 @@ def test_one_scale_for_all_tokens_is_found_out() -> None:
     assert "tokens that come later" in str(both.stats.disabled_reason)
 
 
-@of_library("torchao.quantization")
+@layer_of("torchao.quantization")
 class OneScale(nn.Linear):
     """Rounds its input to 8 bits, with one scale for all tokens."""
 

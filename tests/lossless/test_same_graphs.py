@@ -20,13 +20,13 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, UnsupportedError, per_token
+from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.generation import KV
 from selfspec.cuda import compiled
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward import sizes
 from selfspec.runner import ModelRunner
-from tests.fakes import new_model, prompt, tiny_model
+from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -314,12 +314,12 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0}
 REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
         new_model,
-        lambda model: model.model.layers[0].register_forward_hook(per_token(lambda *_: None)),
+        lambda model: model.model.layers[0].register_forward_hook(of_library(lambda *_: None)),
         "its module 'model.layers.0' has the hook '<lambda>', which a replay would leave out",
     ),
     "pre-hook": (
         new_model,
-        lambda model: model.register_forward_pre_hook(per_token(lambda *_: None)),
+        lambda model: model.register_forward_pre_hook(of_library(lambda *_: None)),
         "it has the hook '<lambda>', which a replay would leave out",
     ),
     "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
@@ -374,7 +374,7 @@ def test_a_hook_that_comes_and_goes(log: list[str]) -> None:
     spec = knowing(stock.ids, inputs, **FIXED)
     run_graphs(model, inputs, spec, **GREEDY)
     num_captures = log.count("capture")
-    handle = model.lm_head.register_forward_hook(per_token(lambda *_: heard.append(1)))
+    handle = model.lm_head.register_forward_hook(of_library(lambda *_: heard.append(1)))
     run_both(model, inputs, spec, **GREEDY)
     assert "has the hook" in str(spec.stats.eager_reason)
     assert len(heard) > spec.stats.num_steps

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, generate_many, per_token
+from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV, kv_of
-from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import new_model, of_library, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -216,7 +216,7 @@ def interrupted(
         options |= PLACES[place](fuse)
     layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
     handle = layers[-1].register_forward_pre_hook(
-        per_token(lambda *_: fuse.burn() if lit else None)
+        of_library(lambda *_: fuse.burn() if lit else None)
     )
     try:
         spec.ability(model)  # Tries the model, as it is with the hook, in forwards of its own.

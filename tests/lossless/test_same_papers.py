@@ -14,8 +14,7 @@ from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
 from selfspec.papers.ghidorah import FittedTree
-from selfspec.papers.self_draft import ContextCache
-from tests.caches import count_grams
+from selfspec.papers.self_draft import ContextCache, CorpusCache
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import FEW, GREEDY, SAMPLE, Call, run_both, slow
 from tests.tiny import make_tokenizer
@@ -39,7 +38,7 @@ def as_in(paper: str, **options: Any) -> SelfSpec:
     if paper == "ghidorah":
         options["tree"] = FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1))
     if paper == "self-draft":
-        options.setdefault("corpus", count_grams([*range(5, 40)] * 2, 4))
+        options.setdefault("corpus", CorpusCache([[*range(5, 40)] * 2], min_count=1))
     return SelfSpec.as_in(paper, **options)
 
 

@@ -20,11 +20,11 @@ from transformers import (
     StopStringCriteria,
 )
 
-from selfspec import SelfSpec, generate_many, per_token
+from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
 from selfspec.papers.self_draft import Branches
-from tests.fakes import VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, WildSource, new_model, of_library, tiny_model, tiny_tokenizer
 from tests.lossless.odd_steps import with_odd_steps
 from tests.lossless.same import (
     assert_begins,
@@ -202,7 +202,7 @@ class RandomCall:
             lists = [m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList)]
             # Of a prompt's forward that breaks off, stock too leaves what the first layers read.
             fuse = Fuse(self.error, self.breaks_at + 1)
-            handle = lists[0][-1].register_forward_pre_hook(per_token(lambda *_: fuse.burn()))
+            handle = lists[0][-1].register_forward_pre_hook(of_library(lambda *_: fuse.burn()))
         try:
             self.run(extras, custom_generate=spec)
         except (Broken, KeyboardInterrupt):

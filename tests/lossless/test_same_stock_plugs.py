@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,29 +10,30 @@ import pytest
 import torch
 
 from selfspec import LutRecorder, SelfSpec, SelfSpecCandidateGenerator
-from tests.fakes import VOCAB, FutureSource, lut_of, new_model, prompt, tiny_model
+from tests.fakes import VOCAB, FutureSource, lut_of, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
+    NUM_NEW,
     Call,
     assert_clean,
     assert_same_ids,
     doubting,
+    in_threads,
     recorded_forwards,
     run,
     slow,
     texts_of,
 )
-
-LOOKUP = {"prompt_lookup_num_tokens": 10}
+from tests.lossless.test_same_streamers import Recorder
 
 
 def assisted(model: Any, spec: SelfSpec, inputs: dict[str, Any], **options: Any) -> torch.Tensor:
     """The ids of stock's assisted decoding with our drafts, which leaves the model as it was."""
-    with SelfSpecCandidateGenerator(spec).plugged_into(model):
-        ids = run(model, inputs, **LOOKUP | options).ids
+    options = {"max_new_tokens": NUM_NEW, **options}
+    ids = SelfSpecCandidateGenerator(spec).generate(model, **inputs, **options)
     assert_clean(model)
-    return ids
+    return ids  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("doubt", [False, True], ids=["default", "doubting"])
@@ -64,13 +66,48 @@ def test_candidate_generator_stays_within_the_models_positions(num_new: int) -> 
     assert_same_ids(assisted(model, spec, inputs, **options), stock.ids)
 
 
+def test_candidate_generator_serves_several_threads_beside_stock() -> None:
+    """Nothing of the model is replaced meanwhile, so that another thread's call is its own."""
+    model, spec = new_model("llama"), SelfSpec()
+    candidates = SelfSpecCandidateGenerator(spec)
+    inputs = [prompt(seed=seed) for seed in range(6)]
+    stock = [run(model, each, **GREEDY).ids for each in inputs]
+
+    def call(index: int) -> None:
+        generate = partial(candidates.generate, model) if index % 2 else model.generate
+        ids = generate(**inputs[index], max_new_tokens=NUM_NEW, **GREEDY)
+        assert_same_ids(ids, stock[index])
+
+    in_threads(call, len(inputs), 3)
+
+
+def test_candidate_generator_has_a_streamer_stop_strings_and_one_row() -> None:
+    model, inputs, tokenizer = new_model("llama"), prompt(), tiny_tokenizer()
+    stock, streamer = run(model, inputs, **GREEDY).ids, Recorder()
+    ids = assisted(model, SelfSpec(), inputs, streamer=streamer, **GREEDY)
+    assert_same_ids(ids, stock)
+    *told, end = streamer.told
+    values = [torch.tensor(values).flatten() for *_, values in told]
+    assert torch.equal(torch.cat(values), stock[0])
+    assert end == "end"
+    word = tokenizer.decode(stock[0, NUM_COLUMNS + 4])
+    options = {"stop_strings": [word], "tokenizer": tokenizer, **GREEDY}
+    ids = assisted(model, SelfSpec(), inputs, **options)
+    assert_same_ids(ids, run(model, inputs, **options).ids)
+    assert ids.shape[1] < stock.shape[1]
+    with pytest.raises(ValueError, match="batch_size = 1"):
+        assisted(model, SelfSpec(), prompt(2), **GREEDY)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        assisted(model, SelfSpec(), prompt(), do_sample=True, num_return_sequences=2)
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_candidate_generator_asks_the_draft_model(is_own: bool) -> None:
     """The `SelfSpec`'s own, or the one that a call names: here one that knows the text."""
     model, inputs, twin = new_model("llama"), prompt(), tiny_model("llama")
     stock = run(twin, inputs, **GREEDY)
     spec = SelfSpec(sources=(), draft_model=twin if is_own else None)
-    more = {} if is_own else {"prompt_lookup_num_tokens": None, "assistant_model": twin}
+    more = {} if is_own else {"assistant_model": twin}
     with recorded_forwards(model) as widths:
         for _ in range(2):
             assert_same_ids(assisted(model, spec, inputs, **more, **GREEDY), stock.ids)

@@ -14,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import SelfSpec, attach, generate_many
 from tests.fakes import new_model, prompt, tiny_tokenizer
-from tests.lossless.same import FIXED, GREEDY, doubting, run_both, slow
+from tests.lossless.same import FIXED, GREEDY, doubting, run_both
 from tests.lossless.test_same_entrances import PEFT_NOTE
 
 Hook = Callable[[Any, Any, Any], Any]
@@ -52,55 +52,10 @@ def nothing(*_: Any) -> None:
     """An observer."""
 
 
-NOT_DRAFTED = {
-    "newest": (newest(1.0), "one after the other"),
-    "newest, little": (newest(0.001), "one after the other"),
-    "while decoding": (while_decoding, "one after the other"),
-    "one row": (one_row, "rows of a batch"),
-}
-
-
-TRUSTING = {**FIXED, "trust_hooks": True}
-
-
-@pytest.mark.parametrize(("hook", "said"), NOT_DRAFTED.values(), ids=NOT_DRAFTED)
-@pytest.mark.parametrize("name", ["llama", slow("bloom")])
-def test_a_trusted_hook_that_treats_tokens_or_rows_differently(
-    name: str, hook: Hook, said: str
-) -> None:
-    model, spec = new_model(name), SelfSpec(**TRUSTING)
-    run_both(model, prompt(2), spec, drafts=False, **GREEDY)
-    layers = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
-    handle = layers[0].register_forward_hook(hook)
-    run_both(model, prompt(2), spec, drafts=False, **GREEDY)
-    assert said in spec.stats.disabled_reason
-    assert "0' has the hook" in spec.stats.disabled_reason
-    handle.remove()
-    run_both(model, prompt(2), spec, drafts=False, **GREEDY)
-    assert said not in str(spec.stats.disabled_reason)
-
-
-@pytest.mark.parametrize("hook", [nothing, all_tokens])
-def test_a_hook_that_treats_all_tokens_alike_keeps_drafts(hook: Hook) -> None:
+def test_a_trusted_hook_that_treats_all_tokens_alike_keeps_drafts() -> None:
     model = new_model()
-    model.model.layers[0].register_forward_hook(hook)
+    model.model.layers[0].register_forward_hook(all_tokens)
     run_both(model, prompt(2), partial(doubting, trust_hooks=True), **GREEDY)
-
-
-def test_a_forward_of_somebody_elses_is_compared_with_plain_steps() -> None:
-    model, spec = new_model(), SelfSpec(**TRUSTING)
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    layer = model.model.layers[1]
-    stock = layer.forward
-
-    def steered(*args: Any, **kwargs: Any) -> Any:
-        output = stock(*args, **kwargs)
-        newest(1.0)(layer, args, output)
-        return output
-
-    layer.forward = steered
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert "'model.layers.1' has the forward" in spec.stats.disabled_reason
 
 
 # adapters

@@ -182,18 +182,17 @@ def test_a_criterion_of_the_callers_names_the_length() -> None:
     criteria = StoppingCriteriaList([MaxLengthCriteria(NUM_COLUMNS + 7)])
     stock = run(model, inputs, stopping_criteria=criteria, **GREEDY)
     spec = SelfSpec(extra_sources=[FutureSource([text])])
-    with SelfSpecCandidateGenerator(spec).plugged_into(model):
-        options = {"prompt_lookup_num_tokens": 10, "stopping_criteria": criteria, **GREEDY}
-        assert_same_ids(run(model, inputs, **options).ids, stock.ids)
+    options = {"stopping_criteria": criteria, **GREEDY}
+    ids = SelfSpecCandidateGenerator(spec).generate(model, **inputs, **options, max_new_tokens=20)
+    assert_same_ids(ids, stock.ids)
 
 
 def test_a_criterion_beyond_the_config_is_refused_since_stock_would_never_end() -> None:
     model, inputs = new_model("llama"), prompt()
     criteria = [MaxLengthCriteria(NUM_COLUMNS + 8)]
-    options = {"prompt_lookup_num_tokens": 10, "max_new_tokens": 7, "stopping_criteria": criteria}
-    ours = SelfSpecCandidateGenerator(SelfSpec()).plugged_into(model)
-    with ours, pytest.raises(UnsupportedError, match="MaxLengthCriteria"):
-        run(model, inputs, do_sample=False, **options)
+    options = {"max_new_tokens": 7, "stopping_criteria": criteria, "do_sample": False}
+    with pytest.raises(UnsupportedError, match="MaxLengthCriteria"):
+        SelfSpecCandidateGenerator(SelfSpec()).generate(model, **inputs, **options)
 
 
 def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:

@@ -105,6 +105,21 @@ def test_a_weight_that_changed_is_packed_anew(change, model):
     assert_right(model, packing, torch.randn(3, 16))
 
 
+ALIASES: dict[str, Callable[[nn.Parameter], torch.Tensor]] = {
+    "a view": lambda weight: weight[3:5],
+    "its data": lambda weight: weight.data,  # Torch counts no write through it.
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+def test_a_write_through_what_was_taken_before_packing_is_seen(alias, model):
+    taken = alias(model[0].weight)
+    packing = packed(model)
+    taken.mul_(2)
+    assert Packing.of(model).num_bytes == SIZE
+    assert_right(model, packing)
+
+
 @pytest.mark.parametrize(("num_forwards", "is_packed"), [(4, False), (5, True)])
 def test_weights_that_changed_are_packed_once_that_pays(
     num_forwards, is_packed, model, monkeypatch

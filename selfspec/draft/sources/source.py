@@ -35,7 +35,7 @@ class RowStart:
         states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
     """
 
-    prompt_ids: Sequence[int]
+    prompt_ids: Sequence[int] = ()
     learns: bool = True
     max_new_tokens: int = maxsize
     budget: TimeBudget = TimeBudget()  # noqa: RUF009 has no state

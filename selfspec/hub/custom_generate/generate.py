@@ -6,8 +6,9 @@ from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
-    from selfspec.plugin.arguments import for_drafts, loop_of
+    from selfspec.plugin.arguments import for_drafts
     from selfspec.plugin.attach import DefaultAssistant
+    from selfspec.plugin.loop import Loop
 except ImportError as error:
     raise ImportError(
         "this needs selfspec, which is on no package index; run 'pip install .' in a copy of its "
@@ -32,8 +33,8 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
-    loop = loop_of(spec, model, kwargs)
-    return type(model).generate(model, custom_generate=loop, **for_drafts(model, kwargs))
+    of_loop, ready = for_drafts(model, kwargs)
+    return type(model).generate(model, custom_generate=Loop(spec, of_loop), **ready)
 
 
 def _spec_of(model, knobs):

@@ -13,19 +13,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.eight_bits import (
-    EightBits,
-    hold_rounded,
-    kernels,
-    one_term_is_enough,
-)
+from selfspec.weights.eight_bits import EightBits, hold_rounded, kernels
 from selfspec.weights.held_weight import STREAMED, PackedWeight
 from selfspec.weights.rounding import Int8Rows, Products
+from selfspec.weights.step_attention import attend_exactly, attends_exactly
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -57,18 +59,18 @@ def load_within(
     *,
     max_length: int,
     max_texts: int,
-    draft_model: Any,
+    draft_model: PreTrainedModel | None,
     dtype: str | torch.dtype,
     in_eight_bits: bool = False,
-) -> Any:
+) -> PreTrainedModel:
     """`selfspec.load()` with a budget of memory."""
     start = perf_counter()
     with ExitStack() as opened:
         shards = [opened.enter_context(closing(Shard(path))) for path in find_files(name)]
         model = _empty_model(name, dtype, shards)
         stored = original = _stored(model, shards)
-        one_term = in_eight_bits and one_term_is_enough(model)
         if in_eight_bits:
+            attend_exactly(model)
             stored = plan_rounded(model, original)
         layers = _Layers.of(model, stored)
         sizes = layers.sizes(model, stored, max_length, max_texts)
@@ -85,14 +87,17 @@ def load_within(
                 for weight, tensors in stored.items()
             }
             layers = _Layers.of(model, stored)
-        _load(model, stored, {n for i in streamed for n in layers.weights[i]}, one_term)
+        _load(model, stored, {n for i in streamed for n in layers.weights[i]})
         if streamed:
-            _stream(model, layers, stored, streamed, shards, one_term)
+            _stream(model, layers, stored, streamed, shards)
             opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
-        *(len(streamed), len(layers.modules)),
-        *(sizes.with_streamed(streamed) / 1e6, budget / 1e6, perf_counter() - start),
+        len(streamed),
+        len(layers.modules),
+        sizes.with_streamed(streamed) / 1e6,
+        budget / 1e6,
+        perf_counter() - start,
     )
     return model
 
@@ -108,7 +113,7 @@ class _Layers(NamedTuple):
     may_stream: list[int]  # the layers that share no weight with others
 
     @classmethod
-    def of(cls, model: Any, stored: Stored) -> _Layers:
+    def of(cls, model: PreTrainedModel, stored: Stored) -> _Layers:
         """The decoder's layers are the list of modules that holds the most weights."""
         lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
         if not lists:
@@ -139,7 +144,9 @@ class _Layers(NamedTuple):
         decoder = model.get_submodule(prefix.rpartition(".")[0])
         return cls(decoder, names, list(layers), weights, read, alone)
 
-    def sizes(self, model: Any, stored: Stored, max_length: int, max_texts: int) -> Sizes:
+    def sizes(
+        self, model: PreTrainedModel, stored: Stored, max_length: int, max_texts: int
+    ) -> Sizes:
         """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
         owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
         layers = [_bytes_in_memory(layer, stored, owners) for layer in self.weights]
@@ -153,7 +160,7 @@ class _Layers(NamedTuple):
         )
 
 
-def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> Any:
+def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> PreTrainedModel:
     """The model, with weights that have a shape and no values."""
     if importlib.util.find_spec("accelerate") is None:
         raise UnsupportedError("max_memory needs accelerate; run 'pip install accelerate'")
@@ -173,7 +180,7 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
     return model.eval().requires_grad_(False)
 
 
-def _stored(model: Any, shards: Sequence[Shard]) -> Stored:
+def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
     """The tensors in the files that each weight of the model is made of."""
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     stored = {
@@ -192,7 +199,9 @@ def _stored(model: Any, shards: Sequence[Shard]) -> Stored:
     return stored
 
 
-def _dtype(dtype: str | torch.dtype, config: Any, shards: Sequence[Shard]) -> torch.dtype:
+def _dtype(
+    dtype: str | torch.dtype, config: PreTrainedConfig, shards: Sequence[Shard]
+) -> torch.dtype:
     """The dtype that is asked for, else the config's, else that of the files."""
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -202,7 +211,7 @@ def _dtype(dtype: str | torch.dtype, config: Any, shards: Sequence[Shard]) -> to
     return next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
 
 
-def _keep_in_float32(model: Any) -> None:
+def _keep_in_float32(model: PreTrainedModel) -> None:
     """Gives float32 to the weights that the model always keeps so, as `from_pretrained()` does."""
     kept = names_in_float32(model)
     for name, weight in model.named_parameters():
@@ -211,19 +220,18 @@ def _keep_in_float32(model: Any) -> None:
 
 
 def _stream(
-    model: Any,
+    model: PreTrainedModel,
     layers: _Layers,
     stored: Stored,
     streamed: Sequence[int],
     shards: Sequence[Shard],
-    one_term: bool,
 ) -> None:
     """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
     places = [
         [
             place
             for name, weight in layers.weights[index].items()
-            for place in _places(model, name, blank(weight), stored[name], one_term)
+            for place in _places(model, name, blank(weight), stored[name])
         ]
         for index in streamed
     ]
@@ -241,14 +249,17 @@ def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight
 
 
 def _places(
-    model: Any, name: str, empty: torch.Tensor, tensors: Sequence[StoredTensor], one_term: bool
+    model: PreTrainedModel,
+    name: str,
+    empty: torch.Tensor,
+    tensors: Sequence[StoredTensor],
 ) -> list[Place]:
     """Where what is read for a weight goes. The weight is blank until then."""
     if not is_rounded(tensors):
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=tensor.dtype, device="cpu") for tensor in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = Products(kernels().in_file, rows, [len(empty)], one_term)
+    matrix = Products(kernels().in_file, rows, [len(empty)], attends_exactly(model))
     _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
         Place(lambda numbers: matrix.put(numbers=numbers), rows.numbers),
@@ -256,7 +267,7 @@ def _places(
     ]
 
 
-def _load(model: Any, stored: Stored, later: set[str], one_term: bool) -> None:
+def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
     """Reads all weights except those named in `later`, and ties weights as the model asks."""
     scratch, loaded, rounded = new_scratch(), set(later), dict[str, Int8Rows]()
     for name, empty in model.state_dict(keep_vars=True).items():
@@ -275,10 +286,10 @@ def _load(model: Any, stored: Stored, later: set[str], one_term: bool) -> None:
     check_complete([name for name, weight in named if weight.is_meta and name not in later])
     if rounded:
         weights = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
-        hold_rounded(model, weights, one_term)
+        hold_rounded(model, weights)
 
 
-def _put(model: Any, name: str, tensor: torch.Tensor) -> Any:
+def _put(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> Any:
     """Sets a buffer or a weight of the model by its name; returns it."""
     prefix, _, leaf = name.rpartition(".")
     module = model.get_submodule(prefix)

@@ -6,9 +6,12 @@ Knows sizes in bytes; nothing of tensors or files.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from selfspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # While one layer is computed from its buffer, the next layer is read into the other buffer.
 NUM_BUFFERS = 2
@@ -59,12 +62,12 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
     )
 
 
-def text_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
+def text_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> int:
     """What `num_texts` texts of `num_tokens` tokens take: their KV, and a forward over one."""
     return num_texts * kv_bytes(model, num_tokens) + forward_bytes(model, num_tokens)
 
 
-def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
+def draft_model_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> int:
     """What a draft model takes: its weights, the KV of its texts, and a forward over one text.
 
     On a CPU its layers may be packed, and their copies take at most as much as its weights.
@@ -74,7 +77,7 @@ def draft_model_bytes(model: Any, num_tokens: int, num_texts: int = 1) -> int:
     return weights + copies + text_bytes(model, num_tokens, num_texts)
 
 
-def kv_bytes(model: Any, num_tokens: int) -> int:
+def kv_bytes(model: PreTrainedModel, num_tokens: int) -> int:
     """What the keys and values of `num_tokens` tokens take, as if each layer kept all of them.
 
     A window, or a layer that keeps a state, takes less. Asks the config alone, so that the model
@@ -91,7 +94,7 @@ def kv_bytes(model: Any, num_tokens: int) -> int:
     return int(num_tokens * config.num_hidden_layers * width * model.dtype.itemsize)
 
 
-def forward_bytes(model: Any, num_tokens: int) -> int:
+def forward_bytes(model: PreTrainedModel, num_tokens: int) -> int:
     """Roughly what a forward over `num_tokens` tokens holds at most, without weights and KV.
 
     In a decoder layer this is, for each token, about ten vectors of the hidden size (the input, the

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
@@ -26,6 +26,9 @@ from selfspec.weights.eight_bits import progress, users_in_eight_bits
 from selfspec.weights.rounding import Int8Rows
 from selfspec.weights.streamed.files import CHUNK, Shard, StoredTensor, aligned_buffer
 from selfspec.weights.streamed.layer_weights import ALIGNMENT, new_scratch, read_into
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _log = logging.getLogger("selfspec")
 
@@ -41,7 +44,7 @@ def is_rounded(tensors: Sequence[StoredTensor]) -> bool:
     return len(tensors) == 2 and tensors[0].dtype is torch.int8
 
 
-def plan_rounded(model: Any, stored: Stored) -> Stored:
+def plan_rounded(model: PreTrainedModel, stored: Stored) -> Stored:
     """Where the file has each weight, before there is one: the tensors name another file."""
     rounded = {id(weight) for weight, _ in users_in_eight_bits(model)}
     plan, end = dict[str, list[StoredTensor]](), 0

@@ -61,7 +61,7 @@ class Stream:
         self.reader = Reader(buffers, len(layers))
         weakref.finalize(self, self.reader.close)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsupportedError("a streamed model can't be copied or pickled; load it again")
 
     def take(self, index: int) -> None:
@@ -98,12 +98,12 @@ class _Hook:
     act: Callable[[int], None]
     number: int  # of the layer, among the streamed ones
 
-    def __call__(self, *_args: Any) -> None:
+    def __call__(self, *_args: object) -> None:
         self.act(self.number)
 
 
 def attach_stream(
-    model: Any, decoder: nn.Module, layers: Sequence[nn.Module], stream: Stream
+    model: nn.Module, decoder: nn.Module, layers: Sequence[nn.Module], stream: Stream
 ) -> None:
     """Lets the stream serve these layers of the decoder, in that order."""
     for index, layer in enumerate(layers):
@@ -120,7 +120,7 @@ def blank(weight: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=weight.dtype, device="cpu").expand(weight.shape)
 
 
-def stream_of(model: Any) -> Stream | None:
+def stream_of(model: nn.Module) -> Stream | None:
     """What gives the streamed layers of a model their weights; None if none are streamed."""
     for module in model.modules():
         for hook in hooks_on(module).values():
@@ -129,14 +129,14 @@ def stream_of(model: Any) -> Stream | None:
     return None
 
 
-def is_streamed(model: Any) -> bool:
+def is_streamed(model: nn.Module) -> bool:
     return stream_of(model) is not None
 
 
 class _Refusal(NamedTuple):
     reason: str
 
-    def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+    def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise UnsupportedError(self.reason)
 
 

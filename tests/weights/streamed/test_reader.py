@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from concurrent.futures import Future
 from concurrent.futures.thread import _global_shutdown_lock
 
@@ -12,6 +11,7 @@ import pytest
 
 from selfspec import WeightsError
 from selfspec.weights.streamed.reader import Reader
+from tests.waiting import wait_until
 
 
 class Shelf:
@@ -67,28 +67,19 @@ def use_all(reader, shelf, first=0):
         use(reader, shelf, item)
 
 
-def until(condition):
-    """Waits for what another thread is about to do."""
-    for _ in range(1000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to that")
-
-
 def test_round_and_round(reader, shelf):
     for step in range(4):
         for item in range(5):
             use(reader, shelf, item)
             reader.give_back()
-        until(lambda step=step: len(shelf.filled) == 5 * (step + 1) + 2)
+        wait_until(lambda step=step: len(shelf.filled) == 5 * (step + 1) + 2)
     assert shelf.filled == [*range(5)] * 4 + [0, 1]
 
 
 def test_what_is_held_is_not_overwritten(reader, shelf):
     buffer = use(reader, shelf, 0)
-    until(lambda: len(shelf.filled) == 2)
-    time.sleep(0.05)
+    wait_until(lambda: all(job.filled.done() for job in reader._jobs))
+    assert reader._work.empty()  # Nothing is read until the buffer is given back.
     assert shelf.held[buffer] == 0
     assert shelf.filled == [0, 1]
 
@@ -103,18 +94,18 @@ def test_any_order_is_served(reader, shelf):
 
 
 def test_another_item_while_one_is_read(reader, shelf):
-    until(lambda: len(shelf.filled) == 2)
+    wait_until(lambda: len(shelf.filled) == 2)
     shelf.gate.clear()
     use(reader, shelf, 0)
     reader.give_back()
-    until(lambda: shelf.num_waiting)
+    wait_until(lambda: shelf.num_waiting)
     threading.Timer(0.05, shelf.gate.set).start()
     use(reader, shelf, 4)
 
 
 @pytest.mark.parametrize("item", [0, 3])
 def test_an_error_is_raised_where_weights_are_needed(reader, shelf, item):
-    until(lambda: len(shelf.filled) == 2)
+    wait_until(lambda: len(shelf.filled) == 2)
     shelf.failing = OSError("the disk is gone")
     for _ in range(2):
         with pytest.raises(WeightsError, match="weights can't be read: the disk is gone"):
@@ -124,7 +115,7 @@ def test_an_error_is_raised_where_weights_are_needed(reader, shelf, item):
 
 
 def test_an_error_ahead_of_its_use_waits(reader, shelf):
-    until(lambda: len(shelf.filled) == 2)
+    wait_until(lambda: len(shelf.filled) == 2)
     shelf.failing = OSError("the disk is gone")
     use(reader, shelf, 0)
     use(reader, shelf, 1)
@@ -140,7 +131,7 @@ def test_another_process_has_no_thread(reader, shelf, monkeypatch):
 
 
 def test_an_interrupt_while_waiting(shelf, reader, monkeypatch):
-    until(lambda: len(shelf.filled) == 2)
+    wait_until(lambda: len(shelf.filled) == 2)
 
     def interrupted(_future: Future[None], _seconds: float | None = None) -> None:
         raise KeyboardInterrupt
@@ -156,7 +147,7 @@ def test_an_interrupt_while_waiting(shelf, reader, monkeypatch):
 
 def test_a_closed_reader_serves_nothing(shelf):
     reader = Reader(shelf, 5)
-    until(lambda: len(shelf.filled) == 2)
+    wait_until(lambda: len(shelf.filled) == 2)
     reader.close()
     assert shelf.closed.is_set()
     use(reader, shelf, 0)

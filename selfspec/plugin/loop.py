@@ -1,0 +1,92 @@
+"""`Loop`: what transformers calls in place of a decoding loop of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from selfspec.compat.generation import belongs_to_caller, kv_of
+from selfspec.draft.sources.prediction import Prediction
+from selfspec.forward.model import num_readable
+from selfspec.plugin.arguments import OfLoop, predictions_of
+from selfspec.plugin.outcome import result_of
+from selfspec.plugin.refusals import refuse_prepared, route
+from selfspec.plugin.spec import SelfSpec
+from selfspec.prompt import Prompt
+from selfspec.session import write
+from selfspec.stats import GenerationStats
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The loop of one call, for the argument `custom_generate`.
+
+    `is_default` says that the call did not name the assistant. `then` gets the prompt in place of a
+    `Session`, and what it returns is the result.
+    """
+
+    spec: SelfSpec
+    arguments: OfLoop
+    is_default: bool = False
+    then: Callable[[Prompt], Any] | None = None
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        *,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        inputs_tensor: torch.Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """transformers hands over what this names; `inputs_tensor` is what an encoder has read."""
+        start = perf_counter()
+        spec, arguments, num_rows = self.spec, self.arguments, len(input_ids)
+        spec.warn_if_untried()
+        refuse_prepared(model, input_ids, generation_config, model_kwargs)
+        predictions: list[Prediction | None] = [None] * num_rows
+        if arguments.prediction is not None:
+            num_returned = generation_config.num_return_sequences or 1
+            sizes = (num_rows, num_returned, num_readable(model))
+            predictions = predictions_of(arguments.prediction, *sizes)
+        draft_model = spec.draft_model if arguments.draft_model is None else arguments.draft_model
+        if draft_model is not None:
+            draft_model = spec.draft_model_for(draft_model, model, input_ids.shape[1])
+        config = spec.config
+        if arguments.max_nodes is not None:
+            config = config.changed(max_nodes=arguments.max_nodes)
+        prompt = Prompt(
+            model=model,
+            runner=spec.models.run(model),
+            input_ids=input_ids,
+            model_kwargs=model_kwargs,
+            generation_config=generation_config,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            streamer=arguments.streamer,
+            predictions=predictions,
+            draft_model=draft_model,
+            max_nodes=config.max_nodes,
+            inputs_tensor=inputs_tensor,
+            has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
+            synced_gpus=arguments.synced_gpus,
+            is_default=self.is_default,
+            stats=GenerationStats(num_calls=1),
+        )
+        try:
+            route(prompt)
+        except BaseException:
+            spec.count(prompt)
+            raise
+        prompt.stats.spend("prepare", perf_counter() - start)
+        if self.then is not None:
+            return self.then(prompt)
+        write(prompt, spec)
+        return result_of(prompt)

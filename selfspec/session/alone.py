@@ -1,0 +1,88 @@
+"""The engine of a prompt, and the loop that writes one prompt as `generate()` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from selfspec.engine import Engine
+from selfspec.forward.backends import Backend
+from selfspec.forward.sizes import Limits
+from selfspec.kept_kv import KeptKV
+from selfspec.plain import write_plainly
+from selfspec.prompt import Prompt
+from selfspec.runner import ModelRunner
+
+
+class Assistant(Protocol):
+    """What writes prompts for a `SelfSpec` asks of it."""
+
+    def engine(
+        self,
+        runner: ModelRunner,
+        backend: Backend,
+        prompt: Prompt | None,
+        kept_kv: KeptKV | str | None,
+    ) -> Engine: ...
+
+    def finish(self, prompt: Prompt) -> None: ...
+
+    def count(self, prompt: Prompt) -> None: ...
+
+
+@contextmanager
+def lent_engine(
+    runner: ModelRunner,
+    spec: Assistant,
+    prompt: Prompt | None,
+    *,
+    limits: Limits | None = None,
+    keeps_kv: bool = False,
+) -> Iterator[Engine]:
+    """The engine of one prompt that has it for itself, or of many that come and go within limits.
+
+    At the end it gives up the keys and values, and others may use the model or change its weights.
+    """
+    if prompt is None:
+        lent = runner.backend(runner.ability(), limits)
+    else:
+        prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
+        lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
+    amount = runner.config.kept_kv
+    # Whoever has the engine alone shares with no text that is being written.
+    shares = amount != 0 and (keeps_kv or amount is not None or prompt is None)
+    with lent as backend:
+        engine = spec.engine(runner, backend, prompt, runner.kept_kv() if shares else None)
+        try:
+            yield engine
+        finally:
+            backend.release(fills=prompt is not None and prompt.gives_cache_back)
+
+
+@torch.no_grad()
+def write(prompt: Prompt, spec: Assistant) -> None:
+    """Writes the texts of a prompt that waits for no other; an error is the caller's."""
+    try:
+        if prompt.mode == "plain":
+            write_plainly(prompt)
+        else:
+            _draft_and_write(prompt, spec)
+    except BaseException:
+        spec.count(prompt)
+        raise
+    spec.finish(prompt)
+
+
+def _draft_and_write(prompt: Prompt, spec: Assistant) -> None:
+    runner = prompt.runner
+    with lent_engine(runner, spec, prompt) as engine:
+        try:
+            engine.admit(prompt)
+            with runner.decoding():
+                while not engine.leave():
+                    engine.step()
+        finally:
+            engine.record_outcome(prompt)
