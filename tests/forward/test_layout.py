@@ -129,7 +129,7 @@ def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[lis
 @given(batches(), windows, st.data())
 def test_masks_equal_an_ancestor_walk(batch, window, data):
     first_column = 0
-    if window.kind != "full":  # what lies before it, nobody can see any more
+    if window.form != "full":  # what lies before it, nobody can see any more
         last_seen = min(batch.lengths) - window.size + 1
         first_column = data.draw(st.integers(0, max(last_seen, 0)))
     mask = mask_of(batch, window, first_column)
@@ -153,7 +153,7 @@ def test_ids_and_positions_are_the_trees_own(batch):
 @given(batches(), windows, st.tuples(*[st.integers(0, 4)] * 3), st.data())
 def test_surplus_rows_nodes_and_keys_change_nothing(batch, window, more, data):
     first_column = 0
-    if window.kind != "full":
+    if window.form != "full":
         last_seen = min(batch.lengths) - window.size + 1
         first_column = data.draw(st.integers(0, max(last_seen, 0)))
     rows, width = len(batch.trees), max(map(len, batch.trees))
