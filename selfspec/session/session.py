@@ -101,7 +101,7 @@ class Session:
         if engine is None or engine.backend.kv is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
-        return engine.backend.kv.bytes_each * num_tokens
+        return engine.backend.kv.column_bytes * num_tokens
 
     @property
     def kept_kv_bytes(self) -> int:
