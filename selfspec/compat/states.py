@@ -20,7 +20,8 @@ from transformers.cache_utils import (
 )
 
 StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
-StatePlace = tuple[int, str, int]  # A layer's index, the kind of its state, and a number.
+StatePlace = tuple[int, str, int]  # A layer's index, the name of its states, and a number.
+CONVOLUTION = "conv_states"
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
@@ -80,9 +81,7 @@ def columns_of(kv: Any) -> int:
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
-def states_of(
-    kv: Any, kinds: Sequence[str] = ("conv_states", "recurrent_states")
-) -> list[StateSlot]:
+def states_of(kv: Any, kinds: Sequence[str] = (CONVOLUTION, "recurrent_states")) -> list[StateSlot]:
     """Where the running states are kept. Models write to these tensors in place."""
     return [
         (held, index)
@@ -100,7 +99,7 @@ def states_by_place(layers: Sequence[Any]) -> dict[StatePlace, torch.Tensor]:
         (index, kind, number): state
         for index, layer in enumerate(layers)
         if _has_states(layer)
-        for kind in ("conv_states", "recurrent_states")
+        for kind in (CONVOLUTION, "recurrent_states")
         for number, state in getattr(layer, kind).items()
         if state is not None
     }

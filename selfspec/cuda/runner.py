@@ -52,7 +52,7 @@ class _Captured(NamedTuple):
     """A captured forward, and what its nodes tell of running states in each replay."""
 
     replay: Replay
-    branches: Branches
+    branches: Branches | None  # None for a model without any.
 
 
 class StaticRunner:
@@ -95,7 +95,8 @@ class StaticRunner:
 
         Inputs are small.
         """
-        told = sum(captured.branches.nbytes for captured in self._captures.values())
+        branches = [captured.branches for captured in self._captures.values()]
+        told = sum(told.nbytes for told in branches if told is not None)
         return self.kv.nbytes + self._outputs.nbytes + told
 
     def take_over(self, kv: TreeKV) -> None:
@@ -167,9 +168,7 @@ class StaticRunner:
         if isinstance(replay, str):
             self.reason = replay
             return None
-        branches = self.kv.states.branches
-        assert branches is not None  # Each forward over trees begins them.
-        captured = self._captures[key] = _Captured(replay, branches)
+        captured = self._captures[key] = _Captured(replay, self.kv.states.branches)
         return captured
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:

@@ -152,8 +152,8 @@ class TreeBackend:
         start = perf_counter()
         if len(rows) < len(self.kv.rows):
             self._goes_on_eagerly("a forward over all rows failed", is_asked=False)
-        else:
-            self._captures_again()
+        elif self._captured is not None and self._pause.step():
+            self._captures_again(self._captured)
         taken = perf_counter() - start
         try:
             run = self._laid_out(rows, trees)
@@ -206,12 +206,10 @@ class TreeBackend:
         self._forwards = EagerForwards(self._attention, kv=self.kv, reason=reason)
         return True
 
-    def _captures_again(self) -> None:
-        """Goes back to captured forwards after a pause, if there is memory for them by now."""
-        if self._captured is None or not self._pause.step():
-            return
+    def _captures_again(self, captured: Callable[[TreeKV], Forwards | str]) -> None:
+        """Goes back to captured forwards, if there is memory for them by now."""
         try:
-            forwards = self._captured(self.kv)
+            forwards = captured(self.kv)
         except torch.OutOfMemoryError:
             self._pause.begin()
             return

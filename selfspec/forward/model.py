@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -121,7 +121,8 @@ def logits_of(
     masks = layout.masks
     if functions and len(masks) > 1:
         masks = {**masks, **dict.fromkeys(STATE_TYPES)}
-    with grouped_attention(), branching(states, layout.ancestry, functions):
+    branches = branching(states, layout.ancestry, functions) if functions else nullcontext()
+    with grouped_attention(), branches:
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),

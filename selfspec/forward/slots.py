@@ -6,7 +6,6 @@ and stock's cache layers; not which rows there are, nor how many slots they need
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -41,63 +40,6 @@ class Format(NamedTuple):
     def num_bytes(self) -> int:
         """What one column of one member takes."""
         return self.num_heads * self.dim * self.dtype.itemsize
-
-
-class KVLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer as the model sees it: writes a tree's keys and values after the front."""
-
-    is_sliding = False
-    is_croppable = False
-    keys: torch.Tensor | None
-    values: torch.Tensor | None
-
-    def __init__(self, kv: Any, attention_type: str) -> None:
-        super().__init__()
-        # In a cycle of references, the KV of a call would outlive it until Python looks for cycles.
-        self._kv = weakref.proxy(kv)
-        self.attention_type = attention_type
-        self.is_initialized = True
-        self.stores: dict[str, torch.Tensor] = {}  # (B, H, capacity, D) for "keys" and "values"
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing, since the slots exist before the layer is used."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes after the front and returns all slots up to there, without copying them."""
-        forward, keys, values = self._kv.forward, self.stores["keys"], self.stores["values"]
-        if forward.layout is not None:
-            slots = forward.layout.slots[self.attention_type]
-            keys.index_copy_(2, slots, key_states)
-            values.index_copy_(2, slots, value_states)
-            end = forward.layout.num_keys(self.attention_type)
-        else:
-            start = forward.front - forward.firsts[self.attention_type]
-            width = key_states.shape[-2]
-            end = start + width
-            # Unlike an assignment to a slice, this raises an error where the slots end too early.
-            keys.narrow(2, start, width).copy_(key_states)
-            values.narrow(2, start, width).copy_(value_states)
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
-        return self.keys, self.values
-
-    def get_max_length(self) -> int:
-        """-1, which means no maximum: slots are added when needed."""
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys the next forward sees, and the column of the first one."""
-        forward = self._kv.forward
-        if forward.layout is not None:
-            return forward.layout.num_keys(self.attention_type), 0
-        first_column = forward.firsts[self.attention_type]
-        return forward.front - first_column + query_length, first_column
-
-    def get_seq_length(self) -> int | torch.Tensor:
-        """How many columns are in front of the next tree; a tensor where a capture needs one."""
-        forward = self._kv.forward
-        return forward.front if forward.layout is None else forward.layout.front  # type: ignore[no-any-return]
 
 
 class Slots:

@@ -15,45 +15,22 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from selfspec.forward.columns import Columns, TextKV
+from selfspec.forward.layers import KVLayer, layers_for
 from selfspec.forward.model import AttentionTypes
 from selfspec.forward.rows import Forward, KVRow
 from selfspec.forward.sizes import Need, Policy, length_bucket
 from selfspec.forward.slots import (
     LARGE,
     Format,
-    KVLayer,
     Member,
     Slots,
     members_in,
     move_columns,
     split,
 )
-from selfspec.forward.states.slots import Moves, StateLayer, States, settle
+from selfspec.forward.states.slots import Moves, States, settle
 
 _NO_FORWARD = Forward((), 0, {})
-
-
-class _KVAndStateLayer(StateLayer, KVLayer):
-    """One layer that has attention beside running states."""
-
-    def __init__(self, kv: TreeKV, attention_type: str, states: States, index: int) -> None:
-        KVLayer.__init__(self, kv, attention_type)
-        StateLayer.__init__(self, states, index)
-
-
-def layers_for(attention: AttentionTypes, kv: TreeKV) -> list[Any]:
-    """The layers of a cache as a model sees it in forwards over trees."""
-    layers: list[Any] = []
-    for index, name in enumerate(attention.by_layer):
-        if index not in attention.states:
-            layers.append(KVLayer(kv, str(name)))
-        elif name is None:
-            layers.append(StateLayer(kv.states, index))
-        else:
-            layers.append(_KVAndStateLayer(kv, name, kv.states, index))
-        if index in attention.states:
-            kv.states.layers[index] = layers[-1]
-    return layers
 
 
 class _Due(NamedTuple):
@@ -79,7 +56,7 @@ class TreeKV:
         self.visible: torch.Tensor | None = None  # (B, P) bool
         self.states = States()
         self.cache = DynamicCache()
-        self.cache.layers = layers_for(attention, self)
+        self.cache.layers = layers_for(attention.by_layer, attention.states, self)
         self._attention = attention
         self._stock_layers: list[CacheLayerMixin] = []  # Those that the first rows were in.
         self._members: dict[Format, list[Member]] = {}
@@ -146,7 +123,7 @@ class TreeKV:
         firsts = {part.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
         self.rows, front = list(others), max(row.num_columns for row in everyone)
-        self._shown = None  # States may move.
+        self._shown = None  # Places of states may move.
         try:
             for part in self._parts:
                 if not self._make_room(part, everyone, front):
@@ -177,7 +154,8 @@ class TreeKV:
             firsts[part.attention_type] = part.first
         self.forward, self._end = Forward(rows, front, firsts), max(self._end, end)
         places = slice(rows[0].place, rows[0].place + (num_rows or len(rows)))
-        if self.states.make_room(places.stop) or places != self._shown:
+        if places != self._shown:
+            self.states.make_room(places.stop)
             for part in self._parts:
                 for member, (index, name) in enumerate(part.members):
                     self.cache.layers[index].stores[name] = part.tensor[member, places]

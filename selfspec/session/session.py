@@ -133,12 +133,13 @@ class Session:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
         for prompt in self._prompts_of(index):
-            if self._engine is not None:
+            # Rows of a prompt that is being read are handing on their first tokens.
+            if self._engine is not None and not (prompt.rows and prompt is self._reading):
                 self._engine.sharing.left(prompt)
             if not prompt.rows:
                 self._reading = None
                 self._spec.count(prompt)
-            for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
+            for row in prompt.rows:
                 row.fail(ReaderGone())
 
     def _prompts_of(self, index: int) -> list[Prompt]:

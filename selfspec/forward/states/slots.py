@@ -6,17 +6,16 @@ known. Then the states move on, layer by layer, and nothing is copied before or 
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
-from selfspec.compat.states import StatePlace, states_by_place
+from selfspec.compat.states import CONVOLUTION, StatePlace, states_by_place
 from selfspec.errors import UnsupportedError
+from selfspec.forward.layers import StateLayer
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
@@ -31,35 +30,6 @@ from selfspec.forward.states.rules import (
 Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
 # Of each state that is to move on: where it is, its writes so far, its rows, and what they are due.
 Moves = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
-_CONVOLUTION = "conv_states"
-
-
-class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
-    """The states of one layer, as the model sees them in a forward over trees."""
-
-    is_croppable = False
-    is_compileable = False
-
-    def __init__(self, states: States, index: int) -> None:
-        super().__init__()
-        self._states: States = weakref.proxy(states)
-        self._index = index
-        self.record_past = True  # So that a convolution of a single token asks for its columns.
-
-    def lazy_initialization(self, *_: Any, **__: Any) -> None:
-        """Does nothing, since the states exist before the layer is used."""
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any
-    ) -> torch.Tensor:
-        """(B, C, size + W): the columns of the state, then those of the nodes."""
-        return self._states.columns((self._index, _CONVOLUTION, state_idx), conv_states)
-
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any
-    ) -> torch.Tensor:
-        """Does nothing, since a path decides on the next state."""
-        return recurrent_states
 
 
 class Branches(NamedTuple):
@@ -111,10 +81,7 @@ class States:
         """
         states = states_by_place(layers)
         new = {place: _turned(place, state) for place, state in states.items()}
-        is_new = {p: _kind(s) for p, s in new.items()} != {
-            p: _kind(s) for p, s in self._stores.items()
-        }
-        if is_new and not first:
+        if not first and _formats(new) != _formats(self._stores):
             self._stores = {place: _new_store(state, 0) for place, state in new.items()}
             self._shapes = {place: state.shape[1:] for place, state in states.items()}
         self.make_room(num_rows)
@@ -139,16 +106,14 @@ class States:
             del layer.update_conv_state, layer.update_recurrent_state
         self.layers = {}
 
-    def make_room(self, num_rows: int) -> bool:
-        """Makes room for this many rows; did states move?"""
-        before = self.generation
+    def make_room(self, num_rows: int) -> None:
+        """Makes room for this many rows."""
         for place, store in self._stores.items():
             if len(store) < num_rows:
                 new = _new_store(store, num_rows)
                 new[: len(store)] = store
                 self._stores[place] = new
                 self.generation += 1
-        return self.generation > before
 
     def show(self, places: slice) -> None:
         """Lets the layers show the states of these rows, which the next forwards are over."""
@@ -224,7 +189,7 @@ class States:
 
     def _as_shown(self, place: StatePlace, state: torch.Tensor) -> torch.Tensor:
         """A view of what is stored as layers have it."""
-        if place[1] != _CONVOLUTION:
+        if place[1] != CONVOLUTION:
             return state
         return state.mT.view(len(state), *self._shapes[place][:-1], state.shape[1])
 
@@ -250,7 +215,7 @@ def settle(moves: Moves) -> None:
 
 def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:
     """The columns of a convolution (B, C, size), or (B, size), as (B, size, C); others as is."""
-    if place[1] != _CONVOLUTION:
+    if place[1] != CONVOLUTION:
         return state
     return state[:, None].mT if state.dim() == 2 else state.mT
 
@@ -261,8 +226,9 @@ def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
         return like.new_zeros(num_rows, *like.shape[1:])
 
 
-def _kind(state: torch.Tensor) -> Any:
-    return state.shape[1:], state.dtype, state.device
+def _formats(states: Mapping[StatePlace, torch.Tensor]) -> dict[StatePlace, Any]:
+    """What the states of a row are like, whatever they hold."""
+    return {p: (state.shape[1:], state.dtype, state.device) for p, state in states.items()}
 
 
 def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:

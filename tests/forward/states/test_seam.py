@@ -15,6 +15,7 @@ from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
+from selfspec.forward.layers import StateLayer
 from selfspec.forward.states import slots
 from selfspec.forward.states.rules import Ancestry, Told
 from selfspec.forward.states.seam import branching
@@ -87,7 +88,7 @@ class Step:
         types = ["linear_attention", "linear_attention", "full_attention"]
         model = new_model("qwen3-5", layer_types=types, num_hidden_layers=len(types))
         self.states, (_, self.kv) = States(), read(model)
-        self.states.layers = {index: slots.StateLayer(self.states, index) for index in range(2)}
+        self.states.layers = {index: StateLayer(self.states, index) for index in range(2)}
         self.states.add(self.kv.layers, 0, 1)
         self.states.show(slice(0, 1))
         held = states_by_place(self.kv.layers).items()
