@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
@@ -25,6 +25,9 @@ from selfspec.forward.sizes import ENDLESS
 from selfspec.forward.slots import LARGE, members_in, split
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # After a failure, captured forwards are tried again after so many steps, and at last so many.
 _PAUSES = 64, 4096
@@ -47,7 +50,7 @@ class TreeBackend:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         attention: AttentionTypes,
         forwards: Forwards | None = None,  # None: eager ones.
         *,
@@ -111,7 +114,7 @@ class TreeBackend:
 
     def add(
         self,
-        cache: Any,
+        cache: Cache,
         following: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
@@ -224,7 +227,7 @@ class TreeBackend:
         """A replay runs no hook."""
         return isinstance(self._forwards, EagerForwards)
 
-    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
+    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
         """The logits, which the next captured forward overwrites, and the hidden states."""
         return forwarded(self._model, layout, with_states=with_states and self.shows_states)
 
@@ -251,7 +254,7 @@ class TreeBackend:
 Backend = TreeBackend | ChainBackend
 
 
-def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
+def bytes_of_rows(model: PreTrainedModel, max_rows: int) -> tuple[int, int]:
     """What one column takes in each of `max_rows` rows that come and go, and all their states.
 
     With it counts the column of a prompt that is being read, and the copy of a part that is made

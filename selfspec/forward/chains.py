@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,9 @@ from selfspec.forward.states.slots import Moves, States, settle
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class ChainBackend:
     """Chains on the stock cache, for models whose forward can't take a tree.
@@ -40,7 +43,7 @@ class ChainBackend:
     shows_states = True
 
     def __init__(
-        self, model: Any, *, kind: Callable[[], str] = eager, reason: str | None = None
+        self, model: PreTrainedModel, *, kind: Callable[[], str] = eager, reason: str | None = None
     ) -> None:
         self.reason = reason
         self._kind = kind

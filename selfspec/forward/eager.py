@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,6 +13,9 @@ from selfspec.forward.model import AttentionTypes, logits_of
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import upload
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
 
@@ -35,7 +38,9 @@ class Forwards(Protocol):
         """The shape of the forward that has room for inputs of `shape`."""
         ...
 
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits | None:
+    def ready(
+        self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor
+    ) -> Logits | None:
         """Sends the inputs of the next forward, for which there are slots.
 
         Returns what runs it, or None if nothing does.
@@ -76,7 +81,7 @@ class EagerForwards:
         """The same shape: an eager forward may have any."""
         return shape
 
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits:
+    def ready(self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor) -> Logits:
         kv, visible, width = self.kv, self.kv.visible, shape.width
         dtype, device = kv.placement
         end = kv.forward.front + width

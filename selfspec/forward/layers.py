@@ -74,7 +74,7 @@ class KVLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int | torch.Tensor:
         """How many columns are in front of the next tree; a tensor where a capture needs one."""
         forward = self._kv.forward
-        return forward.front if forward.layout is None else forward.layout.front  # type: ignore[no-any-return]
+        return forward.front if forward.layout is None else forward.layout.front
 
 
 class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]

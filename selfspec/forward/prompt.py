@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
@@ -30,6 +30,9 @@ from selfspec.forward.columns import Beginning, fill, layers_reason
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import head_heard
 
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
+
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
@@ -43,7 +46,7 @@ def num_teaching(states: torch.Tensor) -> int:
 
 
 def given_positions(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: torch.Tensor,  # (B, P)
     arguments: dict[str, Any],  # those of the step that reads the token after these
 ) -> torch.Tensor | None:
@@ -68,7 +71,9 @@ def placing_reason(positions: torch.Tensor | None, arguments: dict[str, Any]) ->
     return None
 
 
-def next_positions(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+def next_positions(
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
+) -> torch.Tensor:
     """(..., B, 1): the position ids of the rows' next tokens; columns, where none are given."""
     positions = given_positions(model, input_ids, arguments)
     reason = placing_reason(positions, arguments)
@@ -118,10 +123,10 @@ class PromptReader:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,  # (B, P)
         model_kwargs: dict[str, Any],
-        generation_config: Any,
+        generation_config: GenerationConfig,
         *,
         learns: bool,
         hears: HearsLogits | None = None,  # Gets the logits of all tokens, part by part.
