@@ -83,7 +83,7 @@ class _Parts:
     def end(self) -> None:
         """Does nothing: the last step was the last part."""
 
-    def hear(self, _record: selfspec.StepRecord) -> None:
+    def on_step(self, _record: selfspec.StepRecord) -> None:
         self.steps.append(self._functions.part())
 
 
@@ -118,7 +118,7 @@ def counted(model: Any, max_new_tokens: int) -> list[dict[str, Any]]:
         answer()
     functions = Functions()
     parts = _Parts(functions)
-    with spec.listening(parts.hear), functions.counting():
+    with spec.listening(parts.on_step), functions.counting():
         answer(streamer=parts)
     assert parts.first is not None
     # The first record is that of the first token, and the next step also learns from the prompt.

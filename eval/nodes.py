@@ -24,8 +24,8 @@ from eval.models.hybrid import SHAPES, random_model
 from eval.options import check_at_least
 from eval.report.table import Table
 from eval.runs.environment import tell, where
+from selfspec.ability.readings import prefilled
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import prefilled
 from selfspec.config import SpecConfig
 from selfspec.records import DraftTree
 from selfspec.runner import ModelRunner

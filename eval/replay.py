@@ -60,7 +60,7 @@ _ROW_BY_ROW = {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000}
 
 def _timed(milliseconds: dict[int, float]) -> CostCurve:
     """What is expected once steps of such costs were seen after a text of another length."""
-    return CostCurve({width: cost / 1000 for width, cost in milliseconds.items()}).as_expectation()
+    return CostCurve({width: cost / 1000 for width, cost in milliseconds.items()}).of_other_length()
 
 
 CASES = {

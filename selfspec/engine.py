@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from time import perf_counter
+from typing import TypeAlias
 
 from selfspec.ability.families import unplaced_id
 from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
@@ -34,6 +35,8 @@ from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
 from selfspec.walks import walked
 
+OnStep: TypeAlias = Callable[[StepRecord], None]
+
 _STEP = 4  # About the tokens of a row in a step, for what packing would save.
 _RETRY = "retry"  # The stage of forwards that failed and were tried again over fewer rows.
 
@@ -54,7 +57,7 @@ class Engine:
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
         budget: Budget | None = None,  # None: what the config says.
         device: Device = CPU,  # until the first prompt shows another one
-        listeners: Collection[Callable[[StepRecord], None]] = (),
+        on_step: Collection[OnStep] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -73,7 +76,7 @@ class Engine:
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned
         self._device = device
-        self._listeners = listeners
+        self._on_step = on_step
         self.sharing = Sharing(kept_kv, backend)
         self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
         self._clock = clock
@@ -81,7 +84,7 @@ class Engine:
     def admit(self, prompt: Prompt, num_tokens: int | None = None) -> bool:
         """Reads a prompt, to its end or `num_tokens` more of it; was it read to its end?
 
-        At the end its rows get their first tokens, which a streamer hears before anything is
+        At the end its rows get their first tokens, which a streamer gets before anything is
         learned, and take part in the steps to come. An error leaves the rows of others as they
         were.
         """
@@ -156,7 +159,7 @@ class Engine:
         laps.end("learn")
         for row in rows:
             row.stats.count_time(laps, len(rows))
-        self._call_listeners(committed)
+        self._tell_steps(committed)
 
     def step(self) -> None:
         """One forward over a tree for each row, and all that belongs to it.
@@ -175,7 +178,7 @@ class Engine:
             committed += learn([row for row, _ in drafted], records, seen)
             laps.end("learn")
         self._account(drafts, committed, laps)
-        self._call_listeners(committed)
+        self._tell_steps(committed)
 
     def _next_step(self) -> Step:
         """What the budget allows now, once cursors that take time had theirs."""
@@ -282,12 +285,12 @@ class Engine:
         if self.backend.kv is not None:
             self.backend.kv.keep_rows(rows)
 
-    def _call_listeners(self, committed: list[Committed]) -> None:
-        for listener in tuple(self._listeners):  # One may be added or taken out meanwhile.
+    def _tell_steps(self, committed: list[Committed]) -> None:
+        for on_step in tuple(self._on_step):  # One may be added or taken out meanwhile.
             for row, record in committed:
                 with row.guarded():
                     if record.path:
-                        listener(record)
+                        on_step(record)
 
     def record_outcome(self, prompt: Prompt) -> None:
         """Writes into its statistics how a prompt that is over, or broke off, was decoded."""

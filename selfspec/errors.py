@@ -76,7 +76,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
 
 
-def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
+def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     """Message for a name that is not one of `known`, with the nearest one suggested.
 
     >>> unknown_name("knob", "max_node", ["max_nodes", "top_k"])
@@ -85,7 +85,7 @@ def unknown_name(kind: str, got: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(got, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {kind} {got!r}{hint} (known: {', '.join(names)})"
+    return f"unknown {what} {got!r}{hint} (known: {', '.join(names)})"
 
 
 def one_line(message: object) -> str:

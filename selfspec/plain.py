@@ -54,7 +54,7 @@ def write_plainly(prompt: Prompt) -> None:
     if prompt.config.strict:
         raise UnsupportedError(f"strict=True and the call can't be drafted for: {prompt.reason}")
     start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
-    is_heard = prompt.streamer is not None or prompt.fails_alone
+    is_streamed = prompt.streamer is not None or prompt.fails_alone
     seeded = prompt.seed is not None
     with own_seed(prompt.seed, [prompt.input_ids.device]) if seeded else nullcontext():
         prompt.output = decode_plainly(
@@ -63,7 +63,7 @@ def write_plainly(prompt: Prompt) -> None:
             logits_processor=prompt.logits_processor,
             stopping_criteria=criteria,
             generation_config=prompt.generation_config,
-            streamer=_Streamer(prompt) if is_heard else None,
+            streamer=_Streamer(prompt) if is_streamed else None,
             synced_gpus=prompt.synced_gpus,
             **prompt.model_kwargs,
         )

@@ -22,7 +22,7 @@ from selfspec.draft.sources import RowStart, Source
 from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.prompt import (
-    HearsLogits,
+    OnLogits,
     Prefilled,
     PromptReader,
     given_positions,
@@ -68,7 +68,7 @@ class Prompt:
     fails_alone: bool = False  # Does an error of one row end this row, and no other?
     # With learning="request", prompts of one request share what was read for them; None: nothing.
     scope: Hashable = None
-    hears: HearsLogits | None = None  # Gets the logits of the whole prompt.
+    on_logits: OnLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
     write: Callable[[Prompt], None] | None = None  # In place of stock's loop, where one must.
@@ -76,8 +76,8 @@ class Prompt:
     # How it is decoded, found out once.
     mode: str = ""  # "tree", "chain" or "plain"
     reason: str | None = None  # Why it is not drafted for with trees.
-    together: str | None = None  # What makes each of its rows depend on the others.
-    alone: str | None = None  # Why it can share forwards with no other prompt.
+    moves_together: str | None = None  # What makes each of its rows depend on the others.
+    runs_alone: str | None = None  # Why it can share forwards with no other prompt.
 
     # What came of it.
     rows: list[Row] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Prompt:
         learns = self.config.learning != "frozen"
         arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
         in_parts = self.ability.whole_reason is None
-        return PromptReader(*arguments, learns=learns, hears=self.hears, in_parts=in_parts)
+        return PromptReader(*arguments, learns=learns, on_logits=self.on_logits, in_parts=in_parts)
 
     def new_rows(
         self,
@@ -218,7 +218,7 @@ class Prompt:
         """How each row chooses its tokens: by itself, unless something asks for all together."""
         stops, config = row_stops(self.stopping_criteria), self.generation_config
         num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.together:
+        if stops is None or self.moves_together:
             records = bool(config.return_dict_in_generate)
             together = BatchChooser(
                 self.input_ids.long(),

@@ -187,7 +187,7 @@ class Lesson(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
-    """What came of one verified tree of one row: what sources, calibration and listeners see.
+    """What came of one verified tree of one row: what sources, calibration and callers see.
 
     `path` are the accepted nodes, the root first; `committed_ids` the tokens that went to the
     output: the drafts on the path and then the model's own next token, unless the row stopped

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -64,15 +65,15 @@ _KNOWN_WARPERS = (
 )
 
 
-def end_ids(generation_config: Any) -> list[int]:
+def end_ids(generation_config: GenerationConfig) -> list[int]:
     """The tokens that end a text; none if nothing but its length does."""
     ends = generation_config.eos_token_id
     if ends is None:
         return []
-    return [int(each) for each in torch.as_tensor(ends, device="cpu").flatten()]
+    return [int(token) for token in torch.as_tensor(ends, device="cpu").flatten()]
 
 
-def for_rows(processors: Any, num_rows: int) -> list[Any]:
+def for_rows(processors: LogitsProcessorList, num_rows: int) -> list[Any]:
     """The processors of each row: the same objects, except those that hold a value for each row."""
     return [
         type(processors)(_for_row(processor, row) for processor in processors)
@@ -93,13 +94,13 @@ def _for_row(processor: Any, row: int) -> Any:
     return twin
 
 
-def split_warpers(processors: Any) -> Processing:
+def split_warpers(processors: LogitsProcessorList) -> Processing:
     """A row's processors, with the warpers at their end apart, which a shortlist can compute."""
     arguments: dict[str, Any] = {}
     num_first = len(processors)
-    for name, kind in reversed(_KNOWN_WARPERS):
+    for name, warper in reversed(_KNOWN_WARPERS):
         last = processors[num_first - 1] if num_first else None
-        if type(last) is kind and _rules_all_out(last):
+        if type(last) is warper and _rules_all_out(last):
             arguments[name] = getattr(last, name)
             num_first -= 1
     if not arguments:
@@ -118,7 +119,7 @@ def looks_at_rows(processors: Sequence[Any]) -> bool:
     return all(type(p) in _ROW_PROCESSORS or getattr(p, "looks_at_rows", False) for p in processors)
 
 
-def row_stops(criteria: Any) -> Stops | None:
+def row_stops(criteria: StoppingCriteriaList) -> Stops | None:
     """The stopping rules where all of them look at one row alone; else None."""
     eos_ids: frozenset[int] = frozenset()
     others = []
@@ -134,17 +135,17 @@ def row_stops(criteria: Any) -> Stops | None:
     return Stops(eos_ids, tuple(others))
 
 
-def start_clocks(criteria: Any) -> None:
+def start_clocks(criteria: StoppingCriteriaList) -> None:
     """Lets what bounds the time of a text count from now, not from when its prompt came."""
     for criterion in criteria:
         if type(criterion) is MaxTimeCriteria:
             criterion.initial_timestamp = time.time()
 
 
-def length_limit(criteria: Any) -> int | None:
+def length_limit(criteria: StoppingCriteriaList) -> int | None:
     """How long a text may get, prompt included: the least that a criterion says, if any does.
 
     A criterion of the caller's takes the place of the one that `generate()` makes of its config.
     """
-    lengths = [each.max_length for each in criteria if type(each) is MaxLengthCriteria]
-    return min(lengths, default=None)
+    limits = [criterion for criterion in criteria if type(criterion) is MaxLengthCriteria]
+    return min((limit.max_length for limit in limits), default=None)

@@ -21,6 +21,7 @@ from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
+from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
@@ -70,10 +71,10 @@ class ModelRunner:
         self.map_worth, self.heads_worth = SourceWorth(), SourceWorth()
         self.packing: Packing | None = None
         self._reason: str | None = None
-        self.draft_models: WeakSet[Any] = WeakSet()  # Those that were found to fit.
+        self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
-        self._needed: dict[Hashable, str | None] = {}  # also by kinds of inputs
+        self._needed: dict[Hashable, str | None] = {}  # also by other inputs
         # With these arguments, its plain steps were given positions that are whole numbers.
         self.placed: set[frozenset[str]] = set()
         self._trying = threading.Lock()
@@ -92,45 +93,45 @@ class ModelRunner:
 
     def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
-        model, trusts_hooks = self.model, trusts_hooks or self.config.trust_hooks
-        if not trusts_hooks and (reason := distrusted(model)) is not None:
+        model = self.model
+        state, is_trusted = state_of(model), trusts_hooks or self.config.trust_hooks
+        if not is_trusted and (reason := distrusted(state.foreign)) is not None:
             return DraftSupport("plain", reason, None)
-        state = state_of(model)
         with self._trying:  # A second thread waits for the first one's verdict.
             if state in self._abilities:
                 return self._abilities[state]
             start = perf_counter()
             try:
                 with uncompiled(model):
-                    found = probe(model)
+                    ability = probe(model)
             except BrokenTrial as broken:  # The next call tries again.
                 return DraftSupport("plain", str(broken), None)
-            taken = (type(model).__name__, found.mode, perf_counter() - start)
-            _log.info("%s can verify: %s (tried in %.2f s)", *taken)
+            name, seconds = type(model).__name__, perf_counter() - start
+            _log.info("%s can verify: %s (tried in %.2f s)", name, ability.mode, seconds)
             if len(self._abilities) == _MOST_STATES:
                 del self._abilities[next(iter(self._abilities))]
-            self._abilities[state] = found
-            return found
+            self._abilities[state] = ability
+            return ability
 
     def needed_reason(
         self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
-        """Why drafts can't do without a call's images and the like; tried once for each kind."""
+        """Why drafts can't do without a call's images and the like; tried once for their values."""
         if self.model.config.is_encoder_decoder:  # Its chains get them.
             return None
         if reason := columns_reason(kv_of(arguments)):
             return reason
-        kind = of_plain_steps(self.model, input_ids, arguments)
-        if kind is None:
+        others = of_plain_steps(self.model, input_ids, arguments)
+        if others is None:
             return None
-        key = state_of(self.model), kind
+        key = state_of(self.model), others
         with self._trying:
             if key not in self._needed:
                 with uncompiled(self.model):
-                    found = needed_reason(self.model, input_ids, generation_config, arguments)
+                    reason = needed_reason(self.model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
-                self._needed[key] = found
+                self._needed[key] = reason
             return self._needed[key]
 
     def kept_kv(self) -> KeptKV | str:
@@ -192,13 +193,13 @@ class ModelRunner:
     def _captures(self) -> bool:
         """Are forwards captured, if nothing prevents it?"""
         device, forward = device_for(device_of(self.model)), self.config.forward
-        asked = forward == "graph" or (forward == "auto" and device.can_capture)
-        return asked and not is_streamed(self.model)
+        is_wanted = forward == "graph" or (forward == "auto" and device.can_capture)
+        return is_wanted and not is_streamed(self.model)
 
     def forward_kind(self) -> str:
         """How forwards are run that are not captured, as `GenerationStats.forward` names it.
 
-        Is asked in each step, and so looks at no layer.
+        Every step calls it, so that it looks at no layer.
         """
         if self.packing is None or self._loaded_kind == "streamed":
             return self._loaded_kind
@@ -231,12 +232,12 @@ class ModelRunner:
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: the map of its hidden states, and its heads."""
-        found: list[Source] = []
+        sources: list[Source] = []
         if MAP in self.config.sources:
-            found.append(HiddenStateSource(self.model, top_k, self.map_worth))
+            sources.append(HiddenStateSource(self.model, top_k, self.map_worth))
         if HEADS in self.config.sources and not isinstance(heads := self.heads(), str):
-            found.append(HeadSource(heads, top_k, self.heads_worth))
-        return found
+            sources.append(HeadSource(heads, top_k, self.heads_worth))
+        return sources
 
     def heads(self) -> Any | str:
         """The heads that came with the model, loaded on first use; or why there are none."""
@@ -254,7 +255,8 @@ class ModelRunner:
             return None
         if not backend.shows_states:
             return "captured forwards show nobody the hidden states that heads read"
-        return found if isinstance(found := self.heads(), str) else None
+        heads = self.heads()
+        return heads if isinstance(heads, str) else None
 
     def reading(self) -> AbstractContextManager[None]:
         """Inside, the model is run as it is over prompts."""
@@ -297,28 +299,28 @@ class ModelRunner:
             lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
         elif captures and attention is not None:
             lent = self._captured.borrow(model, attention, limits)
-        with uncompiled(model), lent as found:
+        with uncompiled(model), lent as captured:
             self._renew()
-            if isinstance(found, StaticRunner):
+            if isinstance(captured, StaticRunner):
                 assert attention is not None
                 strict = self.config.strict and self.config.forward == "graph"
-                yield TreeBackend(model, attention, found, strict=strict)
-            elif attention is None:
-                reason = self._checked(reason_of(found))
+                yield TreeBackend(model, attention, captured, strict=strict)
+                return
+            reason = self._checked(reason_of(captured))
+            if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
-            else:
-                reason = self._checked(reason_of(found))
-                forwards = EagerForwards(
-                    attention, Policy(limits), kind=self.forward_kind, reason=reason
-                )
-                captured = found.again if isinstance(found, Shortage) else None
-                yield TreeBackend(model, attention, forwards, captured=captured)
+                return
+            forwards = EagerForwards(
+                attention, Policy(limits), kind=self.forward_kind, reason=reason
+            )
+            again = captured.again if isinstance(captured, Shortage) else None
+            yield TreeBackend(model, attention, forwards, captured=again)
 
     @property
     def _compiles(self) -> bool:
         """Are layers to be compiled by now?"""
-        asked = self.config.compile
-        return asked is True or (asked == "auto" and self._captured_seconds >= _COMPILING_PAYS)
+        when = self.config.compile
+        return when is True or (when == "auto" and self._captured_seconds >= _COMPILING_PAYS)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""
@@ -338,10 +340,12 @@ class ModelRunners:
 
     def run(self, model: Any) -> ModelRunner:
         with self._lock:
-            found = self._runs.get(model)
-            if found is None:
-                found = self._runs[model] = ModelRunner(model, self._config)
-            return found
+            runner = self._runs.get(model)
+            if runner is None:
+                if not self._runs and (untried := untried_reason(version_of("transformers"))):
+                    _log.warning("%s; use one of these, or a newer selfspec", untried)
+                runner = self._runs[model] = ModelRunner(model, self._config)
+            return runner
 
     def forget_kept_kv(self) -> None:
         """Drops the keys and values of all texts that have ended, of all models."""

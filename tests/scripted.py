@@ -280,7 +280,7 @@ class Run:
             learned=lambda _vocab_size: self.learned,
             budget=Budget() if self.budget is None else self.budget,
             device=self.device,
-            listeners=[self.records.append],
+            on_step=[self.records.append],
             clock=self.clock,
         )
         engine.add(self.rows, records, logits)

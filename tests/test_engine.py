@@ -100,7 +100,7 @@ def counts(stats: GenerationStats) -> dict[str, Any]:
 
 
 def retold(run: Run) -> dict[str, Any]:
-    """The statistics, counted once more from what listeners were told."""
+    """The statistics, counted once more from the records."""
     first, rest = run.records[: len(run.prompts)], run.records[len(run.prompts) :]
     stats = GenerationStats(num_new_tokens=len(first), num_prompt_tokens_out=len(first))
     for record in rest:

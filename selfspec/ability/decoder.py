@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from selfspec.compat.generation import KV, kv_of, with_kv_of_encoder
@@ -25,7 +26,7 @@ class Decoder:
     The encoder itself is never run, since it may take as long as many steps.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,9 @@ config: `unplaced_id`, and the positions that Qwen4-Exp keeps in its KV cache (`
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from selfspec.forward.model import takes
 
@@ -37,25 +39,25 @@ FAMILIES = (
 )
 
 
-def family_reason(config: Any, consequence: str) -> str | None:
+def family_reason(config: PreTrainedConfig, consequence: str) -> str | None:
     """Why a model is of a family with this consequence; None if it is not."""
     families = _families(config, consequence)
     return families[0].why.format(families[0].field) if families else None
 
 
-def family_number(config: Any, consequence: str) -> int:
+def family_number(config: PreTrainedConfig, consequence: str) -> int:
     """The longest text, or the period; 0 if there is none."""
     config, families = config.get_text_config(decoder=True), _families(config, consequence)
     return int(getattr(config, families[0].value or families[0].field)) if families else 0
 
 
-def _families(config: Any, consequence: str) -> list[Family]:
+def _families(config: PreTrainedConfig, consequence: str) -> list[Family]:
     config = config.get_text_config(decoder=True)
     rows = [family for family in FAMILIES if family.consequence == consequence]
     return [family for family in rows if getattr(config, family.field, None)]
 
 
-def unplaced_id(model: Any) -> int | None:
+def unplaced_id(model: PreTrainedModel) -> int | None:
     """A token that can't be a draft, nor come before one; None if each can.
 
     Without `position_ids`, M2M-100 counts the tokens that are no pads.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+from transformers import GenerationConfig, PreTrainedModel
 
 from selfspec.compat.generation import (
     KV,
@@ -25,13 +26,15 @@ from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.inputs import NO_TOKENS, numbers_of_columns, other_inputs, plain_inputs
 
 
-def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> Hashable:
+def of_plain_steps(
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
+) -> Hashable:
     """What a verdict on these arguments holds for; None if there are only some that drafts follow.
 
     These are the names, and the values that each token has in a plain step, since a model may take
     zeros for nothing. The sizes of images are no such values. Runs no forward.
     """
-    if not (given := other_inputs(arguments)):
+    if not (names := other_inputs(arguments)):
         return None
     step = _plain_step(model, input_ids, update_arguments(model, dict(arguments)))
     values = {
@@ -41,13 +44,13 @@ def of_plain_steps(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any
         and value.shape == (len(input_ids), 1)
         and not value.is_floating_point()
     }
-    return tuple(sorted(given)), tuple(sorted(values.items()))
+    return tuple(sorted(names)), tuple(sorted(values.items()))
 
 
 def needed_reason(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: torch.Tensor,  # (B, P)
-    generation_config: Any,
+    generation_config: GenerationConfig,
     arguments: dict[str, Any],  # those of the prompt
 ) -> str | None:
     """Why drafts can't do without these arguments; None if they can.
@@ -72,33 +75,35 @@ def needed_reason(
     return f"its plain steps need {', '.join(map(repr, needed))}, which drafts are not given"
 
 
-def _plain_step(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> dict[str, Any]:
+def _plain_step(
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
+) -> dict[str, Any]:
     return plain_inputs(model, pad(input_ids, (0, 1)), arguments)
 
 
 def _length_of_text(
-    input_ids: torch.Tensor, generation_config: Any, arguments: dict[str, Any]
+    input_ids: torch.Tensor, generation_config: GenerationConfig, arguments: dict[str, Any]
 ) -> int:
     """How many columns the prompt has, as its mask counts them."""
     if (mask := arguments.get("attention_mask")) is not None:
         return int(mask.shape[1]) - 1
     embeds = arguments.get("inputs_embeds")
-    given = input_ids if embeds is None else embeds
-    return length_of_dropped_mask(generation_config) or int(given.shape[1])
+    inputs = input_ids if embeds is None else embeds
+    return length_of_dropped_mask(generation_config) or int(inputs.shape[1])
 
 
-def _are_alike(model: Any, step: dict[str, Any], names: list[str]) -> bool:
+def _are_alike(model: PreTrainedModel, step: dict[str, Any], names: list[str]) -> bool:
     """Are the logits of a plain step the same, to the bit, without these arguments?"""
     without = {name: value for name, value in step.items() if name not in names}
     try:
-        found = _logits(model, without)
+        logits = _logits(model, without)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         return False
-    return torch.equal(_logits(model, step), found)
+    return torch.equal(_logits(model, step), logits)
 
 
-def _logits(model: Any, step: dict[str, Any]) -> torch.Tensor:
+def _logits(model: PreTrainedModel, step: dict[str, Any]) -> torch.Tensor:
     outputs = model(**{**step, KV: deepcopy(kv_of(step))}, return_dict=True)
     return outputs.logits[:, -1]  # type: ignore[no-any-return]

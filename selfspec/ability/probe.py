@@ -13,6 +13,7 @@ from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
@@ -76,7 +77,7 @@ class BrokenTrial(Exception):
     """A trial failed in our own code, or in what it calls; this says nothing of the model."""
 
 
-def attention_types(config: Any) -> AttentionTypes | str:
+def attention_types(config: PreTrainedConfig) -> AttentionTypes | str:
     """The layers' types in a config, as transformers' own code for masks reads them.
 
     Returns the reason if the layers can't verify trees.
@@ -104,7 +105,7 @@ def attention_types(config: Any) -> AttentionTypes | str:
     return AttentionTypes(tuple(by_layer), windows, period, states)
 
 
-def probe(model: Any) -> DraftSupport:
+def probe(model: PreTrainedModel) -> DraftSupport:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
@@ -152,7 +153,9 @@ def probe(model: Any) -> DraftSupport:
     return DraftSupport("plain", reason, None)
 
 
-def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., Any]) -> str | None:
+def try_backend(
+    model: PreTrainedModel, types: AttentionTypes, new_backend: Callable[..., Any]
+) -> str | None:
     """Tries trees on a backend other than `TreeBackend`, made with the same arguments.
 
     The model must be able to verify trees. Returns why the outcome is wrong, or None if it is
@@ -164,7 +167,7 @@ def try_backend(model: Any, types: AttentionTypes, new_backend: Callable[..., An
         return _attempt(check_tree, model, ids, types, TrialLayers(), new_backend)
 
 
-def attention_for_trees(model: Any) -> AttentionTypes | str:
+def attention_for_trees(model: PreTrainedModel) -> AttentionTypes | str:
     """A model's attention as its code and config show it; or why it can't verify trees."""
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
@@ -184,7 +187,7 @@ def attention_for_trees(model: Any) -> AttentionTypes | str:
     return states_reason(model) or types._replace(functions=state_functions(model))
 
 
-def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str | None:
+def _check_draws(model: PreTrainedModel, ids: list[int], devices: list[torch.device]) -> str | None:
     """Refuses a model whose forward of the same tokens comes out otherwise with another seed."""
     tokens = torch.tensor([ids], device=device_of(model))
     outcomes = []
@@ -197,35 +200,35 @@ def _check_draws(model: Any, ids: list[int], devices: list[torch.device]) -> str
     return "its forward draws random numbers, as in training mode"
 
 
-def _try_tree(model: Any, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
+def _try_tree(model: PreTrainedModel, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
     types = attention_for_trees(model)
     if isinstance(types, str):
         return None, types
     return types, _attempt(_tree_reason, model, ids, types)
 
 
-def _tree_reason(model: Any, ids: list[int], types: AttentionTypes) -> str | None:
+def _tree_reason(model: PreTrainedModel, ids: list[int], types: AttentionTypes) -> str | None:
     reason = check_logits(model, ids)
     layers, crowds = TrialLayers.of(model), _crowds(model)
     return reason or check_tree(model, ids, types, layers, TreeBackend, crowds)
 
 
-def _chain_reason(model: Any, ids: list[int]) -> str | None:
+def _chain_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
     reason = check_logits(model, ids)
     return reason or check_chain(model, ids, TrialLayers.of(model), _crowds(model))
 
 
-def _whole_reason(model: Any, ids: list[int]) -> str | None:
+def _whole_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
     return check_prompt(model, ids, TrialLayers.of(model), _crowds(model))
 
 
-def _devices(model: Any) -> list[torch.device]:
+def _devices(model: PreTrainedModel) -> list[torch.device]:
     """The CPU, and each other device that the model has weights on."""
     on = {device_of(model), *(parameter.device for parameter in model.parameters())}
     return [torch.device("cpu"), *sorted((on - {torch.device("cpu")}), key=str)]
 
 
-def _attempt(check: Any, model: Any, *args: Any) -> str | None:
+def _attempt(check: Any, model: PreTrainedModel, *args: Any) -> str | None:
     """A check's verdict; an exception in the model's own code counts as one."""
     try:
         verdict: str | None = check(model, *args)
@@ -248,21 +251,21 @@ def _is_of_model(error: Exception) -> bool:
     return [package for package in packages if package != "torch"][-1] != "selfspec"
 
 
-def _probe_ids(model: Any) -> list[int] | None:
+def _probe_ids(model: PreTrainedModel) -> list[int] | None:
     """A few ordinary tokens, far apart, since neighbours may be unused tokens that are alike."""
     ordinary = _ordinary_ids(model)
     step = len(ordinary) // _NUM_PROBE_IDS
     return ordinary[step - 1 :: step][:_NUM_PROBE_IDS] if step else None
 
 
-def _crowds(model: Any) -> list[list[int]]:
+def _crowds(model: PreTrainedModel) -> list[list[int]]:
     """Two sets of ordinary tokens from all over the vocabulary."""
     ordinary = _ordinary_ids(model)
     step = max(len(ordinary) // (2 * _CROWD), 1)
     return [ordinary[first :: 2 * step][:_CROWD] for first in (0, step)]
 
 
-def _ordinary_ids(model: Any) -> list[int]:
+def _ordinary_ids(model: PreTrainedModel) -> list[int]:
     config = model.config.get_text_config(decoder=True)
     special: set[int | None] = set()
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):

@@ -10,38 +10,40 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transformers import PreTrainedConfig
 
-def changing_rope(config: Any) -> str | None:
+
+def changing_rope(config: PreTrainedConfig) -> str | None:
     """The kind of the model's rotary embedding if it changes with the length; else None."""
-    return next((kind for kind, _ in _limits(config)), None)
+    return next((rope_type for rope_type, _ in _limits(config)), None)
 
 
-def changes_other_rows(config: Any, model_kwargs: Mapping[str, Any]) -> bool:
+def changes_other_rows(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]) -> bool:
     """Whether the longest row is so long that it changes the frequencies of the other rows."""
     return any(_num_positions(model_kwargs) > limit for _, limit in _limits(config))
 
 
 def rope_limit(
-    config: Any, max_new_columns: int, model_kwargs: Mapping[str, Any]
+    config: PreTrainedConfig, max_new_columns: int, model_kwargs: Mapping[str, Any]
 ) -> tuple[str, int] | None:
     """The kind of an embedding that changes that soon after the prompt, and at which length."""
-    for kind, limit in _limits(config):
+    for rope_type, limit in _limits(config):
         first = _num_positions(model_kwargs)
-        if first + max_new_columns >= limit and (kind != "longrope" or first <= limit):
-            return kind, limit
+        if first + max_new_columns >= limit and (rope_type != "longrope" or first <= limit):
+            return rope_type, limit
     return None
 
 
-def _limits(config: Any) -> Iterator[tuple[str, int]]:
+def _limits(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
     """The kind of each embedding that changes, and the length beyond which it does."""
     config = config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in nested or [parameters]:
-        kind = str(rope.get("rope_type", ""))
-        if "dynamic" in kind:
+        rope_type = str(rope.get("rope_type", ""))
+        if "dynamic" in rope_type:
             yield "dynamic", config.max_position_embeddings
-        elif kind == "longrope":
+        elif rope_type == "longrope":
             original = rope.get("original_max_position_embeddings")
             yield "longrope", original or config.original_max_position_embeddings
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from selfspec.ability.user_code import foreign_code
+from selfspec.ability.state import state_of
 from selfspec.compat.modules import has_moving_hook, is_compiled
 from selfspec.forward.model import AttentionTypes, device_of, in_this_thread
 from selfspec.weights.streamed import is_streamed
@@ -36,7 +37,7 @@ class TrialLayers:
     num_layers: int | None = None
 
     @classmethod
-    def of(cls, model: Any) -> TrialLayers:
+    def of(cls, model: PreTrainedModel) -> TrialLayers:
         """The first layers of this model that include each kind; all if the kinds are unknown.
 
         All layers are run if the model is compiled or foreign code runs in it, since that code may
@@ -47,12 +48,12 @@ class TrialLayers:
             return cls()
         config, layers = model.config.get_text_config(decoder=True), layers_of(model)
         shares_kv = getattr(config, "num_kv_shared_layers", None)
-        if layers is None or shares_kv or foreign_code(model):
+        if layers is None or shares_kv or state_of(model).foreign:
             return cls()
-        if any(is_compiled(each) or has_moving_hook(each) for each in model.modules()):
+        if any(is_compiled(module) or has_moving_hook(module) for module in model.modules()):
             return cls()
-        kinds = kinds_of(model, layers)
-        needed = max(kinds.index(kind) + 1 for kind in kinds)
+        forms = forms_of(model, layers)
+        needed = max(forms.index(form) + 1 for form in forms)
         # A whole forward of a streamed model reads all of it from disk.
         if needed == len(layers) or not (is_streamed(model) or _run_once(model, layers)):
             return cls()
@@ -78,7 +79,7 @@ class TrialLayers:
         del cache.layers[self.num_layers or len(cache.layers) :]
 
 
-def layers_of(model: Any) -> nn.ModuleList | None:
+def layers_of(model: PreTrainedModel) -> nn.ModuleList | None:
     """The model's list of decoder layers; None if there are several such lists, or none."""
     config = model.config.get_text_config(decoder=True)
     number = int(getattr(config, "num_hidden_layers", 0))
@@ -86,19 +87,22 @@ def layers_of(model: Any) -> nn.ModuleList | None:
     return lists[0] if len(lists) == 1 else None
 
 
-def _run_once(model: Any, layers: nn.ModuleList) -> bool:
+def _run_once(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
     """Does a forward run each of these layers once, one after the other?"""
     ran: list[nn.Module] = []
+
+    def note(layer: nn.Module, *_: Any) -> None:
+        ran.append(layer)
+
     with ExitStack() as hooks:
         for layer in layers:
-            note = in_this_thread(layer.register_forward_hook, lambda each, *_: ran.append(each))
-            hooks.enter_context(note)
+            hooks.enter_context(in_this_thread(layer.register_forward_hook, note))
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device_of(model)))
     return ran == list(layers)
 
 
-def kinds_of(model: Any, layers: nn.ModuleList) -> list[Hashable]:
-    """The kind of each layer: the classes in it, and what the config's lists say about it."""
+def forms_of(model: PreTrainedModel, layers: nn.ModuleList) -> list[Hashable]:
+    """The form of each layer: the classes in it, and what the config's lists say about it."""
     config = model.config.get_text_config(decoder=True)
     listed = [
         value

@@ -13,16 +13,26 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import DynamicCache
+from transformers import PreTrainedModel
 
+from selfspec.ability.readings import (
+    Text,
+    arguments_at,
+    new_cache,
+    prefilled,
+    read_at_once,
+    read_by_steps,
+    read_in_two,
+    read_on,
+    read_without_states,
+)
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.compat.branching import state_functions
-from selfspec.compat.generation import KV
 from selfspec.compat.modules import is_compiled
 from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.forward.backends import Backend
 from selfspec.forward.chains import ChainBackend
-from selfspec.forward.inputs import can_hold_trees, plain_inputs
+from selfspec.forward.inputs import can_hold_trees
 from selfspec.forward.model import AttentionTypes, device_of, takes
 from selfspec.forward.prompt import Prefilled, given_positions, next_positions, placing_reason
 from selfspec.records import DraftTree
@@ -34,17 +44,21 @@ from selfspec.records import DraftTree
 _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
+# A wrong answer shows a fault if rounding, times this, does not reach from it to the right one.
+_BEYOND_ROUNDING = 2
 # How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
 # mask that leaks changes more. The first share is for experts in half precision: they sort their
 # tokens, so that hidden ones affect their rounding. The second is for all other models, in which
 # rows that are quantised with one scale affect each other.
 _HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
+# Beside that share, they may change so many times what the same forward changes once more.
+_LIKE_NOISE = 4
 # How far a forward over several tokens may be from plain steps, as a share of how far it would be
 # without the tokens before the last one. Rounding is smaller than the first share in any precision,
 # and smaller than the second one in float32.
 _ROUNDING, _ROUNDING_32 = 0.25, 1e-4
-_PROMPT = 3  # The prompt of a trial has this many tokens, or as many as fill a window.
-_AFTER = 7  # This many follow it.
+_PROMPT = 3  # The prompt of a chain has this many tokens.
+_AFTER = 7  # This many follow the prompt of a tree.
 # The kinds of running states that a faulty forward may leave out.
 _STATES = {
     "states": ("conv_states", "recurrent_states"),
@@ -53,28 +67,23 @@ _STATES = {
 }
 
 
-class _Text(NamedTuple):
-    """A text to run plainly, with positions, and the indices of the tokens to compare.
+class _Wrong(NamedTuple):
+    """What a model with a fault would give in some rows of the outcome."""
 
-    Where it is read in two forwards, the first one reads `num_prompt` tokens.
-    """
+    fault: str
+    rows: list[int]
+    answer: torch.Tensor  # (N, D)
 
-    ids: Sequence[int]
-    positions: Sequence[int]
-    compared: Sequence[int]
-    num_prompt: int = _PROMPT
+    def distance(self, outcome: torch.Tensor) -> float:
+        return _distance(outcome[self.rows], self.answer)
 
 
-class _Fault(NamedTuple):
-    """A text that gives what a fault would give, in some rows of the outcome."""
-
-    name: str
-    text: _Text
-    rows: Sequence[int]
+# The rows of the outcome of a tree. D is the root of a second tree, and then a plain step.
+_ROOT, _B, _C, _D_OF_TREE, _D_ALONE = range(5)
 
 
 def check_tree(
-    model: Any,
+    model: PreTrainedModel,
     ids: Sequence[int],
     types: AttentionTypes,
     layers: TrialLayers,
@@ -83,11 +92,15 @@ def check_tree(
 ) -> str | None:
     """Why the model can't verify trees; None if it can.
 
-    The tree is a root with a wrong child and a right one, b, which has a child c. The path root-b-c
-    is kept. Then d follows as the root of another tree, and alone, as in a plain step. The wrong
-    child comes before the right one, so that b and c are in other slots than their positions say.
-    What comes before the last `_AFTER` ids is the prompt. `crowds` of other children must make no
-    difference either: one of them is likely to have the largest value of some layer.
+    ::
+
+        prompt ─ root ┬ wrong
+                      └ b ─ c         root ─ b ─ c is kept, and d follows it
+
+    The wrong child comes before the right one, so that b and c are in other slots than their
+    positions say. `crowds` of other wrong children must make no difference either: one of them is
+    likely to have the largest value of some layer. The prompt is what comes before the last
+    `_AFTER` ids.
     """
     prompt, (root, b, c, d, *wrong) = list(ids[:-_AFTER]), ids[-_AFTER:]
     end = len(prompt)
@@ -96,76 +109,95 @@ def check_tree(
     if reason := can_hold_trees(cache, types.by_layer):
         return reason
     compared = [end, end + 1, end + 2, end + 3, end + 3]
-    right = _Text([*prompt, root, b, c, d], range(end + 4), compared, end)
-    faults = _faults_of_trees(right, wrong[0])
-    truth, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
+    text = Text([*prompt, root, b, c, d], range(end + 4), compared, end)
+    right, *wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
     if types.states:  # Plain steps are right, also where forwards over several tokens are not.
-        steps = _stepped(model, right._replace(compared=compared[:-1]), layers)
-        truth = torch.cat([steps, steps[-1:]])
-    arguments = _arguments(model, cache, range(end + 1))
+        steps = read_by_steps(model, text._replace(compared=compared[:-1]), layers)
+        right = torch.cat([steps, steps[-1:]])
+    arguments = arguments_at(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
     if reason := placing_reason(given_positions(model, prompt_ids, arguments), arguments):
         return reason
     backend = new_backend(model, types)
-    most = max(map(len, crowds), default=0)
+    widest = max(map(len, crowds), default=0)
     position = next_positions(model, prompt_ids, arguments)
-    rows = backend.add(cache, position, max_columns=end + 24 + most)
-    path = [0, 2, 3]
+    rows = backend.add(cache, position, max_columns=end + 24 + widest)
 
     def first_step(*others: int) -> torch.Tensor:
         outcome = _outcome(backend, rows, _tree(root, others, [b, c]), layers)
         return outcome[[0, len(others) + 1, len(others) + 2]]
 
-    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
+    # No tree may cross a block of Llama 4.
+    most = max(backend.max_width(8 + widest) - 3, 1)
+    crowds = [crowd[:most] for crowd in crowds]
+    seeing_sibling = wrong_answers[0].answer
     # The last forward is the one whose keys and values are kept.
-    room = max(backend.max_width(8 + most) - 3, 1)  # No tree may cross a block of Llama 4.
-    crowds = [crowd[:room] for crowd in crowds]
-    for some, others in (*pairwise(crowds), (wrong[1:2], wrong[:1])):
+    for some, others in [*pairwise(crowds), (wrong[1:2], wrong[:1])]:
         unseen, first = first_step(*some), first_step(*others)
-        if _depends_on_hidden(first, unseen, answers[0], share, partial(first_step, *others)):
+        if _depends_on_hidden(model, first, unseen, seeing_sibling, partial(first_step, *others)):
             return "the outcome of a node depends on nodes that it must not see"
-    backend.commit([path])
+    backend.commit([[0, 2, 3]])
     second = _outcome(backend, rows, _tree(d, wrong[:3], []), layers)[:1]
-    got = torch.cat([first, second, _outcome(backend, rows, DraftTree.of_root(d), layers)])
+    alone = _outcome(backend, rows, DraftTree.of_root(d), layers)
     backend.release()
-    return _verdict(model, got, truth, faults, answers, lambda: _read_on(model, right, layers))
+    outcome = torch.cat([first, second, alone])
+    return _verdict(model, outcome, right, wrong_answers, lambda: read_in_two(model, text, layers))
 
 
-def _faults_of_trees(right: _Text, wrong: int) -> list[_Fault]:
-    """What a model would do wrong with a tree whose root has a wrong child before the right one."""
-    *before, b, c, d = right.ids
+def _answers_of_trees(
+    model: PreTrainedModel, text: Text, wrong: int, layers: TrialLayers
+) -> tuple[Any, ...]:
+    """The right answer, and those of a model that does something wrong with the wrong child."""
+    *before, b, c, d = text.ids
     old, n = range(len(before)), len(before)
-    seeing_all = _Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2])
-    other_slots = _Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2])
-    by_column = right._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1])
-    all_slots = seeing_all._replace(compared=[n + 3, n + 3])
-    return [
-        _Fault("one that sees siblings", seeing_all, [1, 2]),
-        _Fault("one with positions by column", by_column, [1, 2]),
-        _Fault("one that keeps all slots", all_slots, [3, 4]),
-        _Fault("one that keeps other slots", other_slots, [3, 4]),
-    ]
+    seeing_all = Text([*before, wrong, b, c, d], [*old, n, n, n + 1, n + 2], [n + 1, n + 2], n)
+    faults = {
+        "one that sees siblings": ([_B, _C], seeing_all),
+        "one with positions by column": (
+            [_B, _C],
+            text._replace(positions=[*old, n + 1, n + 2, n + 2], compared=[n, n + 1]),
+        ),
+        "one that keeps all slots": (
+            [_D_OF_TREE, _D_ALONE],
+            seeing_all._replace(compared=[n + 3, n + 3]),
+        ),
+        "one that keeps other slots": (
+            [_D_OF_TREE, _D_ALONE],
+            Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2], n),
+        ),
+    }
+    right, *answers = read_at_once(model, [text, *(read for _, read in faults.values())], layers)
+    rows = [rows for rows, _ in faults.values()]
+    return right, *map(_Wrong, faults, rows, answers)
 
 
 def _depends_on_hidden(
+    model: PreTrainedModel,
     first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
     unseen: torch.Tensor,  # (N, D): the same with another hidden token
     seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
-    share: float,  # of what seeing the token would change, that may change nevertheless
     again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
 ) -> bool:
     """Whether another hidden token changes more than experts or the model's own noise explain."""
+    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
     changed, limit = _distance(first, unseen), share * _distance(first[1:], seeing)
-    return changed > limit and changed > limit + 4 * _distance(first, again())
+    return changed > limit and changed > limit + _LIKE_NOISE * _distance(first, again())
+
+
+# The rows of the outcome of a chain.
+_OF_ROOT, _A, _D, _E = range(4)
 
 
 def check_chain(
-    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why the model can't verify chains; None if it can.
 
-    The chain has three drafts of which one is kept. Two more tokens follow it, one by one. Tokens
-    must not depend on the `crowds` of tokens that may follow them in the same forward.
+    ::
+
+        prompt ─ root ─ a ─ b ─ c         root ─ a is kept; d and e follow it, one by one
+
+    Tokens must not depend on the `crowds` of tokens that may follow them in the same forward.
     """
     if bounds_time_steps(model):
         return "a forward over several tokens bounds its time steps, and plain steps do not"
@@ -173,10 +205,10 @@ def check_chain(
     cache = prefilled(model, prompt, layers)
     if reason := no_way_back(cache) or (states_of(cache) and states_reason(model)):
         return reason
-    if _depends_on_later(model, [*prompt, root, a], layers, crowds):
+    if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
         return "the outcome of a token depends on tokens that come later"
-    arguments = _arguments(model, cache, range(len(prompt) + 1))
     backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
+    arguments = arguments_at(model, cache, range(len(prompt) + 1))
     backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
     outcomes = [_outcome(backend, (), _tree(root, [], [a, b, c]), layers)[:2]]
     backend.commit([[0, 1]])
@@ -184,35 +216,36 @@ def check_chain(
         outcomes.append(_outcome(backend, (), DraftTree.of_root(token), layers))
         backend.commit([[0]])
 
-    right = _Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6])
-    faults = [
-        _Fault("one that crops nothing", _Text([*prompt, root, a, b, c, d], range(8), [7]), [2]),
-        _Fault("one that keeps nothing", _Text([*prompt, d], range(4), [3]), [2]),
-    ]
-    whole, *answers = _read(model, [right, *(fault.text for fault in faults)], layers)
+    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
+    whole, uncropped, forgotten = read_at_once(
+        model,
+        [
+            text,
+            Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT),
+            Text([*prompt, d], range(4), [3], _PROMPT),
+        ],
+        layers,
+    )
     # Plain steps are right, also where forwards over several tokens are not.
-    steps = _stepped(model, right, layers)
-    rounding = _distance(whole, steps)
+    right = read_by_steps(model, text, layers)
+    rounding = _distance(whole, right)
     is_exact = model.dtype == torch.float32 and states_of(cache)
-    most = _ROUNDING_32 if is_exact else _ROUNDING
-    if rounding > most * _distance(answers[1], steps[2:3]):
+    if rounding > (_ROUNDING_32 if is_exact else _ROUNDING) * _distance(forgotten, right[[_D]]):
         return "several tokens in one forward give other results than one after the other"
+    wrong_answers = [
+        _Wrong("one that crops nothing", [_D], uncropped),
+        _Wrong("one that keeps nothing", [_D], forgotten),
+    ]
     for name, kinds in _STATES.items():
         # A forward that begins with empty states, and one after which the states are empty.
-        for text, rows in ((right._replace(ids=right.ids[:5]), [0, 1]), (right, [3])):
-            answer = _read_without(model, text, len(rows), kinds, layers)
-            if _distance(answer, steps[rows]) > 2 * rounding:  # Else it shows nothing.
-                faults.append(_Fault(f"one without its {name}", text, rows))
-                answers.append(answer)
-    got = torch.cat(outcomes)
+        for read, rows in ((text.ids[:5], [_OF_ROOT, _A]), (text.ids, [_E])):
+            answer = read_without_states(model, read, len(rows), kinds, layers)
+            if _distance(answer, right[rows]) > _BEYOND_ROUNDING * rounding:
+                wrong_answers.append(_Wrong(f"one without its {name}", rows, answer))
+    outcome = torch.cat(outcomes)
     # The wrong answer that is nearest says best what is wrong.
-    distances = [
-        _distance(got[list(fault.rows)], answer)
-        for fault, answer in zip(faults, answers, strict=True)
-    ]
-    order = sorted(range(len(faults)), key=distances.__getitem__)
-    faults, answers = [faults[i] for i in order], [answers[i] for i in order]
-    return _verdict(model, got, steps, faults, answers, lambda: whole)
+    wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))
+    return _verdict(model, outcome, right, wrong_answers, lambda: whole)
 
 
 def states_reason(model: Any) -> str | None:
@@ -223,43 +256,40 @@ def states_reason(model: Any) -> str | None:
 
 
 def _depends_on_later(
-    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    start: int,
+    layers: TrialLayers,
+    crowds: Sequence[Sequence[int]],
 ) -> bool:
-    """Do the last two of some tokens come out otherwise if others follow them in their forward?"""
-    start = len(ids) - 2
+    """Do the last two of some tokens come out otherwise if others follow them in their forward?
+
+    The first `start` tokens are read before.
+    """
 
     def before(crowd: Sequence[int]) -> torch.Tensor:
-        cache = prefilled(model, ids[:start], layers)
-        return _run(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
+        cache = prefilled(model, ids[:start], layers) if start else new_cache(model, layers)
+        return read_on(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
 
-    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
     outcomes = [before(crowd) for crowd in crowds]
     return any(
-        _depends_on_hidden(first, unseen, first[:1], share, partial(before, crowds[0]))
+        _depends_on_hidden(model, first, unseen, first[:1], partial(before, crowds[0]))
         for first, unseen in pairwise(outcomes)
     )
 
 
 def check_prompt(
-    model: Any, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
 ) -> str | None:
     """Why a prompt must be read at once; None if its first part does not depend on the rest."""
     if bounds_time_steps(model):
         return "a part of a single token is read as a plain step, which bounds no time steps"
-
-    def before(crowd: Sequence[int]) -> torch.Tensor:
-        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-        layers.cut(cache)
-        return _run(model, [*ids[:2], *crowd], 0, cache, layers)[0, :2].float()
-
-    share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
-    first, unseen = map(before, crowds)
-    if _depends_on_hidden(first, unseen, first[:1], share, partial(before, crowds[0])):
+    if _depends_on_later(model, ids[:2], 0, layers, crowds):
         return "the tokens of its prompts see those that come later"
     return None
 
 
-def check_logits(model: Any, ids: Sequence[int]) -> str | None:
+def check_logits(model: PreTrainedModel, ids: Sequence[int]) -> str | None:
     """Why the model does not return the logits of every token; None if it does.
 
     Nothing is run if the model takes `logits_to_keep`, as those of transformers do.
@@ -272,28 +302,27 @@ def check_logits(model: Any, ids: Sequence[int]) -> str | None:
 
 
 def _verdict(
-    model: Any,
-    got: torch.Tensor,  # (N, D)
-    truth: torch.Tensor,  # (N, D)
-    faults: Sequence[_Fault],
-    answers: Sequence[torch.Tensor],
-    read_on: Callable[[], torch.Tensor],
+    model: PreTrainedModel,
+    outcome: torch.Tensor,  # (N, D)
+    right: torch.Tensor,  # (N, D)
+    wrong_answers: Sequence[_Wrong],
+    right_again: Callable[[], torch.Tensor],
 ) -> str | None:
-    """Why the outcome is not right; None if it is. `read_on` computes the truth in another way."""
+    """Why the outcome is not right; None if it is. `right_again` computes it in another way."""
     rounding: float | None = None
-    for fault, answer in zip(faults, answers, strict=True):
-        rows = list(fault.rows)
-        right, wrong = _distance(got[rows], truth[rows]), _distance(got[rows], answer)
-        if right <= _CLEARLY_RIGHT * wrong:
+    for wrong in wrong_answers:
+        to_right = _distance(outcome[wrong.rows], right[wrong.rows])
+        to_wrong = wrong.distance(outcome)
+        if to_right <= _CLEARLY_RIGHT * to_wrong:
             continue
         if rounding is None:  # Two outcomes may happen to have the same bits.
-            rounding = max(_distance(read_on(), truth), torch.finfo(model.dtype).eps / 4)
-        # An answer that is the truth but for rounding shows no fault.
-        shows_fault = _distance(answer, truth[rows]) > 2 * rounding
-        if right > _CLEARLY_WRONG * wrong and shows_fault:
-            return f"its outcome is no nearer to the right one than to {fault.name}"
-        if right > _LIKE_PLAIN * rounding:
-            return f"its outcome is too near to {fault.name}, and plain forwards agree better"
+            rounding = max(_distance(right_again(), right), torch.finfo(model.dtype).eps / 4)
+        # An answer that is the right one but for rounding shows no fault.
+        shows_fault = _distance(wrong.answer, right[wrong.rows]) > _BEYOND_ROUNDING * rounding
+        if to_right > _CLEARLY_WRONG * to_wrong and shows_fault:
+            return f"its outcome is no nearer to the right one than to {wrong.fault}"
+        if to_right > _LIKE_PLAIN * rounding:
+            return f"its outcome is too near to {wrong.fault}, and plain forwards agree better"
     return None
 
 
@@ -304,7 +333,7 @@ def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
     return float((torch.linalg.vector_norm(some - others, dim=-1) / lengths).max())
 
 
-def _sorts_tokens(model: Any) -> bool:
+def _sorts_tokens(model: PreTrainedModel) -> bool:
     """Has a model experts that round a token otherwise if others have chosen them too?"""
     names = vars(model.config.get_text_config(decoder=True))
     named = [name for name in names if not name.startswith("_")]
@@ -321,90 +350,6 @@ def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     for token in chain:
         node = tree.add(node, token, 0.4)
     return tree
-
-
-def _read(model: Any, texts: Sequence[_Text], layers: TrialLayers) -> list[torch.Tensor]:
-    """The outcome of each text's compared tokens (N, D), in one plain forward without a KV cache.
-
-    Shorter texts are padded on the right, where no compared token sees it.
-    """
-    length = max(len(text.ids) for text in texts)
-    rows = [(*text.ids, *[text.ids[-1]] * (length - len(text.ids))) for text in texts]
-    input_ids = torch.tensor(rows, device=device_of(model))
-    # A mask of ones keeps transformers from taking odd positions for several texts in one row.
-    arguments = {"attention_mask": torch.ones_like(input_ids), "use_cache": False}
-    if takes(model, "position_ids"):
-        arguments["position_ids"] = torch.tensor(
-            [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
-        )
-    own = plain_inputs(model, input_ids, arguments, length)
-    # A model that drops positions would count columns.
-    inputs = arguments | {name: value for name, value in own.items() if value is not None}
-    inputs.pop("logits_to_keep", None)
-    outcomes = layers.outcome(lambda: model(**inputs).logits)
-    return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
-
-
-def _read_on(model: Any, text: _Text, layers: TrialLayers) -> torch.Tensor:
-    """The outcome of a text's compared tokens (N, D), in a forward after that of the prompt."""
-    start = text.num_prompt
-    cache = prefilled(model, text.ids[:start], layers)
-    outcome = _run(model, text.ids[start:], start, cache, layers)[0]
-    return outcome[[index - start for index in text.compared]].float()
-
-
-def _read_without(
-    model: Any, text: _Text, num_last: int, kinds: Sequence[str], layers: TrialLayers
-) -> torch.Tensor:
-    """The outcome of a text's last tokens (N, D), in a forward that begins with empty states."""
-    start = len(text.ids) - num_last
-    cache = prefilled(model, text.ids[:start], layers)
-    for held, index in states_of(cache, kinds):
-        held[index].zero_()
-    return _run(model, text.ids[start:], start, cache, layers)[0].float()
-
-
-def _stepped(model: Any, text: _Text, layers: TrialLayers) -> torch.Tensor:
-    """The outcome of a text's compared tokens (N, D), by plain steps."""
-    cache = prefilled(model, text.ids[: text.num_prompt], layers)
-    steps = [_run(model, [text.ids[i]], i, cache, layers)[0] for i in text.compared]
-    return torch.cat(steps).float()
-
-
-def prefilled(
-    model: Any, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
-) -> DynamicCache:
-    """A KV cache that holds the prompt, for the layers that are run."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    layers.cut(cache)
-    _run(model, prompt, 0, cache, layers, num_rows)
-    return cache
-
-
-def _run(
-    model: Any,
-    ids: Sequence[int],
-    start: int,
-    cache: DynamicCache,
-    layers: TrialLayers,
-    num_rows: int = 1,
-) -> torch.Tensor:
-    """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
-    input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
-    arguments = _arguments(model, cache, range(start, start + len(ids)), num_rows)
-    inputs = plain_inputs(model, input_ids, arguments, len(ids))
-    inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
-    return layers.outcome(lambda: model(**inputs).logits)
-
-
-def _arguments(
-    model: Any, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
-) -> dict[str, Any]:
-    """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
-    arguments: dict[str, Any] = {KV: cache, "use_cache": True}
-    if takes(model, "position_ids"):
-        arguments["position_ids"] = torch.tensor([positions] * num_rows, device=device_of(model))
-    return arguments
 
 
 def _outcome(

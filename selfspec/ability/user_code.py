@@ -8,15 +8,15 @@ in which they run is drafted for only on its user's word. Knows modules; runs no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import MethodType
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from selfspec.compat.modules import (
+    Modules,
     accelerate_hooks,
-    hooked_modules,
     hooks_of_all,
     hooks_on,
     is_compiled,
@@ -39,29 +39,28 @@ class ForeignCode(NamedTuple):
         return cls(what, is_of_library(code), (what, functions_of(code)))
 
 
-def foreign_code(model: nn.Module) -> list[ForeignCode]:
-    """All code in a model's forward that is no layer of a library. Costs about 2 µs per module.
+def foreign_code(model: nn.Module, modules: Modules) -> list[ForeignCode]:
+    """All code in the forward of a model with these modules that is no layer of a library.
 
     Leaves out what is known to change no token: hooks of accelerate, `torch.compile`, and hooks
     that gradient checkpointing needs. A class is named once, where it is first.
     """
     foreign = [_hook("all modules have", hook) for hook in hooks_of_all().values()]
-    hooked, classes = hooked_modules(model)
-    unnamed = {kind: code for kind in classes if (code := _foreign_part(kind)) is not None}
-    if hooked or unnamed:
-        hooked_ids = set(map(id, hooked))
+    parts = {module_class: _foreign_part(module_class) for module_class in modules.classes}
+    if modules.hooked or any(part is not None for part in parts.values()):
+        hooked_ids = set(map(id, modules.hooked))
         for name, module in model.named_modules():
             where = f"its module {name!r}" if name else "it"
-            if (code := unnamed.pop(type(module), None)) is not None:
-                foreign.append(_of_class(where, code))
+            if (part := parts.pop(type(module), None)) is not None:
+                foreign.append(_of_class(where, part))
             if id(module) in hooked_ids:
                 foreign += _on_module(module, where)
     return [code for code in foreign if code is not None]
 
 
-def distrusted(model: nn.Module) -> str | None:
+def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
     """Why a model is not even tried: whose code runs in it, and the way out. None if it may be."""
-    for code in foreign_code(model):
+    for code in foreign:
         if not code.is_of_library:
             return (
                 f"{code.what}, which is not tried, since it may treat drafts otherwise than plain "
@@ -70,9 +69,9 @@ def distrusted(model: nn.Module) -> str | None:
     return None
 
 
-def _foreign_part(kind: type[nn.Module]) -> Any:
+def _foreign_part(module_class: type[nn.Module]) -> Any:
     """The class, its forward or its call, if that is no library's."""
-    parts = (kind, kind.forward, kind.__call__)
+    parts = (module_class, module_class.forward, module_class.__call__)
     return next((part for part in parts if not is_of_library(part)), None)
 
 

@@ -1,4 +1,4 @@
-"""`Answer`: what came of one of many prompts, and what hears its tokens meanwhile."""
+"""`Answer`: what came of one of many prompts, and what gets its tokens meanwhile."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Answer:
         return cls(index, "", [], "error", 0, GenerationStats(), kept(error))
 
 
-class Listener:
+class TokenStreamer:
     """A streamer that hands on each token of one text, and ends it if nobody reads on."""
 
     def __init__(self, index: int, on_token: OnToken | None, scores: TokenScores) -> None:
@@ -81,7 +81,7 @@ class Listener:
 
     def put(self, value: torch.Tensor) -> None:
         ids = value.tolist()
-        self._scores.take(ids)
+        self._scores.on_tokens(ids)
         if self._on_token is not None and not self._on_token(self._index, ids):
             raise ReaderGone
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from selfspec.batch.answers import Listener, OnToken
+from selfspec.batch.answers import OnToken, TokenStreamer
 from selfspec.batch.guides import Guides
 from selfspec.batch.token_scores import TokenScores
 from selfspec.compat.generation import KV_NAMES
@@ -68,9 +68,9 @@ class Requests:
         scores = TokenScores(self.tokenizer, *numbers)
         if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
             ready["max_new_tokens"] = 1
-        is_heard = (self._on_token is not None or scores.is_asked) and not writes_nothing
-        listener = Listener(index, self._on_token, scores) if is_heard else None
-        of_loop = of_loop._replace(streamer=listener)
+        is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
+        streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
+        of_loop = of_loop._replace(streamer=streamer)
         prompt: Prompt = self._prepared(inputs, of_loop, ready, lambda prompt: prompt)
         if len(prompt.input_ids) != 1:
             raise UnsupportedError(
@@ -82,7 +82,7 @@ class Requests:
             prompt.logits_processor.insert(0, scores)
         if scores.prompt is not None:
             _check_scored(prompt)
-            scores.prompt_ids, prompt.hears = prompt.input_ids[0].tolist(), scores.read
+            scores.prompt_ids, prompt.on_logits = prompt.input_ids[0].tolist(), scores.on_logits
         if prompt.generation_config.do_sample:
             prompt.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         if prompt.mode == "plain" and self._model is not prompt.model:

@@ -78,12 +78,12 @@ class TokenScores:
             self._logprobs = scores.log_softmax(-1)
         return scores
 
-    def take(self, ids: Sequence[int]) -> None:
+    def on_tokens(self, ids: Sequence[int]) -> None:
         if self.tokens is not None:
             self.tokens += self._scored(self._logprobs, ids, self._num_top)
 
-    def read(self, start: int, logits: torch.Tensor) -> None:
-        """Hears the logits (1, L, V) of a part of the prompt, by the number of its first token."""
+    def on_logits(self, start: int, logits: torch.Tensor) -> None:
+        """Gets the logits (1, L, V) of a part of the prompt, by the number of its first token."""
         before = [self._score(self.prompt_ids[0], None)] if not start else self.prompt or []
         ids = self.prompt_ids[start + 1 : start + 1 + logits.shape[1]]
         logprobs = logits[0, : len(ids)].log_softmax(-1, dtype=torch.float32)

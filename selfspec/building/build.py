@@ -18,7 +18,7 @@ from selfspec.building.reading import prefix_of, teach
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds, read_ids
 from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
-from selfspec.cache.knowledge import Knowledge
+from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import BuildError
@@ -75,7 +75,7 @@ class _Build:
         recipe, tables = self.recipe, {}
         if recipe.wants_lut:
             model = self.load_model().eval()
-            learned = Knowledge(SpecConfig()).learned(vocab_size(model))
+            learned = LearnedOnDemand(SpecConfig()).of(vocab_size(model))
             prefix = prefix_of(recipe, self.tokenizer)
             read = teach(learned, model, documents, recipe, prefix=prefix)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))

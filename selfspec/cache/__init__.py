@@ -6,11 +6,11 @@ This room knows no model. It puts what a file holds into what a `SelfSpec` knows
 from selfspec.cache.contents import CacheContents, TokenizerInfo, tokenizer_info
 from selfspec.cache.file import check_target, save_cache
 from selfspec.cache.hub import load_cache, push_cache
-from selfspec.cache.remember import Remembered
+from selfspec.cache.remember import RememberedFile
 
 __all__ = [
     "CacheContents",
-    "Remembered",
+    "RememberedFile",
     "TokenizerInfo",
     "check_target",
     "load_cache",

@@ -41,7 +41,7 @@ class _Busy(CacheError):
     """Another process has the lock of the file."""
 
 
-class Remembered:
+class RememberedFile:
     """The file of one `SelfSpec`, and which part of what it learned is in there already.
 
     It is made at the first save, readable by its owner only, and belongs to the tokenizer. `saves`

@@ -104,7 +104,7 @@ def load_all(
     model that can read images is loaded with what it reads them with. With `packs`, weights are
     packed in place where that pays.
     """
-    from selfspec.cache import Remembered, load_cache
+    from selfspec.cache import RememberedFile, load_cache
 
     _check_device(asked.device)
     tokenizer = load_tokenizer(asked)
@@ -117,7 +117,9 @@ def load_all(
         say(note)
     cache = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
     if asked.remember is not None:
-        Remembered(asked.remember, tokenizer, saves=False)  # Refuses a file of another tokenizer.
+        RememberedFile(
+            asked.remember, tokenizer, saves=False
+        )  # Refuses a file of another tokenizer.
     small = None
     if asked.draft_model is not None:
         options = ModelOptions(model=asked.draft_model, device=asked.device, dtype=asked.dtype)

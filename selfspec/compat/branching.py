@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+
+from transformers import PreTrainedModel
 
 # What each function does, by its name in the module that defines a layer. A name that is gone
 # means that its models get chains in place of trees.
@@ -21,12 +22,12 @@ ROLES = {
 }
 
 
-def state_functions(model: Any) -> tuple[tuple[ModuleType, str], ...]:
+def state_functions(model: PreTrainedModel) -> tuple[tuple[ModuleType, str], ...]:
     """The modules that define a model's layers, with the names of such functions in them."""
     return tuple(dict.fromkeys(_state_functions(model)))
 
 
-def _state_functions(model: Any) -> Iterator[tuple[ModuleType, str]]:
+def _state_functions(model: PreTrainedModel) -> Iterator[tuple[ModuleType, str]]:
     for name in {type(part).__module__ for part in model.modules()}:
         module = sys.modules.get(name)
         for function in ROLES:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Chunk,
@@ -47,20 +48,20 @@ def find_file(name: str, file: str) -> Path | None:
         return None
 
 
-def names_in_float32(model: Any) -> list[str]:
+def names_in_float32(model: PreTrainedModel) -> list[str]:
     """Parts of the names of weights that stay in float32 in whatever dtype a model is loaded."""
     return list(model._get_dtype_plan(model.dtype))
 
 
-def parts_of(model: Any, names: Iterable[str]) -> dict[str, list[Part]]:
+def parts_of(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[Part]]:
     """The parts of stored tensors that are joined to make each weight of a model, in their order.
 
     Tensors that the model does not use are left out, as in transformers.
     """
     weights, mapping = model.state_dict(), get_model_conversion_mapping(model)
-    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-    converters = [each for each in mapping if isinstance(each, WeightConverter)]
-    converter_of = {pattern: each for each in converters for pattern in each.source_patterns}
+    renamings = [step for step in mapping if isinstance(step, WeightRenaming)]
+    converters = [step for step in mapping if isinstance(step, WeightConverter)]
+    converter_of = {pattern: step for step in converters for pattern in step.source_patterns}
     parts: dict[str, list[Part]] = {}
     groups: dict[str, tuple[WeightConverter, dict[str, list[str]]]] = {}
     for name in sorted(names, key=dot_natural_key):
@@ -82,7 +83,7 @@ def _converted(
     target: str, converter: WeightConverter, group: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Part]]:
     """The parts of the weights that a conversion in transformers makes of stored tensors."""
-    kinds = [(type(each), getattr(each, "dim", None)) for each in converter.operations]
+    kinds = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
     lists = [group[pattern] for pattern in converter.source_patterns if pattern in group]
     if kinds == [(MergeModulelist, 0), (Concatenate, 1)]:
         return {target: [Part(name) for names in zip(*lists, strict=True) for name in names]}

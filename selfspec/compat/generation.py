@@ -6,14 +6,21 @@ outputs; before, it was `past_key_values`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.cache_utils import Cache
 
 from selfspec.compat.versions import untried_reason
 
@@ -38,6 +45,7 @@ __all__ = ["sdpa_attention_forward"]  # It belongs to transformers.
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
+_PLAIN = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain settings.
 
 
 # The argument and the output field of this version that hold the KV cache.
@@ -49,12 +57,12 @@ def kv_of(arguments: Mapping[str, Any]) -> Any:
     return arguments.get(KV)
 
 
-def kv_of_decoder(kv: Any) -> Any:
+def kv_of_decoder(kv: Cache) -> Any:
     """The part of an encoder-decoder's KV cache that grows with the text; else the cache itself."""
     return kv.self_attention_cache if isinstance(kv, EncoderDecoderCache) else kv
 
 
-def with_kv_of_encoder(kv: Any) -> Any:
+def with_kv_of_encoder(kv: Cache) -> Any:
     """Wraps a decoder's KV in an `EncoderDecoderCache` with an empty cross-attention part."""
     return EncoderDecoderCache(kv, DynamicCache())
 
@@ -68,7 +76,7 @@ def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
     return arguments.get("decoder_attention_mask" if of_two else "attention_mask")
 
 
-def belongs_to_caller(kv: Any) -> bool:
+def belongs_to_caller(kv: Cache) -> bool:
     """Did the caller of `generate()` pass this KV cache?
 
     transformers marks it with a private attribute. Without the mark, each row of a batch would go
@@ -77,7 +85,7 @@ def belongs_to_caller(kv: Any) -> bool:
     return bool(getattr(kv, "_is_user_defined", False))
 
 
-def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any:
+def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
     """The decoding loop of transformers, for calls that can't be drafted for.
 
     Once `generate()` has called our loop, there is no public way back to this one. Without it, such
@@ -89,7 +97,7 @@ def decode_plainly(model: Any, input_ids: torch.Tensor, **arguments: Any) -> Any
 class _WithCandidates:
     """A model for one call of assisted decoding, which finds a candidate generator in it."""
 
-    def __init__(self, model: Any, candidates: CandidateGenerator) -> None:
+    def __init__(self, model: PreTrainedModel, candidates: CandidateGenerator) -> None:
         self._model, self._candidates = model, candidates
 
     def __getattr__(self, name: str) -> Any:
@@ -103,7 +111,10 @@ class _WithCandidates:
 
 
 def decode_assisted(
-    model: Any, candidates: CandidateGenerator, input_ids: torch.Tensor, **arguments: Any
+    model: PreTrainedModel,
+    candidates: CandidateGenerator,
+    input_ids: torch.Tensor,
+    **arguments: Any,
 ) -> Any:
     """The assisted decoding of transformers, with candidates of ours.
 
@@ -115,7 +126,7 @@ def decode_assisted(
     )
 
 
-def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
+def runs_in_step(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
     """Must several processes run each forward together, as `generate()` decides it?
 
     `generate()` does not pass its decision to our loop. Without it, the processes would wait for
@@ -129,7 +140,7 @@ def runs_in_step(model: Any, synced_gpus: bool | None) -> bool:
     return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
-def length_of_dropped_mask(generation_config: Any) -> int | None:
+def length_of_dropped_mask(generation_config: GenerationConfig) -> int | None:
     """The length of the attention mask that `generate()` dropped because it was all ones.
 
     If the caller passed a KV cache, it tells whether the ids are the whole text or only its end.
@@ -139,7 +150,11 @@ def length_of_dropped_mask(generation_config: Any) -> int | None:
 
 
 def update_arguments(
-    model: Any, arguments: dict[str, Any], *, num_new_tokens: int = 1, outputs: Any = None
+    model: PreTrainedModel,
+    arguments: dict[str, Any],
+    *,
+    num_new_tokens: int = 1,
+    outputs: Any = None,
 ) -> dict[str, Any]:
     """The model's arguments with masks and positions for more tokens, as `generate()` makes them.
 
@@ -156,7 +171,10 @@ def update_arguments(
 
 
 def read_prompt(
-    model: Any, input_ids: torch.Tensor, generation_config: Any, arguments: dict[str, Any]
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    arguments: dict[str, Any],
 ) -> Any:
     """The model's outputs over a prompt, as `generate()` reads it, which may change `arguments`.
 
@@ -174,31 +192,25 @@ def set_columns_seen(layer: Any, number: int) -> None:
     layer.cumulative_length = number
 
 
-def attention_implementation(config: Any) -> str | None:
+def attention_implementation(config: PreTrainedConfig) -> str | None:
     """The name of a model's attention. There is a public way to set it, but none to read it."""
     return getattr(config, "_attn_implementation", None)
 
 
-def implementations_of(config: Any, device: str) -> tuple[str | None, ...]:
-    """The names of the ways in which a model's attention and experts are run.
+def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
+    """What a config says of how a model is run: its attention, its experts, and plain settings.
 
     On any `device` but a CPU, `generate()` runs experts by "batched_mm" while it decodes, where
     they are to be run by "grouped_mm". There both count as one, since another thread may look in
-    the meantime.
+    the meantime. Without the private name, that thread would see another state.
     """
+    settings = vars(config)
     experts = getattr(config, _EXPERTS, None)
     if experts == "grouped_mm" and device != "cpu":
         experts = "batched_mm"
-    return (attention_implementation(config), experts)
-
-
-def settings_of(config: Any) -> dict[str, Any]:
-    """What a config holds, but for the way in which experts are run.
-
-    Without the private name, that would be among it, and a thread that looks while another one
-    decodes would see another state.
-    """
-    return {name: value for name, value in vars(config).items() if not name.startswith(_EXPERTS)}
+    others = (value for name, value in settings.items() if not name.startswith(_EXPERTS))
+    plain = [value for value in others if type(value) in _PLAIN]
+    return attention_implementation(config), experts, repr(plain)
 
 
 def attention_functions() -> Any:
@@ -215,10 +227,10 @@ def register_attention(name: str, function: Any) -> None:
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def keeps_a_state(model: Any) -> bool:
+def keeps_a_state(model: PreTrainedModel) -> bool:
     """Does a model mix tokens by anything but attention? If nobody says so, it does not."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    others = any(not each.endswith("attention") or each.startswith("linear") for each in types)
+    others = any(not name.endswith("attention") or name.startswith("linear") for name in types)
     return others or bool(getattr(model, "_is_stateful", False))
 
 
@@ -227,7 +239,7 @@ def is_of_output_capturing(module_name: str) -> bool:
     return module_name == output_capturing.__name__  # type: ignore[no-any-return]
 
 
-def decoding_switches(model: Any) -> AbstractContextManager[Any]:
+def decoding_switches(model: PreTrainedModel) -> AbstractContextManager[Any]:
     """What `generate()` switches while it decodes, for example the way that experts are run.
 
     Without it, the model gives the same text more slowly.

@@ -28,13 +28,13 @@ def grammars_of(processors: Sequence[Any], num_rows: int, words: NewTokenBytes) 
     return [None] * num_rows
 
 
-def _held(processor: Any, library: str, name: str) -> list[Any]:
+def _objects_in(processor: Any, library: str, name: str) -> list[Any]:
     """The objects of a class of a library that a processor holds, itself or in lists."""
-    kind = getattr(sys.modules.get(library), name, ())  # Nothing is an instance of ().
-    found: list[Any] = []
+    wanted = getattr(sys.modules.get(library), name, ())  # Nothing is an instance of ().
+    values: list[Any] = []
     for value in getattr(processor, "__dict__", {}).values():
-        found += value if isinstance(value, (list, tuple)) else [value]
-    return [each for each in found if isinstance(each, kind)]
+        values += value if isinstance(value, (list, tuple)) else [value]
+    return [value for value in values if isinstance(value, wanted)]
 
 
 def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
@@ -49,8 +49,8 @@ def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
 
 
 def _of_xgrammar(processor: Any, words: NewTokenBytes) -> list[Callable[[], Any]]:
-    compiled = _held(processor, "xgrammar", "CompiledGrammar")
-    return [partial(_XGrammar, each, words) for each in compiled]
+    compiled = _objects_in(processor, "xgrammar", "CompiledGrammar")
+    return [partial(_XGrammar, grammar, words) for grammar in compiled]
 
 
 class _XGrammar:
@@ -85,9 +85,9 @@ class _XGrammar:
 
 
 def _of_llguidance(processor: Any, words: NewTokenBytes) -> list[Callable[[], Any]]:
-    tokenizers = _held(processor, "llguidance", "LLTokenizer")
-    matchers = _held(processor, "llguidance", "LLMatcher") if tokenizers else []
-    return [partial(_LLGuidance, each, tokenizers[0], words) for each in matchers]
+    tokenizers = _objects_in(processor, "llguidance", "LLTokenizer")
+    matchers = _objects_in(processor, "llguidance", "LLMatcher") if tokenizers else []
+    return [partial(_LLGuidance, matcher, tokenizers[0], words) for matcher in matchers]
 
 
 class _LLGuidance:

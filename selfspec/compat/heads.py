@@ -8,21 +8,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.cache_utils import MtpCache
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, MtpCache
 from transformers.modeling_layers import MtpModel
 
 # A head is run by a method of its own in 5.24, and not in 5.17.
 RUNS_HEADS = hasattr(MtpModel, "forward_layer")
 
 
-def num_heads(model: Any) -> int:
+def num_heads(model: PreTrainedModel) -> int:
     """How many heads the config promises in a form that this transformers can run."""
     if not RUNS_HEADS:
         return 0
     return getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None) or 0
 
 
-def load_heads(model: Any) -> Any:
+def load_heads(model: PreTrainedModel) -> Any:
     """The heads, with their weights from the model's checkpoint; many errors say that it can't be.
 
     Embeddings and the output head are the model's own modules.
@@ -40,7 +41,7 @@ def new_kv_of_heads(heads: Any) -> Any:
 
 
 def read_by_heads(
-    heads: Any, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, kv: Any
+    heads: Any, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, kv: Cache
 ) -> torch.Tensor:
     """The logits (H, V) of each head behind a text, which a head reads with the likeliest token.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from transformers import PreTrainedModel
 
 # What `to()`, `float()`, `cuda()` and the like call on each module; there is no public hook.
 MOVES = "_apply"
@@ -35,22 +36,6 @@ def hooks_on(module: nn.Module) -> dict[int, Callable[..., Any]]:
     """
     before, after = module._forward_pre_hooks, module._forward_hooks
     return {**before, **after} if before or after else {}
-
-
-def hooked_modules(model: nn.Module) -> tuple[list[nn.Module], set[type[nn.Module]]]:
-    """The modules that have hooks or a forward of their own, and the classes of all modules.
-
-    Costs less than 1 µs per module, since it reads torch's private dictionaries.
-    """
-    hooked, kinds, parts = [], set(), [model]
-    for module in parts:  # It grows meanwhile.
-        own = module.__dict__
-        kinds.add(type(module))
-        if inside := own["_modules"]:
-            parts += [part for part in inside.values() if part is not None]
-        if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-            hooked.append(module)
-    return hooked, kinds
 
 
 def hooks_of_all() -> dict[int, Callable[..., Any]]:
@@ -95,20 +80,22 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     Forwards over drafts have many widths, for each of which torch would compile the model anew.
     Without the private marks it does so.
     """
-    own, instead = vars(model), dict[str, Any]()
+    attributes = vars(model)
+    instead: dict[str, Any] = {}
     if model._compiled_call_impl is not None:
         instead["_compiled_call_impl"] = None
-    if (plain := getattr(own.get("forward"), "_torchdynamo_orig_callable", None)) is not None:
+    plain = getattr(attributes.get("forward"), "_torchdynamo_orig_callable", None)
+    if plain is not None:
         instead["forward"] = plain
-    before = {name: own[name] for name in instead}
-    own.update(instead)
+    before = {name: attributes[name] for name in instead}
+    attributes.update(instead)
     try:
         yield
     finally:
-        own.update(before)
+        attributes.update(before)
 
 
-def inside_wrappers(model: Any) -> Any:
+def inside_wrappers(model: PreTrainedModel) -> Any:
     """The model inside the result of `torch.compile(model)` or of PEFT, or the model itself.
 
     The wrapper's `generate()` runs this model.
@@ -118,7 +105,7 @@ def inside_wrappers(model: Any) -> Any:
     return inside_compiled(inner()) if callable(inner) else model
 
 
-def encoder_of(model: Any) -> nn.Module | None:
+def encoder_of(model: PreTrainedModel) -> nn.Module | None:
     """The part of an encoder-decoder that reads the prompt before the first step; else None.
 
     transformers gives the model itself where it finds no such part.
@@ -129,12 +116,12 @@ def encoder_of(model: Any) -> nn.Module | None:
     return None if encoder is model else encoder
 
 
-def inside_compiled(model: Any) -> Any:
+def inside_compiled(model: PreTrainedModel) -> Any:
     """The model inside the result of `torch.compile(model)`, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
-def is_parallel(model: Any) -> bool:
+def is_parallel(model: PreTrainedModel) -> bool:
     """Is the model spread over several processes, as by `tp_plan=`?
 
     Without it, each process could choose a width of its own, and they would wait for each other
@@ -167,28 +154,39 @@ def execution_device(model: nn.Module) -> torch.device | None:
     return None
 
 
-def state_of_modules(model: nn.Module) -> tuple[Hashable, ...]:
-    """The classes, switches, adapters, dtypes and devices of all modules of a model.
+class Modules(NamedTuple):
+    """What one walk over the modules of a model shows."""
 
-    Costs about 2 µs per module, since it reads torch's private dictionaries; without one of them it
-    raises, and no verdict is kept.
+    state: tuple[Hashable, ...]  # Their classes, switches, adapters, dtypes and devices.
+    hooked: list[nn.Module]  # Those that have hooks, or a forward of their own.
+    classes: set[type[nn.Module]]
+
+
+def modules_of(model: nn.Module) -> Modules:
+    """Walks over a model's modules. Costs about 2 µs per module, by torch's private dictionaries.
+
+    Without one of them it raises, and no verdict is kept.
     """
     state: list[Any] = []
+    hooked: list[nn.Module] = []
     parts = [model]
     for module in parts:  # It grows meanwhile.
-        own = module.__dict__
-        parts += [part for part in own["_modules"].values() if part is not None]
+        attributes = module.__dict__
+        parts += [part for part in attributes["_modules"].values() if part is not None]
         state.append(type(module))
+        hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
+        if hooks or "forward" in attributes:
+            hooked.append(module)
         if type(module) in _CONTAINERS:
             continue
-        state += [value for value in own.values() if type(value) in _SWITCHES]
-        if "_disable_adapters" in own or hasattr(type(module), "_disable_adapters"):
+        state += [value for value in attributes.values() if type(value) in _SWITCHES]
+        if "_disable_adapters" in attributes or hasattr(type(module), "_disable_adapters"):
             state.append(_adapters(module))
-        for tensors in (own["_parameters"], own["_buffers"]):
+        for tensors in (attributes["_parameters"], attributes["_buffers"]):
             for tensor in tensors.values():
                 if tensor is not None:
                     state += (tensor.dtype, tensor.device)
-    return tuple(state)
+    return Modules(tuple(state), hooked, set(map(type, parts)))
 
 
 def _adapters(module: nn.Module) -> str:
@@ -197,10 +195,10 @@ def _adapters(module: nn.Module) -> str:
     return repr([getattr(module, name, None) for name in names])
 
 
-def embeddings_of(model: Any) -> nn.Module | None:
+def embeddings_of(model: PreTrainedModel) -> nn.Module | None:
     """What turns token ids into vectors; None if transformers finds none, as in PP-FormulaNet."""
     try:
-        found: nn.Module | None = model.get_input_embeddings()
+        embeddings: nn.Module | None = model.get_input_embeddings()
     except NotImplementedError:
         return None
-    return found
+    return embeddings

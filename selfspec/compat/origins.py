@@ -49,25 +49,21 @@ _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable")
 
 
 def _parts(code: Any) -> Iterator[Any]:
-    """The functions and objects that a callable consists of: a wrapper, and what it wraps."""
-    waiting, seen = [code], set[int]()
-    for each in waiting:  # It grows meanwhile.
-        if id(each) not in seen:
-            seen.add(id(each))
-            waiting += [getattr(each, name) for name in _INSIDE if hasattr(each, name)]
-            waiting += _wrapped_by_trl(each)
-            if not isinstance(each, (partial, MethodType)):
-                yield each
+    """The functions and objects that a callable consists of: a wrapper, and what it wraps.
 
-
-def _wrapped_by_trl(code: Any) -> list[Any]:
-    """What a forward calls that trl's GRPO puts around a model's: its `__wrapped__` is another.
-
-    Without it, GRPO's generation is as before, but a user's forward inside of trl's is not found.
+    trl's GRPO puts a function around a model's forward, and its `__wrapped__` is another one. If it
+    changes, GRPO's generation is as before, but a user's forward inside of trl's is not found.
     """
-    if not isinstance(code, FunctionType) or _origin(code).partition(".")[0] != "trl":
-        return []
-    return [cell.cell_contents for cell in code.__closure__ or () if callable(cell.cell_contents)]
+    waiting, seen = [code], set[int]()
+    for part in waiting:  # It grows meanwhile.
+        if id(part) not in seen:
+            seen.add(id(part))
+            waiting += [getattr(part, name) for name in _INSIDE if hasattr(part, name)]
+            if isinstance(part, FunctionType) and _origin(part).partition(".")[0] == "trl":
+                contents = (cell.cell_contents for cell in part.__closure__ or ())
+                waiting += [inside for inside in contents if callable(inside)]
+            if not isinstance(part, (partial, MethodType)):
+                yield part
 
 
 def _origin(part: Any) -> str:
@@ -76,15 +72,6 @@ def _origin(part: Any) -> str:
         return str(part.__globals__.get("__name__", ""))
     owner = part if isinstance(part, (type, BuiltinFunctionType)) else type(part)
     return str(owner.__module__ or "")
-
-
-def packages_of(code: Any) -> set[str]:
-    """The packages in which a callable or a class was written, with all that it wraps.
-
-    >>> packages_of(nn.Linear), packages_of(len)
-    ({'torch'}, {'builtins'})
-    """
-    return {_origin(part).partition(".")[0] for part in _parts(code)}
 
 
 def name_of(code: Any) -> str:
@@ -100,8 +87,12 @@ def functions_of(code: Any) -> Hashable:
 
 
 def is_of_library(code: Any) -> bool:
-    """Was all of this written by libraries whose modules are parts of models?"""
-    return packages_of(code) <= _LIBRARIES
+    """Was all of this written by libraries whose modules are parts of models?
+
+    >>> is_of_library(nn.Linear), is_of_library(len)
+    (True, False)
+    """
+    return all(_origin(part).partition(".")[0] in _LIBRARIES for part in _parts(code))
 
 
 def is_harmless(hook: Any) -> bool:

@@ -11,8 +11,10 @@ from math import inf
 from typing import Any
 
 import torch
-from transformers import cache_utils
+from transformers import PreTrainedModel, cache_utils
 from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionCacheLayerMixin,
@@ -22,13 +24,14 @@ from transformers.cache_utils import (
 StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
 StatePlace = tuple[int, str, int]  # A layer's index, the name of its states, and a number.
 CONVOLUTION = "conv_states"
+STATE_NAMES = (CONVOLUTION, "recurrent_states")  # The attributes of a layer that hold states.
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
 _POSITIONS = "position_ids"
 
 
-def bounds_time_steps(model: Any) -> bool:
+def bounds_time_steps(model: PreTrainedModel) -> bool:
     """Do forwards over several tokens bound the time steps of states, while plain steps do not?
 
     The layers of Mamba 2 do so if they have limits. Few time steps may reach a limit, so a trial of
@@ -38,7 +41,7 @@ def bounds_time_steps(model: Any) -> bool:
     return any(limit is not None and tuple(limit) != (0.0, inf) for limit in limits)
 
 
-def no_way_back(kv: Any) -> str | None:
+def no_way_back(kv: Cache) -> str | None:
     """Why wrong drafts can't be taken back from a KV cache; None if they can.
 
     Each layer can be cropped, or holds states, which read no draft. Some models keep their states
@@ -50,16 +53,17 @@ def no_way_back(kv: Any) -> str | None:
         if isinstance(value, torch.Tensor) and name != _POSITIONS:
             return f"its KV cache holds {name!r}, which crop() leaves as it is"
     for layer in kv.layers:
-        kind = type(layer)
-        if kind.__module__ != cache_utils.__name__ and "crop" not in vars(kind):
-            return f"its KV layers are of type {kind.__name__}, which has no crop() of its own"
+        layer_class = type(layer)
+        if layer_class.__module__ != cache_utils.__name__ and "crop" not in vars(layer_class):
+            name = layer_class.__name__
+            return f"its KV layers are of type {name}, which has no crop() of its own"
         has_states = _has_states(layer) and any(layer.is_recurrent_states_initialized.values())
         if not layer.is_croppable and not has_states:
             return "its KV cache can't be cropped"
     return None
 
 
-def keeps_nothing(layer: Any) -> bool:
+def keeps_nothing(layer: CacheLayerMixin) -> bool:
     """Does a layer of a cache stand for a layer of the model that has nothing to keep?
 
     It is there since 5.18. Without it, Nemotron-H is decoded plainly.
@@ -67,7 +71,7 @@ def keeps_nothing(layer: Any) -> bool:
     return type(layer) is getattr(cache_utils, "DummyLayer", None)
 
 
-def keeps_only_states(kv: Any) -> bool:
+def keeps_only_states(kv: Cache) -> bool:
     """Do all layers of this cache hold running states alone, as those of a recurrent model do?
 
     Such a cache has no length. Before 5.24, such a model had no KV cache.
@@ -76,19 +80,19 @@ def keeps_only_states(kv: Any) -> bool:
     return bool(is_linear) and all(is_linear)
 
 
-def columns_of(kv: Any) -> int:
+def columns_of(kv: Cache) -> int:
     """How many columns a KV cache holds; 0 for one that does not count them."""
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
-def states_of(kv: Any, kinds: Sequence[str] = (CONVOLUTION, "recurrent_states")) -> list[StateSlot]:
+def states_of(kv: Cache, names: Sequence[str] = STATE_NAMES) -> list[StateSlot]:
     """Where the running states are kept. Models write to these tensors in place."""
     return [
-        (held, index)
+        (states, index)
         for layer in kv.layers
         if _has_states(layer)
-        for held in (getattr(layer, kind) for kind in kinds)
-        for index, state in held.items()
+        for states in (getattr(layer, name) for name in names)
+        for index, state in states.items()
         if state is not None
     ]
 
@@ -96,11 +100,11 @@ def states_of(kv: Any, kinds: Sequence[str] = (CONVOLUTION, "recurrent_states"))
 def states_by_place(layers: Sequence[Any]) -> dict[StatePlace, torch.Tensor]:
     """The running states of a cache's layers."""
     return {
-        (index, kind, number): state
+        (index, name, number): state
         for index, layer in enumerate(layers)
         if _has_states(layer)
-        for kind in (CONVOLUTION, "recurrent_states")
-        for number, state in getattr(layer, kind).items()
+        for name in STATE_NAMES
+        for number, state in getattr(layer, name).items()
         if state is not None
     }
 
@@ -110,19 +114,19 @@ def put_states(layers: Sequence[Any], states: Mapping[StatePlace, torch.Tensor])
 
     Without the marks of what is initialized, a model would begin with empty states.
     """
-    for (index, kind, number), state in states.items():
+    for (index, name, number), state in states.items():
         layer = layers[index]
-        LinearAttentionLayer.lazy_initialization(layer, **{kind: state}, state_idx=number)
-        getattr(layer, kind)[number].copy_(state)
+        LinearAttentionLayer.lazy_initialization(layer, **{name: state}, state_idx=number)
+        getattr(layer, name)[number].copy_(state)
         layer.has_previous_state[number] = True
 
 
-def has_states(layer: Any) -> bool:
+def has_states(layer: CacheLayerMixin) -> bool:
     """Does a layer hold running states, with or without all keys and values beside them?"""
     return _has_states(layer) and not _has_window(layer)
 
 
-def record_past(kv: Any) -> None:
+def record_past(kv: Cache) -> None:
     """Lets windowed layers keep the columns that leave their window, so that drafts can be cropped.
 
     In a layer with states beside a window, this is one switch for both.
@@ -132,7 +136,7 @@ def record_past(kv: Any) -> None:
             layer.activate_past_recording()
 
 
-def crop_to(kv: Any, length: int) -> None:
+def crop_to(kv: Cache, length: int) -> None:
     """Crops what forwards have added after the first `length` columns; states stay as they are.
 
     A forward that broke off has added columns to its first layers only, so each layer is asked.
@@ -146,16 +150,16 @@ def crop_to(kv: Any, length: int) -> None:
         setattr(kv, _POSITIONS, positions[..., :length])
 
 
-def stop_recording_past(kv: Any) -> None:
+def stop_recording_past(kv: Cache) -> None:
     """Lets windowed layers drop old columns again; without it, they would keep all of them."""
     for layer in kv.layers:
         if hasattr(layer, "record_past"):
             layer.record_past = False
 
 
-def _has_states(layer: Any) -> bool:
+def _has_states(layer: CacheLayerMixin) -> bool:
     return isinstance(layer, LinearAttentionCacheLayerMixin)
 
 
-def _has_window(layer: Any) -> bool:
+def _has_window(layer: CacheLayerMixin) -> bool:
     return _has_states(layer) and isinstance(layer, DynamicSlidingWindowLayer)

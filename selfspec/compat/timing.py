@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from selfspec.compat.generation import KV
 
 
 @contextmanager
-def told_of_prompt(model: Any, tell: Callable[[], None]) -> Iterator[None]:
+def told_of_prompt(model: PreTrainedModel, tell: Callable[[], None]) -> Iterator[None]:
     """Inside, `tell` is called when the first call of `generate()` has read its prompt.
 
     After the prompt's forward, every loop updates the arguments of the next one with its outputs;
@@ -52,7 +53,7 @@ def told_of_prompt(model: Any, tell: Callable[[], None]) -> Iterator[None]:
         del model._update_model_kwargs_for_generation, model._get_candidate_generator
 
 
-def compiles_static_kv(model: Any) -> bool:
+def compiles_static_kv(model: PreTrainedModel) -> bool:
     """Does stock compile the model's forward over a static KV cache?"""
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
     return bool(model._valid_auto_compile_criteria({KV: cache}, model.generation_config))

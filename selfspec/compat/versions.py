@@ -38,10 +38,10 @@ def untried_reason(version: str) -> str | None:
     """
     parts = version.split(".")
     try:
-        found = (int(parts[0]), int(parts[1]))
+        this = (int(parts[0]), int(parts[1]))
     except (IndexError, ValueError):
         return f"the version of transformers can't be read (got {version!r})"
-    if OLDEST <= found < UNTRIED:
+    if OLDEST <= this < UNTRIED:
         return None
     first, last = f"{OLDEST[0]}.{OLDEST[1]}", f"{UNTRIED[0]}.{UNTRIED[1] - 1}"
     return f"selfspec was tried with transformers {first} to {last}, and this is {version}"

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from selfspec.ability.trial_layers import TrialLayers, kinds_of, layers_of
-from selfspec.ability.trials import prefilled
+from selfspec.ability.readings import prefilled
+from selfspec.ability.trial_layers import TrialLayers, forms_of, layers_of
 from selfspec.compat.compilers import compiled, missing_compiler, tracing
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import is_out_of_memory
@@ -81,7 +81,7 @@ class CompiledLayers:
             return missing
         if (layers := layers_of(model)) is None:
             return "its layers are in several lists"
-        return cls(layers, kinds_of(model, layers))
+        return cls(layers, forms_of(model, layers))
 
     @property
     def is_of_use(self) -> bool:

@@ -16,8 +16,7 @@ import torch
 
 from selfspec.ability.probe import BrokenTrial, try_backend
 from selfspec.ability.rope import changing_rope
-from selfspec.ability.state import state_for_replays
-from selfspec.ability.user_code import foreign_code
+from selfspec.ability.state import state_for_replays, state_of
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
@@ -194,7 +193,7 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return f"its {rope} rotary embedding changes with the length of a forward"
     if is_parallel(model):
         return "it is spread over several processes"
-    if foreign := foreign_code(model):
+    if foreign := state_of(model).foreign:
         return f"{foreign[0].what}, whose Python a replay would leave out"
     return _module_reason(model)
 

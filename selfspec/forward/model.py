@@ -68,16 +68,16 @@ def in_this_thread(register: Callable[..., Any], act: Callable[..., Any]) -> Ite
         handle.remove()
 
 
-def head_heard(
-    model: PreTrainedModel, hear: Callable[[torch.Tensor], torch.Tensor | None]
+def at_output_head(
+    model: PreTrainedModel, on_states: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> AbstractContextManager[None]:
-    """Inside, `hear` gets what enters the output head in this thread's forwards.
+    """Inside, `on_states` gets what enters the output head in this thread's forwards.
 
     What it returns, if anything, enters the head instead.
     """
 
     def at_head(_module: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        instead = hear(args[0]) if args else None
+        instead = on_states(args[0]) if args else None
         return None if instead is None else (instead, *args[1:])
 
     return in_this_thread(model.get_output_embeddings().register_forward_pre_hook, at_head)
@@ -91,13 +91,13 @@ class Forwarded(NamedTuple):
 def forwarded(
     model: PreTrainedModel, run: Callable[[], torch.Tensor], *, with_states: bool
 ) -> Forwarded:
-    """Runs a forward that gives logits (B, Q, V), and hears what enters the output head."""
+    """Runs a forward that gives logits (B, Q, V), and keeps what enters the output head."""
     if not with_states:
         return Forwarded(run())
-    heard: list[torch.Tensor] = []
-    with head_heard(model, heard.append):
+    states: list[torch.Tensor] = []
+    with at_output_head(model, states.append):
         logits = run()
-    return Forwarded(logits, heard[-1][:, -logits.shape[1] :] if heard else None)
+    return Forwarded(logits, states[-1][:, -logits.shape[1] :] if states else None)
 
 
 def num_readable(model: PreTrainedModel) -> int:

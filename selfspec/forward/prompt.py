@@ -28,7 +28,7 @@ from selfspec.compat.generation import (
 from selfspec.compat.states import columns_of
 from selfspec.forward.columns import Beginning, fill, layers_reason
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
-from selfspec.forward.model import head_heard
+from selfspec.forward.model import at_output_head
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 # to be run for each of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
 # Where the logits of a whole prompt are asked for, it is read in parts of 128 tokens.
-_NUM_HEARD = 128
-HearsLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
+_PART_OF_LOGITS = 128
+OnLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
 
 
 def num_teaching(states: torch.Tensor) -> int:
@@ -129,11 +129,11 @@ class PromptReader:
         generation_config: GenerationConfig,
         *,
         learns: bool,
-        hears: HearsLogits | None = None,  # Gets the logits of all tokens, part by part.
+        on_logits: OnLogits | None = None,  # Gets the logits of all tokens, part by part.
         in_parts: bool = True,  # May the model read it so?
     ) -> None:
         self._model = model
-        self._hears = hears
+        self._on_logits = on_logits
         self._in_parts = in_parts
         self._num_states = 0
         self._input_ids = input_ids
@@ -141,7 +141,7 @@ class PromptReader:
         self._config = generation_config
         self.num_read = 0  # How many columns were read, here or for another text.
         self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
-        self._listens = learns and model.get_output_embeddings() is not None
+        self._keeps_states = learns and model.get_output_embeddings() is not None
         self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
 
     @property
@@ -174,7 +174,7 @@ class PromptReader:
             return "it has several rows"
         if self._has_one_part:
             return "its prompt is read in one part, as one with images, or in chunks of its own"
-        if self._hears is not None:
+        if self._on_logits is not None:
             return "the logits of its whole prompt are asked for"
         if belongs_to_caller(self.cache):
             return "its KV cache is the caller's"
@@ -195,11 +195,11 @@ class PromptReader:
     def begin_anew(self) -> bool:
         """Forgets what was read, after a part that broke off; does nothing where others have it.
 
-        That is a caller with its cache, or who has heard logits.
+        That is a caller with its cache, or whoever has got logits.
         """
         cache = self.cache
         is_ours = type(cache) is DynamicCache and not belongs_to_caller(cache)
-        if not is_ours or cache.offloading or self._hears is not None:
+        if not is_ours or cache.offloading or self._on_logits is not None:
             return False
         empty = DynamicCache(config=self._model.config.get_text_config(decoder=True))
         vars(cache).clear()  # Others hold it, and so its memory.
@@ -218,7 +218,7 @@ class PromptReader:
         is_whole = num_tokens is None or self._has_one_part
         end = length if is_whole else min(self.num_read + (num_tokens or 0), length)
         kwargs = dict(self._kwargs)
-        step = _NUM_HEARD if self._hears is not None and not self._has_one_part else end
+        step = _PART_OF_LOGITS if self._on_logits is not None and not self._has_one_part else end
         logits, outputs = self._logits, None
         while logits is None:
             outputs = self._read_until(min(self.num_read + step, end), kwargs)
@@ -234,15 +234,15 @@ class PromptReader:
 
     def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
         start = self.num_read
-        with self.listening(kwargs) as arguments:
+        with self.keeping_states(kwargs) as arguments:
             if end - start < self._input_ids.shape[1]:
                 arguments = self._of_part(start, end, arguments)
-            if self._hears is not None and "logits_to_keep" in arguments:
+            if self._on_logits is not None and "logits_to_keep" in arguments:
                 arguments = {**arguments, "logits_to_keep": 0}
             ids = self._input_ids[:, start:end]
             outputs = read_prompt(self._model, ids, self._config, dict(arguments))
-        if self._hears is not None:
-            self._hears(start, outputs.logits)
+        if self._on_logits is not None:
+            self._on_logits(start, outputs.logits)
         self.num_read = end
         return outputs
 
@@ -263,9 +263,9 @@ class PromptReader:
         return kwargs
 
     @contextmanager
-    def listening(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        if not self._listens or model_kwargs.get("logits_to_keep") != 1:
+        if not self._keeps_states or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
 
@@ -274,7 +274,7 @@ class PromptReader:
             earlier = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]
-            return hidden if self._hears is not None else hidden[:, -1:]
+            return hidden if self._on_logits is not None else hidden[:, -1:]
 
-        with head_heard(self._model, keep_last):
+        with at_output_head(self._model, keep_last):
             yield {**model_kwargs, "logits_to_keep": 0}

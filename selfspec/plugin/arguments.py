@@ -32,7 +32,9 @@ class OfLoop(NamedTuple):
     max_nodes: int | None  # Limits the trees of this call; 1: no drafts.
 
 
-def for_drafts(model: Any, arguments: Mapping[str, Any]) -> tuple[OfLoop, dict[str, Any]]:
+def for_drafts(
+    model: PreTrainedModel, arguments: Mapping[str, Any]
+) -> tuple[OfLoop, dict[str, Any]]:
     """What the loop of a call gets, and what stock's `generate()` does.
 
     Refuses what can't be served. A prediction has become token ids, and `stop_strings` a stopping

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled, inside_wrappers
@@ -64,17 +65,17 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
             f"attach needs a model instance with generate() (got {shown(model)}); load a model "
             "and call selfspec.attach(model), or for a pipeline selfspec.attach(pipe.model)"
         )
-    own = vars(target)
+    attributes = vars(target)
     if assistant is not None:
         check_assistant(assistant)
-    if _BEFORE not in own:
+    if _BEFORE not in attributes:
         names = [name for name in _STAND_INS if hasattr(target, name)]
-        own[_BEFORE] = {name: own.get(name) for name in names}
+        attributes[_BEFORE] = {name: attributes.get(name) for name in names}
         # Bound methods and no closures, so that a deep copy of the model is attached to itself.
-        own.update({name: types.MethodType(_STAND_INS[name], target) for name in names})
-        own[_DEFAULT] = DefaultAssistant()
+        attributes.update({name: types.MethodType(_STAND_INS[name], target) for name in names})
+        attributes[_DEFAULT] = DefaultAssistant()
     if assistant is not None:
-        own[_DEFAULT] = DefaultAssistant(assistant)
+        attributes[_DEFAULT] = DefaultAssistant(assistant)
     return model
 
 
@@ -95,16 +96,16 @@ def hub_folder() -> Path:
     return Path(__file__).parent.parent / "hub"
 
 
-def _before(model: Any, name: str) -> Any:
-    if (own := vars(model)[_BEFORE][name]) is not None:
-        return own
+def _before(model: PreTrainedModel, name: str) -> Any:
+    if (method := vars(model)[_BEFORE][name]) is not None:
+        return method
     if hasattr(type(model), name):
         return functools.partial(getattr(type(model), name), model)
     return model.__getattr__(name)  # A wrapper of PEFT has it from the model inside.
 
 
 @functools.wraps(GenerationMixin.generate)
-def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
+def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     stock = _before(model, "generate")
     assistant, is_named = _chosen(model, kwargs)
     if assistant is None:
@@ -128,7 +129,7 @@ def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
     return stock(*args, **kwargs)
 
 
-def _chosen(model: Any, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
+def _chosen(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
     """The assistant of a call, and whether the call names it; takes it out of the arguments.
 
     `assistant=` says it, else a `SelfSpec` as `custom_generate=`, which may also be another loop
@@ -153,7 +154,7 @@ def _chosen(model: Any, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
     return assistant, is_named
 
 
-def _aside(model: Any, assistant: SelfSpec, kwargs: Mapping[str, Any]) -> str | None:
+def _aside(model: PreTrainedModel, assistant: SelfSpec, kwargs: Mapping[str, Any]) -> str | None:
     """Why a default assistant leaves a call to transformers; None if it does not."""
     draft_model = assistant.draft_model
     if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
@@ -174,7 +175,9 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.wraps(GenerationMixin.generate_batch)
-def _generate_batch(model: Any, *args: Any, assistant: Any = None, **kwargs: Any) -> Any:
+def _generate_batch(
+    model: PreTrainedModel, *args: Any, assistant: Any = None, **kwargs: Any
+) -> Any:
     if assistant is not None:
         raise UnsupportedError(
             "generate_batch() can't draft: its paged KV cache takes no draft back (got "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from transformers import PreTrainedModel
 
 from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
@@ -18,7 +18,7 @@ _PADDING = 1024
 _FEW = 0.01
 
 
-def check_draft_model(model: Any) -> None:
+def check_draft_model(model: PreTrainedModel) -> None:
     config = getattr(model, "config", None)
     if getattr(config, "target_layer_ids", None) is not None:
         raise ConfigError(
@@ -38,7 +38,11 @@ def check_draft_model(model: Any) -> None:
 
 
 def new_draft_model(
-    draft: Any, target: Any, num_tokens: int, models: ModelRunners, config: SpecConfig
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    num_tokens: int,
+    models: ModelRunners,
+    config: SpecConfig,
 ) -> DraftModel:
     """How a draft model is asked in one call; a pair of models is checked when it is new.
 
@@ -58,7 +62,7 @@ def new_draft_model(
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 
-def _check_pair(draft: Any, target: Any, models: ModelRunners) -> None:
+def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, models: ModelRunners) -> None:
     if draft is target:
         raise UnsupportedError(
             f"draft_model must be another model than the one that it drafts for (got the same "
@@ -75,7 +79,7 @@ def _check_pair(draft: Any, target: Any, models: ModelRunners) -> None:
         )
 
 
-def _check_vocabularies(draft: Any, target: Any) -> None:
+def _check_vocabularies(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     """Compares the tokens of both where their tokenizers are at hand, else the sizes."""
     draft_size, target_size = vocab_size(draft), vocab_size(target)
     tokens, others = (_tokens_by_id(model.config.name_or_path) for model in (draft, target))

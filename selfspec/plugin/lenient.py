@@ -32,7 +32,7 @@ class _NoTree(Shape):
 
 
 class Lenient:
-    """Asks for the drafts of one call as long as nothing has failed."""
+    """Calls what the drafts of one call need, as long as nothing has failed."""
 
     def __init__(self, stats: GenerationStats) -> None:
         self._stats = stats
@@ -40,22 +40,22 @@ class Lenient:
 
     def learned(self, opened: Callable[[int], Learned], vocab_size: int) -> Learned:
         """What was learned, or nothing."""
-        learned: Learned = self.asked(opened, _nothing, vocab_size)
+        learned: Learned = self.call(opened, _nothing, vocab_size)
         if type(learned.shape) is Shape:
             return learned
-        return replace(learned, shape=self.piece(learned.shape))
+        return replace(learned, shape=self.guarded(learned.shape))
 
-    def piece(self, own: Any) -> Any:
+    def guarded(self, value: Any) -> Any:
         """What a user has written, or what that gives, until anything has failed."""
-        for kind, instead in ((Budget, _NoDrafts()), (Step, Step(1)), (Shape, _NoTree())):
-            if isinstance(own, kind):
-                return _Piece(own, instead, self)
-        return partial(self.asked, own, _pays_never) if callable(own) else own
+        for base, instead in ((Budget, _NoDrafts()), (Step, Step(1)), (Shape, _NoTree())):
+            if isinstance(value, base):
+                return _Guarded(value, instead, self)
+        return partial(self.call, value, _pays_never) if callable(value) else value
 
-    def asked(self, own: Any, instead: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: Callable[..., Any], instead: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._has_failed:
             try:
-                return own(*args, **kwargs)
+                return function(*args, **kwargs)
             except Exception as error:
                 if args and getattr(args[0], "asked", None) is not None:
                     raise  # A source has failed while a tree grew; the others go on.
@@ -65,16 +65,17 @@ class Lenient:
         return instead(*args, **kwargs)
 
 
-class _Piece:
-    def __init__(self, own: Any, instead: Any, lenient: Lenient) -> None:
-        self._own, self._instead, self._lenient = own, instead, lenient
+class _Guarded:
+    def __init__(self, value: Any, instead: Any, lenient: Lenient) -> None:
+        self._value, self._instead, self._lenient = value, instead, lenient
 
     def __getattr__(self, name: str) -> Any:
         lenient, instead = self._lenient, getattr(self._instead, name)
-        own = lenient.asked(partial(getattr, self._own, name), lambda: instead)
-        if not callable(own):
-            return own
-        return lambda *args, **kwargs: lenient.piece(lenient.asked(own, instead, *args, **kwargs))
+        attribute = lenient.call(partial(getattr, self._value, name), lambda: instead)
+        if not callable(attribute):
+            return attribute
+        called = partial(lenient.call, attribute, instead)
+        return lambda *args, **kwargs: lenient.guarded(called(*args, **kwargs))
 
 
 def _nothing(_vocab_size: int) -> Learned:

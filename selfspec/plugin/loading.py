@@ -159,7 +159,7 @@ def _device(name: str | torch.device) -> torch.device:
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    if found == "auto" or (isinstance(found, torch.dtype) and found.is_floating_point):
-        return found
+    known = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if known == "auto" or (isinstance(known, torch.dtype) and known.is_floating_point):
+        return known
     raise ConfigError(f"dtype must be one of torch's for floats, or 'auto' (got {dtype!r})")

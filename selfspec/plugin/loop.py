@@ -8,7 +8,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.draft.sources.prediction import Prediction
@@ -37,7 +42,7 @@ class Loop:
 
     def __call__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
         *,
         logits_processor: LogitsProcessorList,
@@ -49,7 +54,6 @@ class Loop:
         """transformers hands over what this names; `inputs_tensor` is what an encoder has read."""
         start = perf_counter()
         spec, arguments, num_rows = self.spec, self.arguments, len(input_ids)
-        spec.warn_if_untried()
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
         predictions: list[Prediction | None] = [None] * num_rows
         if arguments.prediction is not None:

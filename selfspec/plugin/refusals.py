@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
@@ -30,22 +31,22 @@ class Outcome(Enum):
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
     PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
     CHAINS = "drafted for with chains in place of trees; an error under `strict`"
-    TOGETHER = "its rows get each token at once, as in the loop of transformers"
-    TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
+    MOVES_TOGETHER = "its rows get each token at once, as in the loop of transformers"
+    MOVES_TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
 
 
 class Arguments(NamedTuple):
     """What a `generate()` call is asked for, before transformers has prepared it."""
 
-    model: Any
-    given: Mapping[str, Any]
+    model: PreTrainedModel
+    arguments: Mapping[str, Any]
     draft_model: Any = None  # of the assistant
 
     def setting(self, name: str) -> Any:
         """What stock takes: the argument, else the config of the call, else that of the model."""
-        if name in self.given:
-            return self.given[name]
-        configs = (self.given.get("generation_config"), self.model.generation_config)
+        if name in self.arguments:
+            return self.arguments[name]
+        configs = (self.arguments.get("generation_config"), self.model.generation_config)
         values = (getattr(config, name, None) for config in configs)
         return next((value for value in values if value is not None), None)
 
@@ -62,16 +63,19 @@ class Rule(NamedTuple):
     shown: str = ""
 
 
-def reason_for(outcome: Outcome, asked: Any) -> str | None:
+def reason_for(outcome: Outcome, call: Any) -> str | None:
     """What the first rule with this outcome says of a call; None if none applies."""
     for rule in RULES[outcome]:
-        if found := rule.looks_at(asked):
-            return rule.reason.format(found)
+        if value := rule.looks_at(call):
+            return rule.reason.format(value)
     return None
 
 
 def refuse_prepared(
-    model: Any, input_ids: torch.Tensor, generation_config: Any, model_kwargs: Mapping[str, Any]
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
 ) -> None:
     """Refuses what `generate()` has made of a call, where only that shows it."""
     if has_own_generate(model):  # It may have asked for something else than its caller did.
@@ -91,12 +95,14 @@ def route(prompt: Prompt) -> None:
     if reason is None and prompt.config.strict:
         reason = reason_for(Outcome.CHAINS, prompt)
     if reason is not None:
-        prompt.mode, prompt.reason, prompt.alone = "plain", reason, reason
+        prompt.mode = "plain"
+        prompt.reason = prompt.runs_alone = reason
         return
-    together = reason_for(Outcome.TOGETHER, prompt)
-    prompt.alone = together or reason_for(Outcome.TOGETHER_IF_SEVERAL, prompt)
-    prompt.together = prompt.alone if len(prompt.input_ids) > 1 else together
     prompt.mode, prompt.reason = prompt.ability.mode, prompt.ability.reason
+    together = reason_for(Outcome.MOVES_TOGETHER, prompt)
+    prompt.runs_alone = together or reason_for(Outcome.MOVES_TOGETHER_IF_SEVERAL, prompt)
+    has_other_rows = len(prompt.input_ids) > 1
+    prompt.moves_together = prompt.runs_alone if has_other_rows else together
 
 
 def _mode(name: str, what: str, off: Any) -> Rule:
@@ -104,14 +110,14 @@ def _mode(name: str, what: str, off: Any) -> Rule:
     fix = f"set {name}={off!r} or leave assistant= out"
     reason = f"{what} can't be drafted for; {fix} (got {name}={{!r}})"
 
-    def looks_at(asked: Any) -> Any:
-        value = asked.setting(name)
+    def looks_at(call: Any) -> Any:
+        value = call.setting(name)
         return value if value and value != off else None
 
     return Rule(looks_at, reason, f"decoding: {what}")
 
 
-def has_own_generate(model: Any) -> bool:
+def has_own_generate(model: PreTrainedModel) -> bool:
     """Does the class bring a `generate()` that may do with our loop what it likes?
 
     That of a PEFT wrapper is known: it passes everything on to the model inside.
@@ -126,11 +132,11 @@ def _num_processes() -> int:
     return distributed.get_world_size() if there else 1
 
 
-def _lacks_ids_for_draft_model(asked: Arguments) -> bool:
+def _lacks_ids_for_draft_model(call: Arguments) -> bool:
     # Without any prompt, stock makes one of the first token.
-    ids = (asked.given.get(name) for name in ("inputs", "input_ids"))
-    has_ids = asked.given.get("inputs_embeds") is None or any(each is not None for each in ids)
-    return asked.draft_model is not None and not has_ids
+    has_embeds = call.arguments.get("inputs_embeds") is not None
+    has_ids = any(call.arguments.get(name) is not None for name in ("inputs", "input_ids"))
+    return call.draft_model is not None and has_embeds and not has_ids
 
 
 def _other_kv(call: Any) -> str | None:
@@ -146,8 +152,9 @@ def _other_kv(call: Any) -> str | None:
 
 def _tensors_of_plain_steps(call: Any) -> str | None:
     names = ("output_attentions", "output_hidden_states")
-    asked = (name for name in names if call.setting(name))
-    return next(asked, None) if call.setting("return_dict_in_generate") else None
+    if not call.setting("return_dict_in_generate"):
+        return None
+    return next((name for name in names if call.setting(name)), None)
 
 
 def _columns_it_keeps(call: Any) -> int | None:
@@ -183,18 +190,18 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("speculation_type", "DFlash", None),
         _mode("assistant_ensemble_weight", "ensemble verification", None),
         Rule(
-            lambda asked: asked.setting("use_mtp") and not num_heads(asked.model),
+            lambda call: call.setting("use_mtp") and not num_heads(call.model),
             "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
             "decoding: `use_mtp=True` of models without heads",
         ),
         Rule(
-            lambda asked: asked.setting("cache_implementation") == "paged",
+            lambda call: call.setting("cache_implementation") == "paged",
             "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
             "back; leave it out, or call generate() without selfspec",
             "KV cache: paged",
         ),
         Rule(
-            lambda asked: asked.setting("token_healing"),
+            lambda call: call.setting("token_healing"),
             "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
             "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead",
             "decoding: token healing",
@@ -202,15 +209,15 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
     ),
     Outcome.ASIDE: (
         Rule(
-            lambda asked: has_own_generate(asked.model) and type(asked.model).__name__,
+            lambda call: has_own_generate(call.model) and type(call.model).__name__,
             "{} has a generate() of its own",
         ),
         Rule(
-            lambda asked: asked.given.get("assistant_model") is not None,
+            lambda call: call.arguments.get("assistant_model") is not None,
             "assistant_model= names another assistant",
         ),
         Rule(
-            lambda asked: asked.given.get("synced_gpus") or _num_processes() > 1,
+            lambda call: call.arguments.get("synced_gpus") or _num_processes() > 1,
             "several processes may have to run their forwards in step",
         ),
         Rule(_lacks_ids_for_draft_model, "a draft model must be given the prompt as token ids"),
@@ -272,7 +279,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
     ),
     Outcome.CHAINS: (_CHAINS_ONLY,),
-    Outcome.TOGETHER: (
+    Outcome.MOVES_TOGETHER: (
         _CHAINS_ONLY,
         Rule(
             lambda call: row_stops(call.stopping_criteria) is None,
@@ -280,7 +287,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         ),
         Rule(_records_scores, "its scores or logits are recorded"),
     ),
-    Outcome.TOGETHER_IF_SEVERAL: (
+    Outcome.MOVES_TOGETHER_IF_SEVERAL: (
         Rule(_looks_at_columns, "the model's attention depends on the columns of a batch"),
         Rule(
             lambda call: changes_other_rows(call.model.config, call.model_kwargs),

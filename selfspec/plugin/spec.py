@@ -5,26 +5,25 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
-import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
-from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
-from selfspec.cache.knowledge import Knowledge
+from selfspec.cache import CacheContents, RememberedFile, load_cache, push_cache, save_cache
+from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
-from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
-from selfspec.engine import Engine
+from selfspec.engine import Engine, OnStep
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
@@ -33,7 +32,6 @@ from selfspec.papers import method_of
 from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
 from selfspec.plugin.lenient import Lenient
 from selfspec.prompt import Prompt
-from selfspec.records import StepRecord
 from selfspec.runner import ModelRunner, ModelRunners
 from selfspec.stats import GenerationStats
 
@@ -74,7 +72,7 @@ class SelfSpec:
         config: SpecConfig | None = None,
         *,
         remember: str | os.PathLike[str] | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         contents: CacheContents | None = None,
         extra_sources: Sequence[Source] = (),
         budget: Budget | str | None = None,
@@ -91,10 +89,10 @@ class SelfSpec:
         own_budget = budget if isinstance(budget, Budget) else None
         if budget is not None:
             knobs["budget"] = budget if own_budget is None else "fixed"
-        for given, kind in ((shape, Shape), (calibration, Calibration)):
-            if given is not None and not isinstance(given, kind):
-                name = kind.__name__
-                raise ConfigError(f"{name.lower()} must be a {name} (got {given!r:.80})")
+        for part, wanted in ((shape, Shape), (calibration, Calibration)):
+            if part is not None and not isinstance(part, wanted):
+                name = wanted.__name__
+                raise ConfigError(f"{name.lower()} must be a {name} (got {part!r:.80})")
         if draft_model is not None:
             check_draft_model(draft_model)
         self.config = (config or SpecConfig()).changed(**knobs)
@@ -104,16 +102,15 @@ class SelfSpec:
         self._budget = own_budget
         self.models = ModelRunners(self.config)
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-        self._listeners: list[Callable[[StepRecord], None]] = []
+        self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
-        self._untried = untried_reason(transformers.__version__)
-        self._remembered: Remembered | None = None
+        self._remembered: RememberedFile | None = None
         if remember is not None:
             owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
-            self._remembered = Remembered(remember, owner, saves=saves)
+            self._remembered = RememberedFile(remember, owner, saves=saves)
             finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
-        self._knowledge = Knowledge(
+        self._learned = LearnedOnDemand(
             self.config,
             loaded=contents,
             remembered=self._remembered,
@@ -128,7 +125,7 @@ class SelfSpec:
         path_or_hub_id: str | os.PathLike[str],
         *,
         revision: str | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> SelfSpec:
         """A `SelfSpec` that starts with what a cache holds: a file, or a repository on the Hub.
@@ -149,7 +146,7 @@ class SelfSpec:
         paper: str,
         *,
         cache: str | os.PathLike[str] | None = None,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> SelfSpec:
         """The method of one paper, for comparisons; `SelfSpec()` is the best of all.
@@ -164,10 +161,10 @@ class SelfSpec:
         """
         if (draft_model := options.get("draft_model")) is not None:
             check_draft_model(draft_model)
-        given = method_of(paper, **options)
+        method = method_of(paper, **options)
         if cache is None:
-            return cls(tokenizer=tokenizer, **given)
-        return cls.from_pretrained(cache, tokenizer=tokenizer, **given)
+            return cls(tokenizer=tokenizer, **method)
+        return cls.from_pretrained(cache, tokenizer=tokenizer, **method)
 
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
@@ -181,12 +178,6 @@ class SelfSpec:
             "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
             "selfspec.attach(model) once, then generate(..., assistant=spec)"
         )
-
-    def warn_if_untried(self) -> None:
-        """Says once that this version of transformers was not tried."""
-        if self._untried is not None:
-            _log.warning("%s; use one of these, or a newer selfspec", self._untried)
-            self._untried = None
 
     def count(self, prompt: Prompt) -> None:
         """Counts a call that broke off."""
@@ -204,7 +195,7 @@ class SelfSpec:
             self._remembered.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
-        return self._knowledge.learned(vocab_size)
+        return self._learned.of(vocab_size)
 
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
@@ -213,20 +204,23 @@ class SelfSpec:
         since the last save is never saved. The file stays as it is, and the next call opens it
         anew; to forget that too, delete the file first.
         """
-        self._knowledge.forget()
+        self._learned.forget()
         self.models.forget_kept_kv()
 
     def contents(
-        self, *, tokenizer: Any = None, about: Mapping[str, Any] | None = None
+        self,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> CacheContents:
         """What `save_pretrained` would write: everything that was loaded or learned."""
-        return self._knowledge.contents(tokenizer, about)
+        return self._learned.contents(tokenizer, about)
 
     def save_pretrained(
         self,
         path: str | os.PathLike[str],
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         overwrite: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
@@ -257,7 +251,7 @@ class SelfSpec:
         self,
         repo_id: str,
         *,
-        tokenizer: Any = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         about: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
@@ -268,26 +262,28 @@ class SelfSpec:
         return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
     @contextmanager
-    def listening(self, listener: Callable[[StepRecord], None]) -> Iterator[None]:
-        """Inside, calls `listener` with the `StepRecord` of every row in every step.
+    def listening(self, on_step: OnStep) -> Iterator[None]:
+        """Inside, calls `on_step` with the `StepRecord` of every row in every step.
 
         The first record of a row has a tree of one node: the prompt's forward yields its token.
         """
-        self._listeners.append(listener)
+        self._on_step.append(on_step)
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            self._on_step.remove(on_step)
 
-    def ability(self, model: Any) -> DraftSupport:
+    def ability(self, model: PreTrainedModel) -> DraftSupport:
         """What a model can verify as it is now; tried on first use."""
         return self.runner(model).ability()
 
-    def runner(self, model: Any) -> ModelRunner:
+    def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         return self.models.run(inside_wrappers(model))
 
-    def draft_model_for(self, draft: Any, model: Any, num_tokens: int) -> DraftModel:
+    def draft_model_for(
+        self, draft: PreTrainedModel, model: PreTrainedModel, num_tokens: int
+    ) -> DraftModel:
         return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(
@@ -298,11 +294,11 @@ class SelfSpec:
         kept_kv: KeptKV | str | None,
     ) -> Engine:
         """The engine of one prompt, or of many that come and go."""
-        budget, learned = self._budget, self._knowledge.learned
+        budget, learned = self._budget, self._learned.of
         if prompt is not None and prompt.is_default:
             lenient = Lenient(prompt.stats)
             learned = partial(lenient.learned, learned)
-            budget = lenient.piece(budget)
+            budget = lenient.guarded(budget)
         if budget is not None:
             budget = budget.open()
         return Engine(
@@ -310,11 +306,11 @@ class SelfSpec:
             backend,
             learned=learned,
             budget=budget,
-            listeners=self._listeners,
+            on_step=self._on_step,
             kept_kv=kept_kv,
         )
 
-    def warn(self, model: Any, stats: GenerationStats) -> None:
+    def warn(self, model: PreTrainedModel, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""
         known = self._warned.setdefault(model, set())
         drafted = "drafted for in chains" if stats.mode == "chain" else "not drafted for as asked"

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
@@ -49,7 +49,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self._num_readable = 0
         self._tree = DraftTree.of_root(0)
 
-    def generate(self, model: Any, **arguments: Any) -> Any:
+    def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
         of_loop, ready = for_drafts(model, arguments)
         # With this, stock checks the call and prepares it as one of assisted decoding.
@@ -59,7 +59,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def _decode(
         self,
         of_loop: OfLoop,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,
         *,
         stopping_criteria: StoppingCriteriaList,
@@ -129,8 +129,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
         ids, config = input_ids[0].tolist(), self._spec.config
         start = RowStart(prompt_ids=ids, max_new_tokens=self._max_length - len(ids))
-        own = [] if self._draft_model is None else [self._draft_model]
-        drafter = Drafter(learned, start, config, own, num_readable=self._num_readable)
+        sources = [] if self._draft_model is None else [self._draft_model]
+        drafter = Drafter(learned, start, config, sources, num_readable=self._num_readable)
         return Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length, drafter=drafter)
 
     def _observe(self, row: Row, committed: list[int]) -> None:

@@ -105,7 +105,7 @@ class Waiting:
         if self._short_first:
             turn = (False, self._work_started + prompt.max_columns, self._num_arrived)
         else:
-            turn = (prompt.alone is not None, 0, self._num_arrived)
+            turn = (prompt.runs_alone is not None, 0, self._num_arrived)
         insort(self._line, (turn, prompt), key=itemgetter(0))
 
     def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
@@ -155,4 +155,4 @@ class Waiting:
     def sharing(self) -> list[Prompt]:
         """The first prompts that may share forwards, up to the first that has to be alone."""
         shown = (prompt for _, prompt in self._line[:_MOST_SHOWN])
-        return list(takewhile(lambda prompt: prompt.alone is None, shown))
+        return list(takewhile(lambda prompt: prompt.runs_alone is None, shown))

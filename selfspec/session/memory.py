@@ -31,7 +31,7 @@ class SharedMemory:
         """Refuses a prompt that can never fit."""
         if self._max_bytes is None:
             return
-        if prompt.alone is not None:
+        if prompt.runs_alone is not None:
             cache = kv_of(prompt.model_kwargs)
             if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
                 return  # A recurrent or windowed state takes little room.
@@ -52,7 +52,7 @@ class SharedMemory:
         if self._max_bytes is None:
             return None
         kv = engine.backend.kv
-        if kv is None or prompt.alone is not None:
+        if kv is None or prompt.runs_alone is not None:
             return self._max_bytes - kv_bytes(self._runner.model, prompt.max_columns)
         longest = max(kv.num_columns, prompt.max_columns, *(row.max_columns for row in engine.rows))
         return self._max_bytes - self.limits.bytes_for(longest)

@@ -188,14 +188,14 @@ class Session:
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
         prompt = None if self._reading is not None else self._waiting.first
-        if prompt is None or prompt.alone is None:
+        if prompt is None or prompt.runs_alone is None:
             if self._reading or self._waiting:  # An error may have ended all but the one read.
                 self._borrow(None)
             return self._engine
         start = perf_counter()
         self._waiting.start(prompt)
         self._reading = prompt
-        self.alone_reasons[prompt.alone] += 1
+        self.alone_reasons[prompt.runs_alone] += 1
         start_clocks(prompt.stopping_criteria)
         if prompt.mode == "plain":
             (prompt.write or write_plainly)(prompt)

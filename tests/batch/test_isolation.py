@@ -156,12 +156,12 @@ def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
     elif who == "stopping rule":
         own["stopping_criteria"] = StoppingCriteriaList([OfOne(TIMES[at])])
 
-    def hear(index: int, ids: Sequence[int]) -> bool:
+    def on_token(index: int, ids: Sequence[int]) -> bool:
         if who == "listener" and index == 1:
             fuse.burn()
         return True
 
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=hear)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=on_token)
     answers = played(session, common=MODES[mode], **own)
     assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
     assert who != "processor" or len(answers[1].ids) == TIMES[at] - 1
@@ -489,12 +489,12 @@ def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyP
     use_recorders(monkeypatch)
     spec = wild()
 
-    def hear(index: int, _ids: Sequence[int]) -> bool:
+    def on_token(index: int, _ids: Sequence[int]) -> bool:
         if when == "with its first token":
             session.cancel(index)
         return True
 
-    options: dict[str, Any] = {"pace": FixedPace(4), "on_token": hear}
+    options: dict[str, Any] = {"pace": FixedPace(4), "on_token": on_token}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
     session.submit(0, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
     assert not session.step()

@@ -81,10 +81,10 @@ class Played:
         self.answers: dict[int, Any] = {}
         self.name = name
         self.session = TextSession(
-            tiny_model(name), tiny_tokenizer(), on_token=self.hear, **options
+            tiny_model(name), tiny_tokenizer(), on_token=self.on_token, **options
         )
 
-    def hear(self, index: int, ids: Sequence[int]) -> bool:
+    def on_token(self, index: int, ids: Sequence[int]) -> bool:
         assert index not in self.answers
         self.heard[index] += ids
         most = self.asks[index].stops_reading
@@ -231,7 +231,7 @@ class Line(NamedTuple):
 
     index: int
     max_columns: int
-    alone: str | None = None
+    runs_alone: str | None = None
 
 
 @given(needs=st.lists(st.integers(1, 50), min_size=1, max_size=30), dice=st.randoms())
@@ -273,11 +273,11 @@ def test_the_line_is_in_the_order_of_turns(
         waiting.leave(index)
         waiting.leave(index)
     left = [line for line in lines if line.index not in gone]
-    left.sort(key=lambda line: line.max_columns if short_first else bool(line.alone))
+    left.sort(key=lambda line: line.max_columns if short_first else bool(line.runs_alone))
     assert len(waiting) == len(left)
     while left:
         assert waiting.first == left[0]
-        assert waiting.sharing() == list(takewhile(lambda line: not line.alone, left))
+        assert waiting.sharing() == list(takewhile(lambda line: not line.runs_alone, left))
         waiting.start(left.pop(0))
     assert waiting.first is None
 

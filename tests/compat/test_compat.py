@@ -26,6 +26,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import selfspec
+from selfspec import runner as run_module
 from selfspec.compat import (
     branching,
     checkpoints,
@@ -125,7 +126,7 @@ def test_versions_are_those_of_a_bug_report():
 
 
 def test_the_first_call_with_an_untried_version_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(transformers, "__version__", "5.99.0")
+    monkeypatch.setattr(run_module, "version_of", lambda _name: "5.99.0")
     spec, model = selfspec.SelfSpec(), selfspec.attach(new_model())
     for _ in range(2):
         model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
@@ -375,8 +376,6 @@ def test_a_window_beside_states_is_cropped_and_the_states_stay():
 def test_attention_by_name():
     config = tiny_model().config
     assert generation.attention_implementation(config) in ("sdpa", "eager")
-    names = generation.implementations_of(config, "cpu")
-    assert names[0] == generation.attention_implementation(config)
     assert "sdpa" in generation.attention_functions()
     assert callable(generation.sdpa_attention_forward)
 
@@ -409,20 +408,15 @@ def test_experts_that_generate_switches_are_in_the_same_state(monkeypatch):
     """It does so while it decodes, on any device but a CPU."""
     model = new_model("mixtral")
     config = model.config
-    assert generation.settings_of(config).items() <= vars(config).items()
     model.set_experts_implementation("grouped_mm")
-    outside = generation.settings_of(config), generation.implementations_of(config, "cuda")
-    on_cpu = generation.implementations_of(config, "cpu")
+    outside, on_cpu = (generation.state_of_config(config, name) for name in ("cuda", "cpu"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     with generation.decoding_switches(model):
         assert model.get_experts_implementation()[""] == "batched_mm"
-        assert outside == (
-            generation.settings_of(config),
-            generation.implementations_of(config, "cuda"),
-        )
-        assert generation.implementations_of(config, "cpu") != on_cpu
+        assert generation.state_of_config(config, "cuda") == outside
+        assert generation.state_of_config(config, "cpu") != on_cpu
     model.set_experts_implementation("eager")
-    assert generation.implementations_of(config, "cuda") != outside[1]
+    assert generation.state_of_config(config, "cuda") != outside
 
 
 def test_hooks_of_output_capturing_are_known():
@@ -481,10 +475,9 @@ def test_hooks_are_seen():
     assert modules.hooks_of_all() == {}
     model = nn.Sequential(layer, nn.Linear(2, 2), nn.ReLU())
     model[1].forward = print
-    assert modules.hooked_modules(model) == (
-        [model[0], model[1]],
-        {nn.Sequential, nn.Linear, nn.ReLU},
-    )
+    _, hooked, classes = modules.modules_of(model)
+    assert hooked == [model[0], model[1]]
+    assert classes == {nn.Sequential, nn.Linear, nn.ReLU}
 
 
 def test_writes_are_counted():
@@ -575,7 +568,7 @@ def test_adapters_of_one_call_are_seen():
 
 
 def state_of(module):
-    return modules.state_of_modules(module)
+    return modules.modules_of(module).state
 
 
 CHANGES = {

@@ -64,7 +64,7 @@ def taught(
 ) -> tuple[Listener, torch.Tensor]:
     """Reads the prompt through a reader, as a call does; returns what was heard, and the logits."""
     reader = reader_of(model, listens=listens)
-    with reader.listening({"logits_to_keep": 1}) as kwargs:
+    with reader.keeping_states({"logits_to_keep": 1}) as kwargs:
         logits = forward(model, batch, **kwargs)
     return heard(model, batch, reader, logits), logits
 
@@ -136,14 +136,14 @@ def test_the_hook_is_gone_afterwards_and_after_an_error_too():
     before = hooks(model)
     taught(model, prompt())
     assert hooks(model) == before
-    with pytest.raises(KeyboardInterrupt), reader_of(model).listening({"logits_to_keep": 1}):
+    with pytest.raises(KeyboardInterrupt), reader_of(model).keeping_states({"logits_to_keep": 1}):
         raise KeyboardInterrupt
     assert hooks(model) == before
 
 
 @pytest.mark.parametrize("arguments", [{}, {"logits_to_keep": 0}, {"logits_to_keep": 3}])
 def test_a_call_that_keeps_other_logits_is_left_alone(arguments):
-    with reader_of(tiny_model()).listening(arguments) as kwargs:
+    with reader_of(tiny_model()).keeping_states(arguments) as kwargs:
         assert kwargs is arguments
         assert hooks(tiny_model()) == 0
 
@@ -153,7 +153,7 @@ def test_another_threads_forward_passes_by():
     model, batch, other = tiny_model(), prompt(seed=1), prompt(seed=2)
     whole, elsewhere = forward(model, other), []
     reader = reader_of(model)
-    with reader.listening({"logits_to_keep": 1}) as kwargs:
+    with reader.keeping_states({"logits_to_keep": 1}) as kwargs:
         thread = threading.Thread(target=lambda: elsewhere.append(forward(model, other)))
         thread.start()
         thread.join()
@@ -186,9 +186,9 @@ def test_a_prompt_in_pieces_or_behind_an_earlier_kv_teaches_what_was_read_now(is
     model, batch, asked = tiny_model(), prompt(), {"logits_to_keep": 1}
     ids, reader = batch["input_ids"], reader_of(model)
     with torch.no_grad():
-        with reader.listening(asked) if is_taught else nullcontext(asked) as kwargs:
+        with reader.keeping_states(asked) if is_taught else nullcontext(asked) as kwargs:
             past = kv_of(model(ids[:, :10], **kwargs))
-        with reader.listening(asked) as kwargs:
+        with reader.keeping_states(asked) as kwargs:
             logits = model(ids[:, 10:], **{KV: past}, **kwargs).logits
     listener, tokens = heard(model, batch, reader, logits), [-1, *ids[0].tolist()]
     read_now = tokens if is_taught else tokens[10:]

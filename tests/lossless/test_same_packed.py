@@ -162,14 +162,14 @@ def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPa
         may_start.wait(10)
         texts.append(run(model, inputs, **GREEDY).ids)
 
-    def hear(_record: object) -> None:
+    def on_step(_record: object) -> None:
         may_start.set()
         if other.is_alive():
             other.join(10)
 
     other, spec = threading.Thread(target=decode), SelfSpec(forward="packed")
     other.start()
-    with spec.listening(hear):
+    with spec.listening(on_step):
         ours = run(model, inputs, custom_generate=spec, **GREEDY)
     other.join(10)
     assert torch.equal(texts[0], stock.ids)

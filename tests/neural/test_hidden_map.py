@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from selfspec.forward.model import head_heard
+from selfspec.forward.model import at_output_head
 from selfspec.neural import hidden_map as module
 from selfspec.neural.hidden_map import HiddenMap, MapWeights
 from tests.fakes import new_model, prompt, tiny_model
@@ -159,10 +159,10 @@ def test_rows_that_cannot_be_read_give_no_map():
 
 def test_the_states_are_those_that_enter_the_head():
     model, inputs = tiny_model(), prompt()
-    heard: list[torch.Tensor] = []
-    with torch.no_grad(), head_heard(model, heard.append):
+    states: list[torch.Tensor] = []
+    with torch.no_grad(), at_output_head(model, states.append):
         logits = model(**inputs).logits
-    assert torch.equal(model.lm_head(heard[0]), logits)
+    assert torch.equal(model.lm_head(states[0]), logits)
     with torch.no_grad():
         model(**inputs)
-    assert len(heard) == 1
+    assert len(states) == 1

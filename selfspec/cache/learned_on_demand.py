@@ -1,4 +1,9 @@
-"""What one `SelfSpec` knows: what was loaded and remembered, and what it learns beyond that."""
+"""The `Learned` of one `SelfSpec`: made of what was loaded and remembered, and what it learns then.
+
+Four nouns: `Learned` has the sources and rates that drafts are made from right now. This class
+makes it when it is first needed. `CacheContents` is the same as a cache has it, as arrays, and a
+`RememberedFile` is the file of `remember=`, which is read into `Learned` and saved from it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokenizer_info
-from selfspec.cache.remember import Remembered, answers_of, restore
+from selfspec.cache.remember import RememberedFile, answers_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
@@ -16,7 +21,7 @@ from selfspec.draft.sources import REGISTRY, Source
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 
-class Knowledge:
+class LearnedOnDemand:
     """Makes what is learned at the first call, and again after `forget`. Safe for several threads.
 
     What was loaded is kept apart from what is learned. Extra sources and a calibration are copied,
@@ -28,7 +33,7 @@ class Knowledge:
         config: SpecConfig,
         *,
         loaded: CacheContents | None = None,
-        remembered: Remembered | None = None,
+        remembered: RememberedFile | None = None,
         extra_sources: Sequence[Source] = (),
         calibration: Calibration | None = None,
         shape: Shape | None = None,
@@ -43,7 +48,8 @@ class Knowledge:
         self._vocab_size = 0
         self._lock = threading.Lock()
 
-    def learned(self, vocab_size: int) -> Learned:
+    def of(self, vocab_size: int) -> Learned:
+        """What is learned; an error if it belongs to a vocabulary of another size."""
         with self._lock:
             if self._learned is None:
                 self._learned, self._vocab_size = self._opened(vocab_size), vocab_size

@@ -1,0 +1,127 @@
+"""Plain forwards over a few tokens, which say what a trial of a model must come to.
+
+An outcome (…, D) of a token is its logits, or what the last layer gives that a trial runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from selfspec.ability.trial_layers import TrialLayers
+from selfspec.compat.generation import KV
+from selfspec.compat.states import states_of
+from selfspec.forward.inputs import plain_inputs
+from selfspec.forward.model import device_of, takes
+
+
+class Text(NamedTuple):
+    """A text with its positions, and the indices of the tokens whose outcome is compared.
+
+    Where it is read in two forwards, the first one reads `num_prompt` tokens.
+    """
+
+    ids: Sequence[int]
+    positions: Sequence[int]
+    compared: Sequence[int]
+    num_prompt: int
+
+
+def read_at_once(
+    model: PreTrainedModel, texts: Sequence[Text], layers: TrialLayers
+) -> list[torch.Tensor]:
+    """The outcome (N, D) of each text's compared tokens, in one forward without a KV cache.
+
+    Shorter texts are padded on the right, where no compared token sees it.
+    """
+    length = max(len(text.ids) for text in texts)
+    rows = [(*text.ids, *[text.ids[-1]] * (length - len(text.ids))) for text in texts]
+    input_ids = torch.tensor(rows, device=device_of(model))
+    # A mask of ones keeps transformers from taking odd positions for several texts in one row.
+    arguments = {"attention_mask": torch.ones_like(input_ids), "use_cache": False}
+    if takes(model, "position_ids"):
+        arguments["position_ids"] = torch.tensor(
+            [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
+        )
+    prepared = plain_inputs(model, input_ids, arguments, length)
+    # A model that drops positions would count columns.
+    inputs = arguments | {name: value for name, value in prepared.items() if value is not None}
+    inputs.pop("logits_to_keep", None)
+    outcomes = layers.outcome(lambda: model(**inputs).logits)
+    return [row[list(text.compared)].float() for row, text in zip(outcomes, texts, strict=True)]
+
+
+def read_in_two(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
+    """The outcome (N, D) of a text's compared tokens, in a forward after that of its prompt."""
+    start = text.num_prompt
+    cache = prefilled(model, text.ids[:start], layers)
+    outcome = read_on(model, text.ids[start:], start, cache, layers)[0]
+    return outcome[[index - start for index in text.compared]].float()
+
+
+def read_by_steps(model: PreTrainedModel, text: Text, layers: TrialLayers) -> torch.Tensor:
+    """The outcome (N, D) of a text's compared tokens, by plain steps after its prompt."""
+    cache = prefilled(model, text.ids[: text.num_prompt], layers)
+    steps = [read_on(model, [text.ids[i]], i, cache, layers)[0] for i in text.compared]
+    return torch.cat(steps).float()
+
+
+def read_without_states(
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    num_last: int,
+    kinds: Sequence[str],
+    layers: TrialLayers,
+) -> torch.Tensor:
+    """The outcome (N, D) of the last tokens, in a forward that begins with empty states."""
+    start = len(ids) - num_last
+    cache = prefilled(model, ids[:start], layers)
+    for states, index in states_of(cache, kinds):
+        states[index].zero_()
+    return read_on(model, ids[start:], start, cache, layers)[0].float()
+
+
+def prefilled(
+    model: PreTrainedModel, prompt: Sequence[int], layers: TrialLayers, num_rows: int = 1
+) -> DynamicCache:
+    """A KV cache that holds the prompt, for the layers that are run."""
+    cache = new_cache(model, layers)
+    read_on(model, prompt, 0, cache, layers, num_rows)
+    return cache
+
+
+def new_cache(model: PreTrainedModel, layers: TrialLayers) -> DynamicCache:
+    """An empty KV cache for the layers that are run."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    layers.cut(cache)
+    return cache
+
+
+def read_on(
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    start: int,
+    cache: DynamicCache,
+    layers: TrialLayers,
+    num_rows: int = 1,
+) -> torch.Tensor:
+    """The outcome (B, Q, D) of equal rows that follow the `start` tokens in the cache."""
+    input_ids = torch.tensor([list(ids)] * num_rows, device=device_of(model))
+    arguments = arguments_at(model, cache, range(start, start + len(ids)), num_rows)
+    inputs = plain_inputs(model, input_ids, arguments, len(ids))
+    inputs.pop("logits_to_keep", None)  # Bamba would give the last ones alone.
+    return layers.outcome(lambda: model(**inputs).logits)
+
+
+def arguments_at(
+    model: PreTrainedModel, cache: DynamicCache, positions: Sequence[int], num_rows: int = 1
+) -> dict[str, Any]:
+    """What `generate()` would hold for some equal rows, of which the model makes its inputs."""
+    arguments: dict[str, Any] = {KV: cache, "use_cache": True}
+    if takes(model, "position_ids"):
+        arguments["position_ids"] = torch.tensor([positions] * num_rows, device=device_of(model))
+    return arguments
