@@ -47,8 +47,8 @@ from selfspec.weights.streamed import is_streamed
 
 _log = logging.getLogger("selfspec")
 
-_MOST_STATES = 16  # Of one model, whose abilities are kept.
-# With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
+_MOST_STATES = 16  # The most states of one model whose verdicts are kept.
+# With compile="auto", layers are compiled once captured forwards have taken this many seconds.
 _COMPILING_PAYS = 200.0
 
 
