@@ -170,9 +170,9 @@ class SelfSpec:
         return f"SelfSpec({self.config})"
 
     def __call__(
-        self, *_: Any, prediction: Any = None, draft_model: Any = None, **_arguments: Any
+        self, *_: Any, prediction: Any = None, max_nodes: Any = None, **_arguments: Any
     ) -> NoReturn:
-        """Refuses to be the loop of a model that is not attached, with what `attach` takes."""
+        """Refuses to be the loop of a model that is not attached, with what `attach` takes too."""
         raise UnsupportedError(  # A reader in another thread might never stop waiting.
             "custom_generate= needs an attached model, since transformers hands neither "
             "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
