@@ -16,7 +16,7 @@ from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import UnsupportedError
 from selfspec.plain import write_plainly
 from selfspec.plugin.arguments import OfLoop, for_drafts
-from selfspec.plugin.loop import Loop
+from selfspec.plugin.loop import Loop, routed
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 
@@ -71,7 +71,7 @@ class Requests:
         is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
         streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
         of_loop = of_loop._replace(streamer=streamer)
-        prompt: Prompt = self._prepared(inputs, of_loop, ready, lambda prompt: prompt)
+        prompt: Prompt = self._prepared(inputs, of_loop, ready, partial(routed, spec=self._spec))
         if len(prompt.input_ids) != 1:
             raise UnsupportedError(
                 f"num_return_sequences must be 1, since each prompt gets one answer (got "

@@ -19,6 +19,7 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
 from selfspec.plugin.arguments import for_drafts
+from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.loop import Loop
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
@@ -161,7 +162,7 @@ def _aside(model: PreTrainedModel, assistant: SelfSpec, kwargs: Mapping[str, Any
         return reason
     if draft_model is not None:
         try:
-            assistant.draft_model_for(draft_model, inside_wrappers(model), 1)
+            new_draft_model(draft_model, inside_wrappers(model), 1, assistant.models)
         except SelfSpecError as unfit:
             return str(unfit)
     return None
