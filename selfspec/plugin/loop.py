@@ -18,7 +18,7 @@ from transformers import (
 from selfspec.compat.generation import belongs_to_caller, kv_of
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.model import num_readable
-from selfspec.plugin.arguments import OfLoop, predictions_of
+from selfspec.plugin.arguments import LoopArguments, predictions_of
 from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.outcome import result_of
 from selfspec.plugin.refusals import refuse_prepared, route
@@ -37,7 +37,7 @@ class Loop:
     """
 
     spec: SelfSpec
-    arguments: OfLoop
+    arguments: LoopArguments
     is_default: bool = False
     then: Callable[[Prompt], Any] | None = None
 

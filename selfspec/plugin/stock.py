@@ -48,10 +48,10 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
-        of_loop, ready = for_drafts(model, arguments)
+        for_loop, ready = for_drafts(model, arguments)
         # With this, stock checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
-        return model.generate(custom_generate=Loop(self._spec, of_loop, then=self._write), **ready)
+        return model.generate(custom_generate=Loop(self._spec, for_loop, then=self._write), **ready)
 
     def _write(self, prompt: Prompt) -> Any:
         # A criterion of the caller's may be shorter than the config, which stock looks at too.
