@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from selfspec.cache import CacheContents, Remembered, TokenizerInfo
+from selfspec.cache import CacheContents, RememberedFile, TokenizerInfo
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import LutSource
@@ -83,9 +83,9 @@ def new_memory() -> Learned:
     return Learned([LutSource(VOCAB_SIZE, 8, order=order) for order in (1, 2)], Calibration(), 8)
 
 
-def opened(path) -> tuple[Remembered, Learned]:
+def opened(path) -> tuple[RememberedFile, Learned]:
     """What a `SelfSpec` does at its first call with `remember`."""
-    remembered, memory = Remembered(path, OWNER, saves=True), new_memory()
+    remembered, memory = RememberedFile(path, OWNER, saves=True), new_memory()
     remembered.open(memory, VOCAB_SIZE)
     return remembered, memory
 

@@ -96,7 +96,7 @@ def test_it_comes_near_the_best_fixed_width_whatever_was_expected(name):
 @pytest.mark.parametrize("kept", CURVES)
 def test_it_never_loses_whatever_an_earlier_process_wrote_down(name, kept):
     """The worst of all: no draft is ever right, and what steps cost is not what it was."""
-    curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).as_expectation()
+    curve, start = CostCurve(CURVES[name]), CostCurve(CURVES[kept]).of_other_length()
     assert speed(curve, wrong, measured(start)) > 0.97
 
 
@@ -231,7 +231,7 @@ def test_each_length_of_a_text_teaches_its_own_curve() -> None:
     def curve_of(backend: ScriptedBackend) -> CostCurve:
         first = 256 if backend.front >= 256 else 0
         if first not in curves:
-            curves[first] = curves[0].grown() if first else CostCurve.unknown(0.2)
+            curves[first] = curves[0].of_other_length() if first else CostCurve.unknown(0.2)
         return curves[first]
 
     backend = ClockedBackend(PROMPTS[0], CostCurve(CURVES["flat"]), random.Random(3), adjusted)

@@ -1,16 +1,16 @@
-"""Caches: one safetensors file each, on disk or on the Hub, tied to a tokenizer.
+"""Caches: safetensors files on disk or on the Hub, tied to a tokenizer.
 
-This room knows no model. It puts what a file holds into what a `SelfSpec` knows, and back.
+This package knows no model. It puts what a file holds into what a `SelfSpec` knows, and back.
 """
 
 from selfspec.cache.contents import CacheContents, TokenizerInfo, tokenizer_info
 from selfspec.cache.file import check_target, save_cache
 from selfspec.cache.hub import load_cache, push_cache
-from selfspec.cache.remember import Remembered
+from selfspec.cache.remember import RememberedFile
 
 __all__ = [
     "CacheContents",
-    "Remembered",
+    "RememberedFile",
     "TokenizerInfo",
     "check_target",
     "load_cache",

@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
-from selfspec.cost.ledger import Ledger, MeanRatio
+from selfspec.cost.ledger import Ledger
 from selfspec.cost.slowness import SlowStep
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord, TimeBudget
 
-# Sources learn what the model says after a verified node: that brings about 0.01 tokens later.
+# A node brings its score in tokens now, and about 0.01 later by what the model says after it.
 _LESSON = 0.01
 # After 64 steps with drafts, a plain step is timed again.
 _RETIME = 64
@@ -90,7 +90,6 @@ class MeasuredBudget(Budget):
         if curve is not None:
             self.curve = curve
         self.ledger = Ledger() if ledger is None else ledger
-        self.looking = MeanRatio(0.0, weight=1.0)  # The seconds to look for drafts.
         self.num_since_plain = 0
 
     @cached_property
@@ -109,7 +108,7 @@ class MeasuredBudget(Budget):
     def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
         plain, pending = self.curve.seconds(1), num_pending or 0
-        end = plain + plain * self.ledger.may_lose() - self.looking.value
+        end = plain + plain * self.ledger.may_lose()
         if num_pending is not None:  # A wrong draft lets the root be read again, too.
             end -= self.curve.seconds(pending + 2) - plain
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
@@ -192,11 +191,9 @@ class MeasuredStep(Step):
         drafts = self.max_nodes > 1 or took.width > 1
         saved = num_tokens / max(len(records), 1) - steps if drafts else 0.0
         budget.ledger.observe(steps + missing, saved - missing)
-        if self.max_nodes > 1:
-            budget.looking.observe(took.drafting, 1)
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
         for record in records:
-            budget.ledger.kept.observe(record.num_accepted, sum(record.tree.scores) - 1)
+            budget.ledger.observe_drafts(sum(record.tree.scores) - 1, record.num_accepted)
 
     def _missing(self, step: SlowStep, width: int) -> float:
         """What is to be charged besides, in plain steps, since slowness was no bad luck."""

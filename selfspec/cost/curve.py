@@ -24,7 +24,6 @@ _PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
 _SHORTEST, _LONGEST = 1e-9, 1e9
 # A width's time is the geometric mean of its first 8 steps. Each later one counts for 1/8.
 _KNOWN = 8
-_TWICE = 2
 # Once a width has 8 steps, a time that is off by more than 25 % counts as off by 25 %.
 _FAR = math.log(1.25)
 # What a width took beyond the expected time may be bad luck. Half-life of this excess after n steps
@@ -142,20 +141,7 @@ class CostCurve:
             self._was_plain = not place
             self._seconds = self._fitted()
 
-    def grown(self) -> CostCurve:
-        """What to expect once a text is longer than those of this curve: the same times.
-
-        Each counts as little as if it had been timed twice, so a few steps may say otherwise.
-        """
-        curve = self.as_expectation()
-        with self._lock:
-            curve._plain, curve._timed = self._plain, list(self._timed)
-            curve._counts = [min(count, _TWICE) for count in self._counts]
-            curve._named |= self._named
-        curve._seconds = curve._fitted()
-        return curve
-
-    def as_expectation(self) -> CostCurve:
+    def of_other_length(self) -> CostCurve:
         """What to expect after a text of another length: the shape of this curve.
 
         The machine may have been busy: no query is expected to cost so much that none is tried.

@@ -1,4 +1,4 @@
-"""What drafts with a model have saved so far, and how much the next step may lose.
+"""What drafts with a model have lost so far, and how much the next step may lose.
 
 Text that no draft can guess, and steps whose cost is not known yet, must not make a call slower
 than plain decoding by more than a little.
@@ -7,52 +7,29 @@ than plain decoding by more than a little.
 from __future__ import annotations
 
 # Drafts may lose 1.5 % of the decoding time, one plain step to find out what they bring, and up to
-# eight plain steps of what they have saved.
-_SHARE, _STEPS, _CREDIT = 0.015, 1.0, 8
-# At first scores are trusted as if ten promised drafts had all come true.
-_PRIOR = 10.0
-# Each step, or each promised draft, leaves the earlier ones 98 % of their weight.
-_FADE = 0.98
+# eight plain steps of what they have saved: where a wrong chain is read again, losses are steep.
+_SHARE, _STEPS, _CREDIT = 0.015, 1.0, 8.0
 
-
-class MeanRatio:
-    """A fading mean of a quotient, such as seconds for each token.
-
-    Starts from a `value` that counts as much as a `weight` of steps or tokens.
-    """
-
-    def __init__(self, value: float, *, weight: float) -> None:
-        self._sum, self._weight = value * weight, weight
-
-    @property
-    def value(self) -> float:
-        return self._sum / self._weight
-
-    def observe(self, amount: float, count: float) -> None:
-        kept = _FADE**count
-        self._sum = self._sum * kept + amount
-        self._weight = self._weight * kept + count
+# At first scores are trusted as if ten promised drafts had all come true. Each promised draft
+# leaves the earlier ones 98 % of their weight.
+_PRIOR, _FADE = 10.0, 0.98
 
 
 class Ledger:
-    """Counts, in plain steps, the time that drafts have saved; negative if they lost.
-
-    `kept` is how many drafts were accepted of those that their scores promised.
-    """
+    """Counts, in plain steps, the time that drafts have saved; negative if they lost."""
 
     def __init__(self) -> None:
         self._taken = 0.0
         self._saved = 0.0
-        self.kept = MeanRatio(1.0, weight=_PRIOR)
+        self._promised = self._accepted = _PRIOR  # Drafts, the earlier ones with less weight.
 
     @property
     def trust(self) -> float:
         """How much of what scores promise comes true."""
-        return min(self.kept.value, 1.0)
+        return min(self._accepted / self._promised, 1.0)
 
     def may_lose(self) -> float:
         """What the next step may lose, in plain steps."""
-        self._saved = min(self._saved, _CREDIT)
         return self._saved + _STEPS + _SHARE * self._taken
 
     def forgive(self) -> None:
@@ -62,4 +39,10 @@ class Ledger:
     def observe(self, taken: float, saved: float) -> None:
         """Takes in what a step took, and what it saved against plain steps for its tokens."""
         self._taken += taken
-        self._saved += saved
+        self._saved = min(self._saved + saved, _CREDIT)
+
+    def observe_drafts(self, promised: float, num_accepted: int) -> None:
+        """Takes in how many of the drafts of a tree were accepted, and the sum of their scores."""
+        weight = _FADE**promised
+        self._promised = weight * self._promised + promised
+        self._accepted = weight * self._accepted + num_accepted

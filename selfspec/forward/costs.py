@@ -67,8 +67,11 @@ class Costs:
         with self._lock:
             curves = self._curves.setdefault(known, {})
             if first not in curves:
-                curves[first] = _expected(curves, first) or CostCurve.unknown(
-                    _query_of(model, backend)
+                nearest = _nearest(curves, first)
+                curves[first] = (
+                    CostCurve.unknown(_query_of(model, backend))
+                    if nearest is None
+                    else nearest.of_other_length()
                 )
             return curves[first]
 
@@ -90,15 +93,6 @@ class Costs:
 def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
     here = _doublings(first)
     return curves[min(curves, key=lambda other: abs(_doublings(other) - here))] if curves else None
-
-
-def _expected(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
-    """What is expected of texts of `first` tokens, by what others took; None if there were none."""
-    nearest, here = _nearest(curves, first), _doublings(first)
-    if nearest is None:
-        return None
-    grows = any(_doublings(other) == here - 1 for other in curves)
-    return nearest.grown() if grows and nearest.knows_plain else nearest.as_expectation()
 
 
 def _query_of(model: Any, backend: Backend) -> float:

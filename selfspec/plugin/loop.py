@@ -15,7 +15,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from selfspec.compat.generation import belongs_to_caller, kv_of
+from selfspec.compat.generation import belongs_to_caller, kv_of, mark_callers_cache
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.model import num_readable
 from selfspec.plugin.arguments import LoopArguments, predictions_of
@@ -68,6 +68,7 @@ class Loop:
         config = spec.config
         if arguments.max_nodes is not None:
             config = config.changed(max_nodes=arguments.max_nodes)
+        mark_callers_cache(model, kv_of(model_kwargs))
         prompt = Prompt(
             model=model,
             runner=spec.models.run(model),

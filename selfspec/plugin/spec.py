@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary, finalize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
-from selfspec.cache import CacheContents, Remembered, load_cache, push_cache, save_cache
-from selfspec.cache.knowledge import Knowledge
+from selfspec.cache import CacheContents, RememberedFile, load_cache, push_cache, save_cache
+from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget
@@ -103,13 +103,13 @@ class SelfSpec:
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
-        self._remembered: Remembered | None = None
+        self._remembered: RememberedFile | None = None
         if remember is not None:
             owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
-            self._remembered = Remembered(remember, owner, saves=saves)
+            self._remembered = RememberedFile(remember, owner, saves=saves)
             finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
-        self._knowledge = Knowledge(
+        self._learned = LearnedOnDemand(
             self.config,
             loaded=contents,
             remembered=self._remembered,
@@ -194,7 +194,7 @@ class SelfSpec:
             self._remembered.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
-        return self._knowledge.learned(vocab_size)
+        return self._learned.of(vocab_size)
 
     def forget(self) -> None:
         """Goes back to what was loaded, or to nothing, and drops the vocabulary it was tied to.
@@ -203,7 +203,7 @@ class SelfSpec:
         since the last save is never saved. The file stays as it is, and the next call opens it
         anew; to forget that too, delete the file first.
         """
-        self._knowledge.forget()
+        self._learned.forget()
         self.models.forget_kept_kv()
 
     def contents(
@@ -213,7 +213,7 @@ class SelfSpec:
         about: Mapping[str, Any] | None = None,
     ) -> CacheContents:
         """What `save_pretrained` would write: everything that was loaded or learned."""
-        return self._knowledge.contents(tokenizer, about)
+        return self._learned.contents(tokenizer, about)
 
     def save_pretrained(
         self,
@@ -288,7 +288,7 @@ class SelfSpec:
         kept_kv: KeptKV | str | None,
     ) -> Engine:
         """The engine of one prompt, or of many that come and go."""
-        budget, learned = self._budget, self._knowledge.learned
+        budget, learned = self._budget, self._learned.of
         if prompt is not None and prompt.is_default:
             lenient = Lenient(prompt.stats)
             learned = partial(lenient.learned, learned)

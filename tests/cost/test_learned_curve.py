@@ -65,7 +65,7 @@ def test_what_steps_teach(steps, width, seconds):
 
 def test_a_wrong_shape_is_overturned_by_a_few_steps():
     """A curve from disk says that four queries cost what one does; in truth they cost four."""
-    kept = CostCurve({1: 0.1, 4: 0.1, 16: 0.2}).as_expectation()
+    kept = CostCurve({1: 0.1, 4: 0.1, 16: 0.2}).of_other_length()
     curve = fed(kept, (1, 0.1), (1, 0.1), (4, 0.4), (4, 0.4))
     assert curve.relative(4) == pytest.approx(4.0, rel=0.1)
     assert curve.relative(2) > 1.8
@@ -83,7 +83,7 @@ def test_nothing_is_found_out_by_a_leap():
 
 def test_a_curve_of_another_time_takes_its_scale_from_the_first_plain_steps():
     curve = guessed(*[(1, 0.05), (4, 0.08)] * 20)
-    later = fed(curve.as_expectation(), (1, 0.10), (1, 0.10))  # On a machine that is busy now.
+    later = fed(curve.of_other_length(), (1, 0.10), (1, 0.10))  # On a machine that is busy now.
     assert later.seconds(4) == pytest.approx(0.16, rel=0.05)
 
 

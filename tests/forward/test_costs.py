@@ -54,19 +54,6 @@ def test_a_new_length_starts_from_the_nearest_known_one(costs):
     assert costs.curve(model, backend(front=1500), 1).table(8) == long.table(8)
 
 
-def test_a_text_that_grows_beyond_a_curve_goes_on_with_its_times(costs):
-    model = new_model()
-    short = costs.curve(model, backend(), 1)
-    teach(short, 0.9)
-    longer = costs.curve(model, backend(front=256), 1)
-    assert longer.table(8) == short.table(8)
-    assert longer.knows_plain
-    for _ in range(8):
-        longer.refine(1, 2.0)
-    assert longer.seconds(1) == pytest.approx(2.0, rel=0.2)
-    assert short.seconds(1) == pytest.approx(1.0)
-
-
 def test_what_calls_with_one_row_have_learned(costs):
     model = new_model()
     assert costs.learned("eager", 600) is None

@@ -1,4 +1,9 @@
-"""What one `SelfSpec` knows: what was loaded and remembered, and what it learns beyond that."""
+"""The `Learned` of one `SelfSpec`: made of what was loaded and remembered, and what it learns then.
+
+Four nouns: `Learned` has the sources and rates that drafts are made from right now. This class
+makes it when it is first needed. `CacheContents` is the same as a cache has it, as arrays, and a
+`RememberedFile` is the file of `remember=`, which is read into `Learned` and saved from it.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokenizer_info
-from selfspec.cache.remember import Remembered, answers_of, restore
+from selfspec.cache.contents import (
+    KEY_OF,
+    CacheContents,
+    Tokenizer,
+    TokenizerInfo,
+    tokenizer_info,
+)
+from selfspec.cache.remember import RememberedFile, answers_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
@@ -16,7 +27,7 @@ from selfspec.draft.sources import REGISTRY, Source
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 
 
-class Knowledge:
+class LearnedOnDemand:
     """Makes what is learned at the first call, and again after `forget`. Safe for several threads.
 
     What was loaded is kept apart from what is learned. Extra sources and a calibration are copied,
@@ -28,7 +39,7 @@ class Knowledge:
         config: SpecConfig,
         *,
         loaded: CacheContents | None = None,
-        remembered: Remembered | None = None,
+        remembered: RememberedFile | None = None,
         extra_sources: Sequence[Source] = (),
         calibration: Calibration | None = None,
         shape: Shape | None = None,
@@ -43,7 +54,8 @@ class Knowledge:
         self._vocab_size = 0
         self._lock = threading.Lock()
 
-    def learned(self, vocab_size: int) -> Learned:
+    def of(self, vocab_size: int) -> Learned:
+        """What is learned; an error if it belongs to a vocabulary of another size."""
         with self._lock:
             if self._learned is None:
                 self._learned, self._vocab_size = self._opened(vocab_size), vocab_size
@@ -60,7 +72,9 @@ class Knowledge:
                 self.remembered.drop()
             self._learned = None
 
-    def contents(self, tokenizer: Any, about: Mapping[str, Any] | None) -> CacheContents:
+    def contents(
+        self, tokenizer: Tokenizer | None, about: Mapping[str, Any] | None
+    ) -> CacheContents:
         """Everything that was loaded or learned, for a cache.
 
         Tables that were loaded for a source that the knobs leave out are included unchanged.
@@ -70,8 +84,8 @@ class Knowledge:
         tables, calibration, answers = dict(loaded.tables), loaded.calibration, loaded.answers
         learned = self._learned  # Another thread may forget it meanwhile.
         if learned is not None:
-            found = learned.tables()
-            tables |= {name: arrays for name, arrays in found.items() if name in KEY_OF}
+            arrays = learned.tables()
+            tables |= {name: table for name, table in arrays.items() if name in KEY_OF}
             calibration = learned.calibration.rows()
             if (written := answers_of(learned)) is not None:
                 answers = written
@@ -106,14 +120,14 @@ class Knowledge:
         return learned
 
 
-def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
-    given = None if tokenizer is None else tokenizer_info(tokenizer)
-    if known and given and given.fingerprint != known.fingerprint:
+def _owner(known: TokenizerInfo | None, tokenizer: Tokenizer | None) -> TokenizerInfo:
+    other = None if tokenizer is None else tokenizer_info(tokenizer)
+    if known and other and other.fingerprint != known.fingerprint:
         raise CacheError(
             f"this SelfSpec has loaded a cache of tokenizer {known} and can't be saved for another "
-            f"(got {given}); leave tokenizer= out"
+            f"(got {other}); leave tokenizer= out"
         )
-    owner = known or given
+    owner = known or other
     if owner is None:
         raise CacheError(
             "a cache belongs to a tokenizer, and this SelfSpec has loaded none (got "
