@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from tools.census_families.shrink import small_config
+
 VOCAB = 97
 PAD = 0
 
@@ -303,78 +305,29 @@ _ALL_NOT_BRANCHING = {
     "zamba": Architecture("zamba", _WITHOUT_HEAD_DIM | _ZAMBA),
 }
 
-# Models that also read images or sound, by what their plain steps make of positions.
-_TEXT = _DENSE | NO_SPECIAL
-_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
-_ALL_MULTIMODAL = {
-    "exaone4-5": Architecture(  # Drops them.
-        "exaone4_5",
-        {
-            "text_config": _TEXT
-            | {"layer_types": _MIXED[:2], "model_type": "exaone4", "sliding_window": 6},
-            "vision_config": _EYES | {"num_key_value_heads": 2, "out_hidden_size": 32},
-            "image_token_id": VOCAB,
-            "video_token_id": VOCAB,
-        },
-        auto_class=AutoModelForImageTextToText,
-    ),
-    "hyperclovax-vision": Architecture(  # Drops them.
-        "hyperclovax_vision_v2",
-        {
-            "text_config": _TEXT | {"model_type": "hyperclovax"},
-            "vision_config": _EYES | {"out_hidden_size": 32},
-        },
-        auto_class=AutoModelForImageTextToText,
-    ),
-    "paligemma": Architecture(  # Adds 1.
-        "paligemma",
-        {
-            "text_config": _TEXT | {"model_type": "gemma"},
-            "vision_config": {
-                "hidden_size": 16,
-                "image_size": 8,
-                "intermediate_size": 16,
-                "model_type": "siglip_vision_model",
-                "num_attention_heads": 2,
-                "num_hidden_layers": 1,
-                "patch_size": 4,
-            },
-            "hidden_size": 32,
-            "image_token_index": VOCAB - 1,
-            "projection_dim": 32,
-            "tie_word_embeddings": False,
-        },
-        auto_class=AutoModelForImageTextToText,
-    ),
-    "qwen3-omni-thinker": Architecture(  # Has four rows of them, as floats.
-        "qwen3_omni_moe_thinker",
-        {
-            "audio_config": {
-                "d_model": 16,
-                "downsample_hidden_size": 8,
-                "encoder_attention_heads": 2,
-                "encoder_ffn_dim": 16,
-                "encoder_layers": 1,
-                "num_mel_bins": 8,
-                "output_dim": 32,
-            },
-            "text_config": _TEXT
-            | _EXPERTS
-            | {
-                "rope_parameters": {
-                    "mrope_section": [2, 1, 1],
-                    "rope_theta": 10_000.0,
-                    "rope_type": "default",
-                }
-            },
-            "vision_config": _EYES | {"deepstack_visual_indexes": [], "out_hidden_size": 32},
-            "initializer_range": 0.3,
-            "vision_start_token_id": VOCAB,
-        },
-        auto_class=AutoModelForImageTextToText,
-    ),
+
+def _reads_more(model_type: str, **text: Any) -> dict[str, Architecture]:
+    """A model that also reads images or sound, as the census makes it, with a text of ours."""
+    if model_type not in CONFIG_MAPPING:
+        return {}
+    config = small_config(model_type).to_dict()
+    del config["model_type"]
+    config["text_config"] |= {"vocab_size": VOCAB, "initializer_range": 0.3, **NO_SPECIAL, **text}
+    kind = Architecture(model_type, config, auto_class=AutoModelForImageTextToText)
+    return {model_type.replace("_", "-"): kind}
+
+
+# By what their plain steps make of positions: two drop them, one adds 1, and one has four rows of
+# them, as floats.
+MULTIMODAL = {
+    **_reads_more("exaone4_5", sliding_window=6),
+    **_reads_more("hyperclovax_vision_v2"),
+    **_reads_more("paligemma"),
+    **_reads_more("qwen3_omni_moe_thinker"),
 }
 
+_TEXT = _DENSE | NO_SPECIAL
+_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
 _ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 # Beside some of those above, models that may come with heads for several tokens.
 _ALL_WITH_HEADS = {
@@ -408,6 +361,5 @@ def _known(architectures: dict[str, Architecture]) -> dict[str, Architecture]:
 
 HYBRID, NOT_BRANCHING = _known(_ALL_HYBRID), _known(_ALL_NOT_BRANCHING)
 BOUNDED = _known(_ALL_BOUNDED)
-MULTIMODAL = _known(_ALL_MULTIMODAL)
 ARCHITECTURES = BRANCHING | HYBRID | BOUNDED | RECURRENT | NOT_BRANCHING | MULTIMODAL
 ARCHITECTURES |= _known(_ALL_WITH_HEADS)

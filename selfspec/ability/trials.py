@@ -111,13 +111,16 @@ def check_tree(
     compared = [end, end + 1, end + 2, end + 3, end + 3]
     text = Text([*prompt, root, b, c, d], range(end + 4), compared, end)
     right, *wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
-    if types.states:  # Plain steps are right, also where forwards over several tokens are not.
-        steps = read_by_steps(model, text._replace(compared=compared[:-1]), layers)
-        right = torch.cat([steps, steps[-1:]])
     arguments = arguments_at(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
-    if reason := placing_reason(given_positions(model, prompt_ids, arguments), arguments):
+    given = given_positions(model, prompt_ids, arguments)
+    if reason := placing_reason(given, arguments):
         return reason
+    # Plain steps are right, also where forwards over several tokens are not, and where the model
+    # counts positions by itself, from another number than columns do.
+    if types.states or given is None:
+        steps = read_by_steps(model, text._replace(compared=compared[:-1]), layers)
+        right = torch.cat([steps, steps[-1:]])
     backend = new_backend(model, types)
     widest = max(map(len, crowds), default=0)
     position = next_positions(model, prompt_ids, arguments)

@@ -45,6 +45,8 @@ __all__ = ["sdpa_attention_forward"]  # It belongs to transformers.
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
+# transformers' mark on a KV cache that the caller of `generate()` has passed.
+_CALLERS = "_is_user_defined"
 _PLAIN = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain settings.
 
 
@@ -76,13 +78,25 @@ def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
     return arguments.get("decoder_attention_mask" if of_two else "attention_mask")
 
 
-def belongs_to_caller(kv: Cache) -> bool:
-    """Did the caller of `generate()` pass this KV cache?
+def mark_callers_cache(model: PreTrainedModel, kv: Cache | None) -> None:
+    """Marks a KV cache as the caller's, where the model's own code may not have said whose it is.
+
+    A model may take in caches by a method of its own. Without this, a cache that was handed in
+    would come back from captured forwards with the prompt alone.
+    """
+    prepare = getattr(model, "_prepare_cache_for_generation", None)
+    names = getattr(getattr(prepare, "__code__", None), "co_names", ())
+    if kv is not None and _CALLERS not in names and "super" not in names:
+        setattr(kv, _CALLERS, True)
+
+
+def belongs_to_caller(kv: Cache | None) -> bool:
+    """Did the caller of `generate()` pass this KV cache, as far as anybody knows?
 
     transformers marks it with a private attribute. Without the mark, each row of a batch would go
     on at its own pace, and the cache would end where its shortest row ends.
     """
-    return bool(getattr(kv, "_is_user_defined", False))
+    return bool(getattr(kv, _CALLERS, False))
 
 
 def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:

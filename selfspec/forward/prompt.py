@@ -177,7 +177,7 @@ class PromptReader:
         if self._on_logits is not None:
             return "the logits of its whole prompt are asked for"
         if belongs_to_caller(self.cache):
-            return "its KV cache is the caller's"
+            return "its KV cache may be the caller's"
         mask, positions = (self._kwargs.get(name) for name in ("attention_mask", "position_ids"))
         if mask is not None and (mask.dim() != 2 or not mask.all()):
             return "its prompt is padded, or has a mask of its own"

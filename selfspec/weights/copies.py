@@ -10,25 +10,23 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 
 from selfspec.compat.modules import encoder_of, is_compiled, num_writes
 from selfspec.weights.formats import PackedMatrix, own_linear
 from selfspec.weights.held_weight import HeldWeight, PackedWeight
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
-_AT_ONCE = 8  # Rows of words that are added up at once. With fewer, the memory is faster than that.
+_AT_ONCE = 8  # Rows of words that are added up in one operation; fewer take longer than to read.
 
 
 class Origin(NamedTuple):
-    """The weight that a copy was made of: another origin, and the copy must not be used.
+    """What a weight was when its copy was made. If it is another value now, the copy is not used.
 
     Torch does not count writes through `.data`, so sums over the weight's contents belong to it. To
     add up all weights of a model takes a part of a plain step's time.
@@ -159,9 +157,14 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
 
 def layers_alone(model: PreTrainedModel, *, with_head: bool = True) -> set[nn.Linear]:
     """The layers whose weight no other module has, with the output head or without."""
-    owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    owners = num_owners(model)
     head = None if with_head else model.get_output_embeddings()
     return {m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1}
+
+
+def num_owners(model: nn.Module) -> Counter[int]:
+    """How many modules have a weight, by its id."""
+    return Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
 
 
 def own_memory(model: PreTrainedModel) -> None:

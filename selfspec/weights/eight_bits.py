@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from selfspec.compat.modules import embeddings_of
@@ -25,9 +26,6 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly, attends_exactly
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _KEPT = (
     "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from selfspec.machine.busy import LEAST_SHARE, processor_share
@@ -24,9 +24,6 @@ from selfspec.weights.copies import Origin, PackedCopy, StandIns, layers_alone, 
 from selfspec.weights.formats import PackedMatrix, formats_for, pack
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _log = logging.getLogger("selfspec")
 

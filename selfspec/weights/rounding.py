@@ -125,8 +125,8 @@ class Int8Rows(NamedTuple):
 class Kernel(NamedTuple):
     """How a processor multiplies whole numbers of 8 bits."""
 
-    base: int  # A term counts so many times as much as the next one.
-    largest: tuple[int, int]  # Of the only term, and of the first of three.
+    base: int  # A term counts this many times as much as the next one.
+    largest: tuple[int, int]  # The largest number of an only term, and of the first of three.
     split: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
     pack: Callable[[Int8Rows], Any]
     multiply: Callable[[torch.Tensor, Any], torch.Tensor]

@@ -8,9 +8,10 @@ bits that are lost when the outcome is rounded to float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from selfspec.attention import joined_attention, joined_mask, num_joined, wide
 from selfspec.compat.generation import (
@@ -19,9 +20,6 @@ from selfspec.compat.generation import (
     register_attention,
     sdpa_attention_forward,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 EXACT_ATTENTION = "selfspec_float64"
 # More tokens than this are a step only if they come with a mask that is added, as trees do. Others

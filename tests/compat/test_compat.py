@@ -178,6 +178,16 @@ def test_a_cache_of_the_callers_is_marked(is_theirs):
     assert not generation.belongs_to_caller(None)
 
 
+def test_a_cache_that_the_models_own_code_does_not_mark_may_be_the_callers():
+    model, kv = new_model(), DynamicCache()
+    generation.mark_callers_cache(model, kv)
+    assert not generation.belongs_to_caller(kv)  # transformers would have marked it.
+    vars(model)["_prepare_cache_for_generation"] = lambda *_, **__: None
+    generation.mark_callers_cache(model, None)
+    generation.mark_callers_cache(model, kv)
+    assert generation.belongs_to_caller(kv)
+
+
 def test_plain_decoding_is_stocks_loop():
     model = new_model()
     expected = model.generate(**prompt(), max_new_tokens=5, do_sample=False)

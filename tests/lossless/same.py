@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -199,17 +200,25 @@ def new_kv(model: Any, kind: str) -> DynamicCache:
 
 
 def in_threads(work: Callable[[int], None], number: int, num_threads: int) -> None:
-    """Does `work` of 0, 1, 2, … in threads that take turns in them; returns when all are done."""
+    """Does `work` of 0, 1, 2, … in threads that take turns in them, and switch as often as can be.
+
+    Returns when all are done.
+    """
 
     def share(first: int) -> None:
         for index in range(first, number, num_threads):
             work(index)
 
     threads = [threading.Thread(target=share, args=(first,)) for first in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def through(entrance: str, spec: SelfSpec) -> dict[str, Any]:

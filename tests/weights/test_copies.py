@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of
+from tests.weights.test_packing import as_training_does, to_other_memory
 
 X = torch.ones(1, 16)
 
@@ -59,14 +60,6 @@ def test_it_is_used_where_it_is_faster(least):
         with StandIns().put([layer], copies):
             found = layer(x)
         assert torch.equal(found, sign * layer(x))
-
-
-def as_training_does(weight: torch.Tensor) -> None:
-    weight.mul_(1.5)
-
-
-def to_other_memory(weight: torch.Tensor) -> None:
-    weight.data = 2 * weight.data
 
 
 @pytest.mark.parametrize("change", [as_training_does, to_other_memory])

@@ -17,19 +17,16 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers.utils import (
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-)
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from selfspec.compat.checkpoints import find_file
 from selfspec.errors import WeightsError
 
 BLOCK = 4096  # Direct reads begin and end at multiples of this many bytes, also in memory.
 CHUNK = 1 << 25  # One read takes at most this many bytes.
-_HOW_TO_MEND = "download the model again, or save it anew with save_pretrained()"
+_HOW_TO_MEND = (
+    "download the model again, or load it with from_pretrained() and save it with save_pretrained()"
+)
 
 
 class StoredTensor(NamedTuple):
@@ -131,12 +128,6 @@ def find_files(name: str) -> list[Path]:
                 f"{index} must name the files of the weights (got {error!r:.200}); {_HOW_TO_MEND}"
             ) from error
         return [_required(name, shard) for shard in sorted(shards)]
-    for old in (WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
-        if find_file(name, SAFE_WEIGHTS_NAME) is None and find_file(name, old) is not None:
-            raise WeightsError(
-                f"weights must be in safetensors files to be streamed (got {old} in {name!r}); "
-                "load the model with from_pretrained() once, and save it with save_pretrained()"
-            )
     return [_required(name, SAFE_WEIGHTS_NAME)]
 
 

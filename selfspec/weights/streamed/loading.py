@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from math import prod
@@ -13,17 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
+from selfspec.weights.copies import num_owners
 from selfspec.weights.eight_bits import EightBits, hold_rounded, kernels
 from selfspec.weights.held_weight import STREAMED, PackedWeight
 from selfspec.weights.rounding import Int8Rows, Products
@@ -42,12 +36,7 @@ from selfspec.weights.streamed.memory_plan import (
     draft_model_bytes,
     text_bytes,
 )
-from selfspec.weights.streamed.rounded_file import (
-    Stored,
-    is_rounded,
-    plan_rounded,
-    rounded_file,
-)
+from selfspec.weights.streamed.rounded_file import Stored, is_rounded, plan_rounded, rounded_file
 from selfspec.weights.streamed.stream import Place, Stream, attach_stream, blank
 
 _log = logging.getLogger("selfspec")
@@ -72,12 +61,12 @@ def load_within(
         if in_eight_bits:
             attend_exactly(model)
             stored = plan_rounded(model, original)
-        layers = _Layers.of(model, stored)
-        sizes = layers.sizes(model, stored, max_length, max_texts)
+        layers = _layers_of(model, stored)
+        sizes = _sizes(model, layers, stored, text_bytes(model, max_length, max_texts))
         budget = amount_in_bytes(max_memory, sizes.whole)
         if draft_model is not None:
             sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
-        streamed = choose_streamed(sizes, layers.may_stream, budget)
+        chosen = choose_streamed(sizes, _alone(model, layers), budget)
         if in_eight_bits:
             path = rounded_file(stored, original, shards)
             opened.close()
@@ -86,78 +75,75 @@ def load_within(
                 weight: [tensor._replace(shard=shards[0]) for tensor in tensors]
                 for weight, tensors in stored.items()
             }
-            layers = _Layers.of(model, stored)
-        _load(model, stored, {n for i in streamed for n in layers.weights[i]})
+            layers = _layers_of(model, stored)
+        streamed = [layers[index] for index in chosen]
+        _load(model, stored, {name for layer in streamed for name in layer.weights})
         if streamed:
-            _stream(model, layers, stored, streamed, shards)
+            _stream(model, streamed, stored, shards)
             opened.pop_all()  # The files stay open; the reader closes them.
     _log.info(
         "%d of %d layers are streamed; %.0f MB of %.0f MB are used (loaded in %.2f s)",
         len(streamed),
-        len(layers.modules),
-        sizes.with_streamed(streamed) / 1e6,
+        len(layers),
+        sizes.with_streamed(chosen) / 1e6,
         budget / 1e6,
         perf_counter() - start,
     )
     return model
 
 
-class _Layers(NamedTuple):
-    """The decoder's layers, and how each of them is read into a buffer."""
+class _Layer(NamedTuple):
+    """A layer of the decoder, and how it is read into a buffer."""
 
-    decoder: nn.Module  # runs the layers
-    names: list[str]
-    modules: list[nn.Module]
-    weights: list[dict[str, nn.Parameter]]  # of each layer, by their names in the model
-    stored: list[LayerWeights]  # of each layer
-    may_stream: list[int]  # the layers that share no weight with others
+    name: str
+    module: nn.Module
+    weights: dict[str, nn.Parameter]  # by their names in the model
+    stored: LayerWeights
 
     @classmethod
-    def of(cls, model: PreTrainedModel, stored: Stored) -> _Layers:
-        """The decoder's layers are the list of modules that holds the most weights."""
-        lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
-        if not lists:
-            raise UnsupportedError(
-                f"{type(model).__name__} has no list of layers to stream; load it with "
-                "from_pretrained()"
-            )
-        prefix, layers = max(lists, key=lambda item: sum(x.nbytes for x in item[1].parameters()))
-        names = [f"{prefix}.{index}" for index in range(len(layers))]
-        weights = [
-            {f"{name}.{inner}": weight for inner, weight in module.named_parameters()}
-            for name, module in zip(names, layers, strict=True)
-        ]
-        missing = [name for layer in weights for name in layer if name not in stored]
-        check_complete(missing)
-        read = [
-            LayerWeights([part for n, w in layer.items() for part in _parts(w, stored[n])])
-            for layer in weights
-        ]
-        owners: dict[int, set[str]] = {}
-        for name, weight in model.named_parameters(remove_duplicate=False):
-            owners.setdefault(id(weight), set()).add(name)
-        alone = [
-            index
-            for index, layer in enumerate(weights)
-            if layer and all(len(owners[id(weight)]) == 1 for weight in layer.values())
-        ]
-        decoder = model.get_submodule(prefix.rpartition(".")[0])
-        return cls(decoder, names, list(layers), weights, read, alone)
+    def of(cls, name: str, module: nn.Module, stored: Stored) -> _Layer:
+        weights = {f"{name}.{inner}": weight for inner, weight in module.named_parameters()}
+        check_complete([inner for inner in weights if inner not in stored])
+        parts = [part for n, weight in weights.items() for part in _parts(weight, stored[n])]
+        return cls(name, module, weights, LayerWeights(parts))
 
-    def sizes(
-        self, model: PreTrainedModel, stored: Stored, max_length: int, max_texts: int
-    ) -> Sizes:
-        """What all parts take, in bytes, with room for `max_texts` texts of `max_length` tokens."""
-        owners = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-        layers = [_bytes_in_memory(layer, stored, owners) for layer in self.weights]
-        whole = _bytes_in_memory(dict(model.named_parameters()), stored, owners)
-        buffers = sum(buffer.nbytes for buffer in model.buffers())
-        return Sizes(
-            whole + buffers - sum(layers) + text_bytes(model, max_length, max_texts),
-            layers,
-            [layer.num_bytes for layer in self.stored],
-            max(layer.scratch_bytes for layer in self.stored),
+
+def _layers_of(model: PreTrainedModel, stored: Stored) -> list[_Layer]:
+    """The decoder's layers: the list of modules that holds the most weights."""
+    lists = [item for item in model.named_modules() if isinstance(item[1], nn.ModuleList)]
+    if not lists:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no list of layers to stream; load it with "
+            "from_pretrained()"
         )
+    prefix, modules = max(lists, key=lambda item: sum(x.nbytes for x in item[1].parameters()))
+    return [_Layer.of(f"{prefix}.{index}", module, stored) for index, module in enumerate(modules)]
+
+
+def _sizes(
+    model: PreTrainedModel, layers: Sequence[_Layer], stored: Stored, num_bytes_of_texts: int
+) -> Sizes:
+    """What all parts take, in bytes."""
+    owners = num_owners(model)
+    resident = [_bytes_in_memory(layer.weights, stored, owners) for layer in layers]
+    whole = _bytes_in_memory(dict(model.named_parameters()), stored, owners)
+    buffers = sum(buffer.nbytes for buffer in model.buffers())
+    return Sizes(
+        whole + buffers - sum(resident) + num_bytes_of_texts,
+        resident,
+        [layer.stored.num_bytes for layer in layers],
+        max(layer.stored.scratch_bytes for layer in layers),
+    )
+
+
+def _alone(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
+    """The layers that have weights and share none, which may be streamed."""
+    owners = num_owners(model)
+    return [
+        index
+        for index, layer in enumerate(layers)
+        if layer.weights and all(owners[id(weight)] == 1 for weight in layer.weights.values())
+    ]
 
 
 def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -> PreTrainedModel:
@@ -172,7 +158,7 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
             f"a quantised model can't be streamed (got {name!r}); name its original weights"
         )
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config, shards))
+        model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config.dtype, shards))
     model.tie_weights()  # In that context, no two modules share a weight.
     _keep_in_float32(model)
     with suppress(OSError):  # Without a file, the model has made one from its config.
@@ -200,13 +186,12 @@ def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
 
 
 def _dtype(
-    dtype: str | torch.dtype, config: PreTrainedConfig, shards: Sequence[Shard]
+    dtype: str | torch.dtype, of_config: torch.dtype | None, shards: Sequence[Shard]
 ) -> torch.dtype:
     """The dtype that is asked for, else the config's, else that of the files."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if isinstance(config.dtype, torch.dtype):
-        return config.dtype
+    for known in (dtype, of_config):
+        if isinstance(known, torch.dtype):
+            return known
     stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
     return next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
 
@@ -220,25 +205,23 @@ def _keep_in_float32(model: PreTrainedModel) -> None:
 
 
 def _stream(
-    model: PreTrainedModel,
-    layers: _Layers,
-    stored: Stored,
-    streamed: Sequence[int],
-    shards: Sequence[Shard],
+    model: PreTrainedModel, layers: Sequence[_Layer], stored: Stored, shards: Sequence[Shard]
 ) -> None:
-    """Gives the `streamed` layers their hooks, and notes where each part of the model is."""
+    """Gives these layers their hooks, and notes where each part of the model is."""
     places = [
         [
             place
-            for name, weight in layers.weights[index].items()
+            for name, weight in layer.weights.items()
             for place in _places(model, name, blank(weight), stored[name])
         ]
-        for index in streamed
+        for layer in layers
     ]
-    stream = Stream(places, Buffers([layers.stored[index] for index in streamed], shards))
-    attach_stream(model, layers.decoder, [layers.modules[index] for index in streamed], stream)
+    stream = Stream(places, Buffers([layer.stored for layer in layers], shards))
+    name_of_list = layers[0].name.rpartition(".")[0]
+    decoder = model.get_submodule(name_of_list.rpartition(".")[0])
+    attach_stream(model, decoder, [layer.module for layer in layers], stream)
     # Accelerate's note, which keeps transformers from moving or compiling the model.
-    model.hf_device_map = {"": "cpu"} | {layers.names[index]: "disk" for index in streamed}
+    model.hf_device_map = {"": "cpu"} | {layer.name: "disk" for layer in layers}
 
 
 def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight]:
@@ -249,10 +232,7 @@ def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight
 
 
 def _places(
-    model: PreTrainedModel,
-    name: str,
-    empty: torch.Tensor,
-    tensors: Sequence[StoredTensor],
+    model: PreTrainedModel, name: str, empty: torch.Tensor, tensors: Sequence[StoredTensor]
 ) -> list[Place]:
     """Where what is read for a weight goes. The weight is blank until then."""
     if not is_rounded(tensors):

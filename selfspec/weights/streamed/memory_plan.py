@@ -6,12 +6,11 @@ Knows sizes in bytes; nothing of tensors or files.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from transformers import PreTrainedModel
 
 from selfspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 # While one layer is computed from its buffer, the next layer is read into the other buffer.
 NUM_BUFFERS = 2

@@ -15,10 +15,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import torch
+from transformers import PreTrainedModel
 
 from selfspec.errors import WeightsError, one_line
 from selfspec.machine.user_files import remove_scratch, replacing, user_folder
@@ -27,14 +28,11 @@ from selfspec.weights.rounding import Int8Rows
 from selfspec.weights.streamed.files import CHUNK, Shard, StoredTensor, aligned_buffer
 from selfspec.weights.streamed.layer_weights import ALIGNMENT, new_scratch, read_into
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 _log = logging.getLogger("selfspec")
 
 _VERSION = 3  # Another way of rounding, or of writing, needs another number.
 _CHECKSUM_BYTES = 4
-_WHOLE = crc32(bytes(4))  # A checksum over anything and, after it, its own checksum.
+_WHOLE = crc32(bytes(4))  # The checksum of any bytes that end with their own checksum.
 
 Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
 

@@ -125,7 +125,7 @@ def quantised(folder: Path) -> None:
 
 UP_PROJ = "model.layers.3.mlp.up_proj.weight"
 DAMAGED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
-    "files of torch": (in_files_of_torch, WeightsError, "pytorch_model.bin"),
+    "files of torch": (in_files_of_torch, WeightsError, "must hold model.safetensors"),
     "no norm": (lambda to: rewritten(to, **{NORM: None}), WeightsError, NORM),
     "no projection": (lambda to: rewritten(to, **{UP_PROJ: None}), WeightsError, UP_PROJ),
     "another shape": (lambda to: rewritten(to, **{NORM: torch.ones(3)}), WeightsError, NORM),
