@@ -71,6 +71,15 @@ def write(cache: DynamicCache, stamps: list[list[int]]) -> list[tuple[torch.Tens
     return [cache.update(*states(layer, stamps), layer) for layer in range(len(LAYERS))]
 
 
+def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
+    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
+        assert isinstance(mine, type(theirs))
+        assert torch.equal(mine.keys, theirs.keys)
+        assert torch.equal(mine.values, theirs.values)
+        assert mine.get_seq_length() == theirs.get_seq_length()
+        assert mine.get_mask_sizes(3) == theirs.get_mask_sizes(3)
+
+
 class HeldKV(TreeKV):
     """Makes the rows that it gets."""
 
@@ -204,16 +213,10 @@ class KvMachine(RuleBasedStateMachine):
         self.kv.release()
         length = min(map(len, self.rows))
         self.rows = [row[:length] for row in self.rows]
-        assert [type(layer) for layer in self.cache.layers] == [
-            type(layer) for layer in stock_cache(self.window).layers
-        ]
         as_stock = stock_cache(self.window)
         write(as_stock, self.rows)
-        for got, true in zip(self.cache.layers, as_stock.layers, strict=True):
-            assert torch.equal(got.keys, true.keys)
-            assert torch.equal(got.values, true.values)
-            assert got.get_seq_length() == true.get_seq_length() == length
-            assert got.get_mask_sizes(3) == true.get_mask_sizes(3)
+        assert_same_cache(self.cache, as_stock)
+        assert self.cache.get_seq_length() == length
 
     @invariant()
     def lengths_and_sizes_are_right(self):
@@ -254,13 +257,6 @@ def prompted(*stamps: int, num_rows: int = 1, window: int = 4) -> DynamicCache:
     cache = stock_cache(window)
     write(cache, [list(stamps)] * num_rows)
     return cache
-
-
-def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
-    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
-        assert torch.equal(mine.keys, theirs.keys)
-        assert torch.equal(mine.values, theirs.values)
-        assert mine.get_seq_length() == theirs.get_seq_length()
 
 
 def capacity(kv: HeldKV, layer: int) -> int:
