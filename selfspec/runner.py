@@ -24,7 +24,7 @@ from selfspec.compat.modules import uncompiled
 from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
-from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
+from selfspec.cuda.kept import KeptRunner, Shortage
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
@@ -306,7 +306,7 @@ class ModelRunner:
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, captured, strict=strict)
                 return
-            reason = self._checked(reason_of(captured))
+            reason = self._checked(None if captured is None else str(captured))
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return

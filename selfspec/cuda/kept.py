@@ -40,10 +40,8 @@ class Shortage(NamedTuple):
     reason: str
     again: Callable[[TreeKV], StaticRunner | str]
 
-
-def reason_of(found: Shortage | str | None) -> str | None:
-    """Why forwards are not captured, if they are not."""
-    return found.reason if isinstance(found, Shortage) else found
+    def __str__(self) -> str:
+        return self.reason
 
 
 class KeptRunner:

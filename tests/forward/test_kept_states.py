@@ -10,9 +10,9 @@ import torch
 from transformers import DynamicCache
 
 from selfspec import SelfSpec
+from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import check_chain
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_of
