@@ -167,7 +167,8 @@ class ModelRunner:
 
     def _renew(self) -> None:
         """Looks at the model's weights as they are now."""
-        forward, reason, packing = self.config.forward, None, None
+        forward, packing = self.config.forward, None
+        reason: str | None = None
         is_packed = any(map(is_packed_in_place, self.model.modules()))
         self._loaded_kind = "packed" if is_packed else "eager"
         if is_streamed(self.model):
@@ -291,7 +292,8 @@ class ModelRunner:
         It has no rows yet. Captured forwards belong to one call or session at a time, and none of
         them `shows_states`.
         """
-        model, attention, captures = self.model, ability.attention, self._captures
+        model, attention = self.model, ability.attention
+        captures = self._captures
         lent: AbstractContextManager[StaticRunner | Shortage | str | None] = nullcontext()
         if captures and attention is None:
             lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
