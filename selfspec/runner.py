@@ -24,7 +24,7 @@ from selfspec.compat.modules import uncompiled
 from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
-from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
+from selfspec.cuda.kept import KeptRunner, Shortage
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
@@ -167,7 +167,8 @@ class ModelRunner:
 
     def _renew(self) -> None:
         """Looks at the model's weights as they are now."""
-        forward, reason, packing = self.config.forward, None, None
+        forward, packing = self.config.forward, None
+        reason: str | None = None
         is_packed = any(map(is_packed_in_place, self.model.modules()))
         self._loaded_kind = "packed" if is_packed else "eager"
         if is_streamed(self.model):
@@ -291,7 +292,8 @@ class ModelRunner:
         It has no rows yet. Captured forwards belong to one call or session at a time, and none of
         them `shows_states`.
         """
-        model, attention, captures = self.model, ability.attention, self._captures
+        model, attention = self.model, ability.attention
+        captures = self._captures
         lent: AbstractContextManager[StaticRunner | Shortage | str | None] = nullcontext()
         if captures and attention is None:
             lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
@@ -306,7 +308,7 @@ class ModelRunner:
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, captured, strict=strict)
                 return
-            reason = self._checked(reason_of(captured))
+            reason = self._checked(None if captured is None else str(captured))
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return

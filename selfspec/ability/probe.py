@@ -15,17 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from selfspec.ability.chain_trials import check_chain, check_prompt, states_reason
 from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import (
-    check_chain,
-    check_logits,
-    check_prompt,
-    check_tree,
-    states_reason,
-)
+from selfspec.ability.trials import check_logits, check_tree
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory

@@ -40,6 +40,9 @@ class Shortage(NamedTuple):
     reason: str
     again: Callable[[TreeKV], StaticRunner | str]
 
+    def __str__(self) -> str:
+        return self.reason
+
 
 class _Loan(NamedTuple):
     """Which thread has borrowed a runner, and what for."""
@@ -51,13 +54,6 @@ class _Loan(NamedTuple):
     @property
     def policy(self) -> Policy:
         return Policy(self.limits, is_fixed=True)
-
-
-def reason_of(runner: StaticRunner | Shortage | str | None) -> str | None:
-    """Why forwards are not captured, if they are not."""
-    if isinstance(runner, Shortage):
-        return runner.reason
-    return runner if isinstance(runner, str) else None
 
 
 class KeptRunner:

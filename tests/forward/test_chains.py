@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import check_chain
 from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_of
 from selfspec.forward.chains import ChainBackend
