@@ -88,10 +88,14 @@ def run(options: argparse.Namespace) -> int:
     )
     figures: dict[str, Any] = {}
     for text, budget in _budgets(options).items():
+
+        def answer(name: str, budget: _Budget = budget) -> Result:
+            return _answered(_job(options, name, budget, common))
+
         found = in_turns(
             options.methods,
             options.rounds,
-            lambda name, budget=budget: _answered(_job(options, name, budget, common)),
+            answer,
             lambda each: f"{_rate(each):.2f} tokens/s",
             f"{text}, ",
         )

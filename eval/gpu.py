@@ -204,7 +204,11 @@ def _answers(method: Method, asked: Asked) -> tuple[float, list[list[int]]]:
         raise EvalError(reason)
     seconds, texts = [], []
     for prompt in asked.prompts:
-        limits = {"max_new_tokens": asked.max_new_tokens, "temperature": 0.0, "seed": 0}
+        limits: dict[str, Any] = {
+            "max_new_tokens": asked.max_new_tokens,
+            "temperature": 0.0,
+            "seed": 0,
+        }
         ids = prompt.to(asked.model.device)
         result = timed(asked.model, partial(method.answer, asked.model, ids, **limits))
         texts.append(result.output[0, ids.shape[1] :].tolist())

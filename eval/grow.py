@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def _logit_difference(
-    model: LlamaForCausalLM, grown: LlamaForCausalLM, tokenizer: object
+    model: LlamaForCausalLM, grown: LlamaForCausalLM, tokenizer: Any
 ) -> tuple[float, float]:
     """The largest difference between their logits, and the largest logit."""
     ids = tokenizer(_CHECK_PROMPT, return_tensors="pt").input_ids.to(model.device)

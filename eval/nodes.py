@@ -27,6 +27,7 @@ from eval.runs.environment import tell, where
 from selfspec.ability.readings import prefilled
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.config import SpecConfig
+from selfspec.forward.backends import TreeBackend
 from selfspec.records import DraftTree
 from selfspec.runner import ModelRunner
 
@@ -46,7 +47,9 @@ class Model:
         self.runner = ModelRunner(model, SpecConfig(forward=options.forward))
         ability = self.runner.ability()
         assert ability.mode == "tree", ability.reason
-        self.backend = stack.enter_context(self.runner.backend(ability))
+        backend = stack.enter_context(self.runner.backend(ability))
+        assert isinstance(backend, TreeBackend)
+        self.backend = backend
         self.num_ids = model.config.vocab_size
         with torch.no_grad():
             kv = prefilled(model, [5] * _NUM_PROMPT, TrialLayers())

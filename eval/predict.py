@@ -54,9 +54,11 @@ def run(options: argparse.Namespace) -> int:
     if options.random is None:
         edits = stdlib_edits(options.functions + 1)
         tasks = tasks_of(edits, load_tokenizer(options.model), hide=options.hide)
-        model, names, num_first = load_asked(options), (_LOOKUP, OURS, RIGHT, WRONG), 3
+        model, num_first = load_asked(options), 3
+        names = [_LOOKUP, OURS, RIGHT, WRONG]
     else:
-        model, names, num_first = _random(options), tuple(map(name_of, options.shares)), 1
+        model, num_first = _random(options), 1
+        names = list(map(name_of, options.shares))
         num_ids = model.config.vocab_size
         tasks = [random_task(n, options, num_ids) for n in range(options.texts + 1)]
     measure(model, tasks[:1], new_methods(knobs, names))

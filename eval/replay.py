@@ -41,10 +41,13 @@ from selfspec.cost import Budget, CostCurve, Ledger, MeasuredBudget
 FIXED = (2, 4, 8, 16)
 
 
+Milliseconds = dict[int, float]
+
+
 class Case(NamedTuple):
     """What forwards cost, in milliseconds by width, and what is believed of it at the start."""
 
-    milliseconds: dict[int, float]
+    milliseconds: Milliseconds
     start: Callable[[], CostCurve]
 
     def clock(self, options: argparse.Namespace, seed: int) -> Clock:
@@ -52,13 +55,13 @@ class Case(NamedTuple):
         return Clock(seconds, options.noise, seed, options.busy)
 
 
-_FLAT = {1: 4.5, 16: 4.7, 64: 5.4}
-_HALF_COPIES = {1: 159, 2: 159, 4: 177, 8: 265, 16: 432, 64: 1500}
-_PACKED = {1: 52, 2: 64, 4: 76, 8: 82, 16: 111, 64: 290}
-_ROW_BY_ROW = {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000}
+_FLAT: Milliseconds = {1: 4.5, 16: 4.7, 64: 5.4}
+_HALF_COPIES: Milliseconds = {1: 159, 2: 159, 4: 177, 8: 265, 16: 432, 64: 1500}
+_PACKED: Milliseconds = {1: 52, 2: 64, 4: 76, 8: 82, 16: 111, 64: 290}
+_ROW_BY_ROW: Milliseconds = {1: 166, 2: 271, 4: 529, 8: 978, 16: 2272, 64: 9000}
 
 
-def _timed(milliseconds: dict[int, float]) -> CostCurve:
+def _timed(milliseconds: Milliseconds) -> CostCurve:
     """What is expected once steps of such costs were seen after a text of another length."""
     return CostCurve({width: cost / 1000 for width, cost in milliseconds.items()}).of_other_length()
 

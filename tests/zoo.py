@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from eval.census_families.shrink import small_config
+from tools.census_families.shrink import small_config
 
 VOCAB = 97
 PAD = 0

@@ -20,7 +20,7 @@ from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.fit.accuracies import Accuracies, fastest_width
 from eval.models.loading import load_asked, load_tokenizer
-from selfspec import SelfSpec, SpecConfig, attach
+from selfspec import SelfSpec, SpecConfig
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
 from selfspec.papers.ghidorah import FittedTree, best_tree
 
@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> int:
     contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
     if options.cache is not None:
         contents = load_cache(options.cache, tokenizer=tokenizer)
-    model, max_depth = attach(load_asked(options)), SpecConfig().max_depth
+    model, max_depth = load_asked(options), SpecConfig().max_depth
 
     def counted(which: str, **shape: Any) -> Accuracies:
-        knobs = {"budget": "fixed", "max_nodes": MOST_NODES, "strict": True}
+        knobs: Any = {"budget": "fixed", "max_nodes": MOST_NODES, "strict": True}
         spec = SelfSpec(contents=contents, **knobs, **shape)
         accuracies = _counted(model, prompts, spec, options.max_new_tokens)
         rate = spec.total_stats.tokens_per_step
@@ -77,9 +77,9 @@ def run(options: argparse.Namespace) -> int:
         cells = f"{tokens:22.2f} {1000 * seconds[each]:7.1f}"
         kept = "  kept" * (each == width)
         print(f"{each:5}  {cells} {tokens / seconds[each]:16.1f}{kept}")
-    FittedTree(*(values[: width - 1] for values in (tree.parents, tree.ranks, tree.chances))).save(
-        options.out
-    )
+    most = width - 1
+    kept_tree = FittedTree(tree.parents[:most], tree.ranks[:most], tree.chances[:most])
+    kept_tree.save(options.out)
     print(f"\n{options.out} holds the tree: --methods ghidorah --tree {options.out}")
     return 0
 

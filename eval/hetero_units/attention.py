@@ -88,18 +88,18 @@ def _of_tree(parts: Parts) -> Tensors:
 
 def in_two_parts(parts: Parts) -> torch.Tensor:
     """The outcome (B, H, N, D); equal to that of masked attention, except for rounding."""
-    text, sums = attention_and_sums(parts.query, *parts.text, parts.scale)
+    text, sums = attention_and_sums(parts.query, parts.text, parts.scale)
     return joined((text.float(), sums), _of_tree(parts))[0].to(parts.query.dtype)
 
 
 def attention_and_sums(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    query: torch.Tensor, states: Tensors, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention without a mask (B, H, N, D), and the log-sum-exp of its scores (B, H, N).
 
     torch has no public call that gives both on every device.
     """
-    aten = torch.ops.aten
+    aten, (key, value) = torch.ops.aten, states
     if query.device.type == "cpu":
         outcome, sums = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, scale=scale
@@ -143,14 +143,14 @@ class OnTwoUnits:
         return outcome
 
     def _dense(self, parts: Parts) -> Tensors:
-        found = attention_and_sums(parts.query.to(self._device), *self._front, parts.scale)
+        found = attention_and_sums(parts.query.to(self._device), self._front, parts.scale)
         return [tensor.cpu() for tensor in found]
 
     def _sparse(self, parts: Parts) -> Tensors:
         tree = _of_tree(parts)
         if not self._end:
             return tree
-        return joined(attention_and_sums(parts.query, *self._end, parts.scale), tree)
+        return joined(attention_and_sums(parts.query, self._end, parts.scale), tree)
 
 
 def timed_boundaries(
@@ -241,14 +241,14 @@ def _stock(layer: Whole, mask: torch.Tensor) -> torch.Tensor:
 
 
 def _masked(layer: Whole, mask: torch.Tensor) -> torch.Tensor:
-    parts, states = layer
-    return scaled_dot_product_attention(parts.query, *states, mask, scale=parts.scale)
+    parts, (key, value) = layer
+    return scaled_dot_product_attention(parts.query, key, value, mask, scale=parts.scale)
 
 
 def _by_entries(layer: Whole, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Two parts, where the tree's products are made for each entry of its mask by itself."""
     parts, _ = layer
-    text, score = attention_and_sums(parts.query, *parts.text, parts.scale)
+    text, score = attention_and_sums(parts.query, parts.text, parts.scale)
     queries = parts.query.float().index_select(2, rows)
     keys, values = (states.float().index_select(2, columns) for states in parts.tree)
     scores = (queries * keys).sum(-1) * parts.scale  # (B, H, entries)

@@ -19,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,8 +96,8 @@ def _run(job: Job) -> Result:
 
 def _load(job: Job, small: Any, stack: ExitStack) -> Any:
     if job.method != ACCELERATE:
-        options = {"max_memory": job.max_memory, "max_length": job.max_length}
-        return load(job.model, dtype=job.dtype, draft_model=small, **options)
+        limits: Any = {"max_memory": job.max_memory, "max_length": job.max_length}
+        return load(job.model, dtype=job.dtype, draft_model=small, **limits)
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     return transformers.AutoModelForCausalLM.from_pretrained(
         job.model,
@@ -116,7 +117,7 @@ def _answer(job: Job, model: Any, method: Method, memory: _Memory) -> Result:
         before, tried = _read(model), all_forwards()
         for prompt in job.prompts:
             ids = torch.tensor([prompt])
-            answer = timed(model, lambda ids=ids: _one(method, model, ids, job.max_new_tokens))
+            answer = timed(model, partial(_one, method, model, ids, job.max_new_tokens))
             seconds += answer.seconds - answer.prefill_seconds
             texts.append(answer.output[0, -num_new_tokens(answer.output, ids) :].tolist())
     read = [now - then for now, then in zip(_read(model), before, strict=True)]

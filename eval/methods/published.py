@@ -104,7 +104,7 @@ def _corpus(contents: CacheContents | None) -> CorpusCache | None:
     if contents is None or contents.answers is None:
         return None
     texts = np.split(contents.answers, np.flatnonzero(contents.answers < 0) + 1)
-    return CorpusCache(text[text >= 0] for text in texts)
+    return CorpusCache(text[text >= 0].tolist() for text in texts)
 
 
 def _with_branches(given: Resources) -> dict[str, Any]:

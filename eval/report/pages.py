@@ -79,8 +79,14 @@ def markdown(figures: Summary) -> str:
 
 def report_page(figures: Summary, drawn: Sequence[Picture]) -> str:
     """The same with pictures, as HTML."""
-    more = {"lead": verdict(figures), "lists": _lists(figures), "about": _about(figures)}
-    return page(_title(figures), _tables(figures), drawn, **more)
+    return page(
+        _title(figures),
+        _tables(figures),
+        drawn,
+        lead=verdict(figures),
+        lists=_lists(figures),
+        about=_about(figures),
+    )
 
 
 def _title(figures: Summary) -> str:

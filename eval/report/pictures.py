@@ -12,6 +12,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from eval.methods.names import OURS, STOCK
 from eval.report.rows import Record
@@ -26,7 +27,7 @@ _COLORS = (  # of other methods, and of the stages of a step
 _STAGES = ("prepare", "prefill", *STAGES, "decoding", "rest")
 _FIXED = {"forward": "#0072b2", "decoding": "#b6bcc4", "rest": "#d4d8dd"}
 _MOST_ACCEPTED = 12  # Steps that accept more are counted with these.
-_STYLE = {  # Names are drawn as shapes, so that every viewer shows them alike.
+_STYLE: dict[str, Any] = {  # Names are drawn as shapes, so that every viewer shows them alike.
     "svg.fonttype": "path",
     "svg.hashsalt": "selfspec",
     "axes.grid": True,
@@ -67,7 +68,7 @@ def drawn(
 
 
 def lines(
-    title: str, found: Mapping[str, Mapping[float, float]], colors: Colors, **axes: str
+    title: str, found: Mapping[str, Mapping[float, float]], colors: Colors, **axes: Any
 ) -> Picture:
     """A line with its points for each name, from 0 up."""
 
@@ -77,7 +78,7 @@ def lines(
             on.plot(x, y, "o-", ms=4, label=name, c=colors[name], clip_on=False)
         on.set_ylim(bottom=0)
         if all(float(x).is_integer() for points in found.values() for x in points):
-            on.xaxis.get_major_locator().set_params(integer=True)
+            on.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
     return drawn(title, draw, **axes)
 
@@ -254,5 +255,5 @@ def _sources(answers: pd.DataFrame, colors: Colors) -> Picture | None:
         return None
     frame = pd.DataFrame(found)
     note = "Drafts that each source named; one that two named counts for both."
-    axes = {"x": "source", "y": "accepted drafts per step (tokens)", "note": note}
+    axes: Any = {"x": "source", "y": "accepted drafts per step (tokens)", "note": note}
     return drawn("Where accepted tokens came from", lambda on: _bars(on, frame, colors), **axes)

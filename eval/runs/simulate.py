@@ -151,8 +151,8 @@ def replay(
     stats = GenerationStats(num_calls=1, num_new_tokens=1, num_prompt_tokens_out=1)
     length = len(text.prompt_ids) + len(text.output_ids)
     prompt = torch.tensor([text.prompt_ids])
-    start = RowStart(prompt_ids=text.prompt_ids, max_new_tokens=len(text.output_ids))
-    drafter = Drafter(memory, start, config)
+    opened = RowStart(prompt_ids=text.prompt_ids, max_new_tokens=len(text.output_ids))
+    drafter = Drafter(memory, opened, config)
     row = Row(prompt=prompt, prompt_ids=text.prompt_ids, max_length=length, drafter=drafter)
     so_far = [-1, *text.prompt_ids]
     _teach(memory, so_far)

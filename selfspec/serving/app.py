@@ -196,6 +196,9 @@ class _Routes:
             response = await self._answer(request, kind)
         except RequestError as error:
             response = await _error_response(request, error)
+        except Exception:
+            self._meters.requests[request.url.path, 500] += 1
+            raise
         self._meters.requests[request.url.path, response.status_code] += 1
         self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
         return response

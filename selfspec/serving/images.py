@@ -51,7 +51,8 @@ class ImageReader:
                     hold(num_others + num_bytes)
                     if num_bytes > MAX_IMAGE_BYTES:
                         raise _too_large(where, f"{MAX_IMAGE_BYTES} bytes")
-            parts.append({"type": "data", "data": data} if _is_address(part) else part)
+            fetched = {"type": "data", "data": data, "where": where}
+            parts.append(fetched if _is_address(part) else part)
         return _with_images(prompt, parts) if images else prompt
 
     def pictured(self, prompt: Any) -> Any:
@@ -117,12 +118,14 @@ def _is_address(part: dict[str, Any]) -> bool:
 
 
 def _images_in(prompt: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The images of a chat and where its request has them, which a part may say itself."""
     is_chat = isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping)
     for number, message in enumerate(prompt if is_chat else ()):
         if isinstance(message["content"], list):
             for index, part in enumerate(message["content"]):
                 if part["type"] != "text":
-                    yield f"messages[{number}].content[{index}].image_url", part
+                    where = f"messages[{number}].content[{index}].image_url"
+                    yield part.get("where", where), part
 
 
 def _with_images(prompt: Any, images: Sequence[dict[str, Any]]) -> Any:

@@ -32,6 +32,7 @@ _FIXED: dict[str, Any] = {
     "truncation": "disabled",
 }
 _SCORES, _THOUGHTS = "message.output_text.logprobs", "reasoning.encrypted_content"
+_THOUGHT = {"role": "assistant"}  # A message that says nothing keeps the place of the item.
 _OF_ITEMS = {"id", "status"}  # Of items that come back; they say nothing to a model.
 
 
@@ -39,12 +40,7 @@ def _messages(value: Any) -> Any:
     """The messages of a chat, one for each item of an input."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    items = value if isinstance(value, list) else [value]
-    return [_message(item) for item in items if not _is_thought(item)]
-
-
-def _is_thought(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "reasoning"
+    return list(map(_message, value if isinstance(value, list) else [value]))
 
 
 def _message(item: Any) -> Any:
@@ -52,6 +48,8 @@ def _message(item: Any) -> Any:
         return item
     kind = item.get("type", "message")
     fields = {name: value for name, value in item.items() if name not in _OF_ITEMS | {"type"}}
+    if kind == "reasoning":
+        return _THOUGHT
     if kind == "message":
         return {**fields, "content": _parts(fields.get("content"))}
     if kind == "function_call":
@@ -132,14 +130,26 @@ class Responses(Chat):
         """The messages, in which a text and calls that follow each other are one, as in chats."""
         system = {"role": "system", "content": self.instructions}
         merged: list[dict[str, Any]] = [system] if self.instructions else []
-        for message in super().prompts[0]:
-            before = merged[-1] if merged else {}
+        for number, item in enumerate(self.messages):
+            if item.model_fields_set == {*_THOUGHT}:
+                continue
+            message, before = _located(item.as_dict(), number), merged[-1] if merged else {}
             if "tool_calls" in message and before.get("role") == "assistant":
                 calls = [*before.get("tool_calls", ()), *message["tool_calls"]]
                 merged[-1] = {**before, "tool_calls": calls}
             else:
                 merged.append(message)
         return [merged]
+
+
+def _located(message: dict[str, Any], number: int) -> dict[str, Any]:
+    """The message of an item, whose images say where in the input they are."""
+    parts = message["content"] if isinstance(message["content"], list) else ()
+    name = "output" if message["role"] == "tool" else "content"
+    for index, part in enumerate(parts):
+        if part["type"] != "text":
+            part["where"] = f"input[{number}].{name}[{index}].image_url"
+    return message
 
 
 class ResponseForm:

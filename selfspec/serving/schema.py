@@ -265,6 +265,7 @@ class Chat(TextRequest):
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    add_special_tokens: Literal[False] = False  # A template writes its own.
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
     reasoning_effort: str | None = None

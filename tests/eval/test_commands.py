@@ -13,7 +13,6 @@ import torch
 from transformers import AutoTokenizer
 
 from eval import bench_batch, bench_streamed, first_call, gpu, predict, replay
-from eval.again import WAYS
 from eval.benches.stdlib import Edit
 from eval.hetero_units import attention
 from eval.hetero_units.model import widths_table
@@ -192,13 +191,6 @@ def test_openvino_takes_part(asked, told, tmp_path, monkeypatch):
     assert (figures["decode_speed_up"], figures["tokens_per_step"]) == (None, 1.0)
 
 
-def test_functions(figures, chat_folder):
-    first, step, steps = figures("functions", "--model", chat_folder)["rows"]
-    assert 100 < first["functions"] < 250
-    assert 100 < step["functions"] <= steps["functions"] < 300
-    assert max(row["deep"] for row in (first, step, steps)) < 20
-
-
 def test_launches(figures, chat_folder):
     """What all layers share is made once in a forward: here the mask for joined heads."""
     narrow, wide = figures("launches", "--model", chat_folder, "--threads", "1")["rows"]
@@ -257,15 +249,14 @@ def test_tokens_per_step(figures, asked, tmp_path):
     assert found["kept", None, 0] > found["cold", None, 0] != found["cold", "lut", 0]
 
 
-def test_again(figures, asked):
-    asked += [*SHORT, "2", "--max-nodes", "8", "--samples", "3", "--without", "texts", "--stock"]
-    rows = figures("again", *asked)["rows"]
-    assert [row["way"] for row in rows] == [way for way in WAYS for _ in range(3)]
-    for stock, ours, without in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
-        assert set(stock["rounds"][0]) == {"seconds"}
-        assert (ours["without"], without["without"]) == (None, "texts")
-    first, second = (each["tokens_per_step"] for each in rows[1]["rounds"])
-    assert second == 7 > first  # The other token of the eight is the prompt's.
+@pytest.mark.parametrize("more", [[], ["--samples", "3", "--temperature", "0.7"], ["--edit"]])
+def test_the_same_questions_again(figures, asked, more):
+    asked += [*SHORT, "2", "--max-nodes", "8", "--rounds", "2", "--without", "texts", "--stock"]
+    stock, _, first, second, *without = figures("tokens_per_step", *asked, *more)["rows"]
+    assert (stock["method"], stock["figures"]) == ("stock", {})
+    assert [row["without"] for row in (first, second, *without)] == [None, None, "texts", "texts"]
+    if not more:  # The other token of the eight is the prompt's.
+        assert second["figures"]["overall"][0] == 7 > first["figures"]["overall"][0]
 
 
 def test_predict(plain_folder, figures, monkeypatch):

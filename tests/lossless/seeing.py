@@ -14,10 +14,10 @@ from transformers import (
     AutoModelForImageTextToText,
 )
 
-from eval.census_families.inputs import medium
-from eval.census_families.shrink import open_gates, small_config
 from tests.fakes import prompt
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
+from tools.census_families.inputs import medium
+from tools.census_families.shrink import open_gates, small_config
 
 IMAGE, START = VOCAB - 1, VOCAB - 2  # an image's place, and what Qwen puts before it
 _IDS = {

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eval.census_families.inputs import media_inputs
-from eval.census_families.shrink import small_model
 from selfspec import SelfSpec
 from selfspec.compat.generation import KV
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import GREEDY, MODES, Call, run_both
 from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
 from tests.zoo import VOCAB
+from tools.census_families.inputs import media_inputs
+from tools.census_families.shrink import small_model
 
 DRAFTED = [name for name in SEEING if name not in ("git", "mllama")]
 CHAINS = ("qwen3-5",)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2LMHeadModel
 
 from selfspec import SelfSpec, generate_many
+from selfspec.compat.generation import KV
 from tests.fakes import WildSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.odd_steps import MOVES, with_odd_steps
 from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, attached, run, run_both
@@ -77,6 +80,25 @@ def test_dropped_positions_under_strict_are_refused_only_where_rows_are_padded()
     run_both(model, prompt(), spec, **GREEDY)
     with pytest.raises(ValueError, match=PADDED):
         run(model, prompt(3), custom_generate=spec, **GREEDY)
+
+
+class CountsFromThree(GPT2LMHeadModel):
+    """Counts positions by itself from 3, as Kosmos-2.5 does, and gives its plain steps none."""
+
+    @wraps(GPT2LMHeadModel.forward)
+    def forward(self, input_ids: torch.Tensor, position_ids: Any = None, **more: Any) -> Any:
+        if position_ids is None:
+            kv = more.get(KV)
+            start = 3 + (0 if kv is None else kv.get_seq_length())
+            position_ids = torch.arange(start, start + input_ids.shape[1])[None]
+        return super().forward(input_ids, position_ids=position_ids, **more)
+
+
+def test_a_model_that_counts_positions_by_itself_gets_no_trees(call: Call) -> None:
+    model = with_odd_steps(new_model("gpt2"), "dropped")
+    model.__class__ = CountsFromThree
+    both = run_both(model, call.inputs, drafts=False, **call.options)
+    assert both.stats.disabled_reason.startswith(CHAINS["doubled"])
 
 
 @pytest.mark.parametrize("name", ["llama4", "mistral", "gpt2", "gemma3", "bloom", "lfm2"])

@@ -194,10 +194,22 @@ def test_images(pair: tuple[Any, Any]) -> None:
     assert text == chat["choices"][0]["message"]["content"]
 
 
+def test_images_are_named_by_their_places(served: Served) -> None:
+    """Beside instructions and items of reasoning, which are no messages of a chat."""
+    image = {"type": "input_image", "image_url": "no image"}
+    text = {"type": "input_text", "text": "look"}
+    last = {"role": "user", "content": [text, image]}
+    body = {"input": [*HISTORY, last], "instructions": "You are a fox."}
+    error = served.post(PATH, body).json()["error"]
+    assert error["param"] == f"input[{len(HISTORY)}].content[1].image_url"
+    assert error["message"].startswith(f"{error['param']} must be ")
+
+
 WRONG: list[tuple[str, Any, str]] = [
     ("input", 7, " must be an object (got 7)"),
     ("input", [{"type": "web_search_call"}], " must be items that are messages, or calls"),
     ("input", [{"role": "wizard", "content": "x"}], "[0].role must be 'system', "),
+    ("input", [HISTORY[1], {"role": "wizard", "content": "x"}], "[1].role must be 'system', "),
     ("input", [{"type": "function_call", "call_id": "c", "name": "x"}], "[0].arguments must be"),
     ("input", [{"role": "user", "content": [{"type": "input_file"}]}], "[0].content must be"),
     ("previous_response_id", "resp_1", " must be None or left out, since it is not served here"),

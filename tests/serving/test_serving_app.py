@@ -187,6 +187,17 @@ def test_statistics_and_metrics(served: Served) -> None:
     assert float(found["selfspec_tokens_per_step"]) > 1
 
 
+def test_a_fault_of_the_server_is_counted(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_given: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(type(served.encoder), "arguments_for", broken)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        served.post(COMPLETION, {"prompt": "def"})
+    lines = served.client.get("/metrics").text.splitlines()
+    assert 'selfspec_requests_total{route="/v1/completions",status="500"} 1' in lines
+
+
 def test_a_request_need_not_name_the_only_model(served: Served) -> None:
     body = {"prompt": "def", "max_tokens": 2, "temperature": 0}
     assert served.post(COMPLETION, body).json()["model"] == NAME

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from eval.census_families.special import MEDIA, NO_PLACES, PLACES
+from tools.census_families.special import MEDIA, NO_PLACES, PLACES
 
 Inputs = dict[str, torch.Tensor]
 
@@ -120,11 +120,11 @@ def medium(model: Any, kind: str) -> tuple[Inputs, int]:
 def _images(model: Any, features: Any) -> Iterator[Inputs]:
     """An image of noise, cut into patches or whole, with what else the model asks for."""
     vision = getattr(model.config, "vision_config", model.config)
-    patch = getattr(vision, "patch_size", 4)
+    patch: Any = getattr(vision, "patch_size", 4)
     patch = patch if isinstance(patch, int) else patch[0]
-    size = getattr(vision, "image_size", None) or _SIDE * patch
+    size: Any = getattr(vision, "image_size", None) or _SIDE * patch
     size = size if isinstance(size, int) else size[0]
-    channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
+    channels: Any = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
     takes = _parameters(features or model.forward)
     merge = getattr(vision, "spatial_merge_size", 1)
     grid = [_SIDE, _SIDE]
@@ -141,7 +141,7 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
     if not _is_needed(features, "image_sizes"):
         given.pop("image_sizes", None)
     number = _SIDE * _SIDE
-    cut = [
+    cut: list[tuple[Any, Any]] = [
         ((number, 2 * channels * patch**2), None),  # two pictures of a film
         ((number, channels * patch**2), None),
         ((number, channels, patch, patch), None),
@@ -150,7 +150,7 @@ def _images(model: Any, features: Any) -> Iterator[Inputs]:
     ]
     if "image_position_ids" in given:
         cut.insert(0, ((1, number, channels * patch**2), None))
-    whole = [
+    whole: list[tuple[Any, Any]] = [
         ((1, channels, size, size), (1, 1, size, size)),
         ((1, 1, channels, size, size), (1, 1)),
         ((1, 3, channels, size, size), None),
@@ -168,7 +168,9 @@ def _sounds(model: Any, features: Any) -> Iterator[Inputs]:
     audio = getattr(model.config, "audio_config", model.config)
     bins = getattr(audio, "num_mel_bins", getattr(audio, "input_feat_per_channel", 16))
     lengths = (2 * getattr(audio, "max_source_positions", 32), 64, 32)
-    shapes = [shape for n in lengths for shape in ((1, bins, n), (1, n, bins))]
+    shapes: list[tuple[int, ...]] = [
+        shape for n in lengths for shape in ((1, bins, n), (1, n, bins))
+    ]
     if "input_features" not in takes:
         shapes = [(1, 9600), (1, 1, 9600)]
     for shape in shapes:

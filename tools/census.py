@@ -1,6 +1,6 @@
 """Which families of models are drafted for: one small random model of each that is installed.
 
-    python -m eval census --output FOLDER [--families llama qwen2_vl]
+    python -m tools.census --output FOLDER [--families llama qwen2_vl]
 
 Each family's config is shrunk until a model of it is made in a moment. It answers with stock's loop
 and with drafts that are partly right, with an image or a sound in the prompt where the family takes
@@ -21,28 +21,28 @@ import multiprocessing
 import re
 import resource
 import signal
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import fill, shorten
+from textwrap import fill
 from typing import Any
 
 import torch
 import transformers
 
-from eval.census_families.shrink import all_families
-from eval.census_families.trial import FAULTS, Verdict, verdict
-from eval.errors import EvalError
+from eval.errors import EvalError, exit_status
 from eval.options import check_at_least
+from tools.census_families.shrink import all_families
+from tools.census_families.trial import FAULTS, Verdict, verdict
 
 _INTRODUCTION = """# Models
 
-What `python -m eval census` found for each of the {number} families of models that write text in
+What `python -m tools.census` found for each of the {number} families of models that write text in
 transformers {version}. A small random model of each answered with transformers' own loop and with
 drafts, with an image or a sound in its prompt where it takes one. A random model shows whether the
 texts are the same, and nothing about speed. For your model, run `selfspec check`."""
-_LONGEST = 160  # of a reason on the page
 _MEANINGS = {
     "trees": "Drafts are verified as trees.",
     "chains": "Drafts are verified as chains, which accept a little less in a step.",
@@ -50,7 +50,7 @@ _MEANINGS = {
     "refused": "The call ends with an error that says why.",
     "image not made": "No image or sound could be made for these here, so only the rest was tried.",
     "not made": "No small model could be made here, or transformers' own loop failed with it. This "
-    "says nothing about selfspec: [hybrid models](hybrid-models.md) has some of them.",
+    "says nothing about selfspec.",
 }
 
 
@@ -134,7 +134,6 @@ def _listed(verdicts: list[Verdict]) -> str:
     for each in verdicts:
         reason = re.sub(r"^\w*(For|LM|Model)\w*(:|(?= ))", "", each.reason).strip()
         reason = reason.removesuffix("; drafting chains instead of trees")
-        reason = shorten(reason, _LONGEST, placeholder=" …")
         groups.setdefault((each.prompt, reason), []).append(f"`{each.family}`")
     lines = []
     for (prompt, reason), names in groups.items():
@@ -143,3 +142,9 @@ def _listed(verdicts: list[Verdict]) -> str:
             fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command = argparse.ArgumentParser(description=__doc__)
+    add_options(command)
+    sys.exit(exit_status(lambda: run(command.parse_args())))

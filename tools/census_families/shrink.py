@@ -1,7 +1,7 @@
 """The smallest random model of a family that still has all of its kinds of layers.
 
 What a name in a config means is much the same in all families, so sizes are set by name. What a
-family needs besides is in `eval.census_families.special`.
+family needs besides is in `tools.census_families.special`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import transformers
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
-from eval.census_families.special import SPECIAL
+from tools.census_families.special import SPECIAL
 
 VOCAB = 160
 FIRST_SPECIAL_ID = 100  # Ids below are those of texts.
@@ -55,8 +55,8 @@ _SIZES: tuple[tuple[str, Any], ...] = (
 _LAYERS = (
     r"(num_|n_)?((hidden|encoder|decoder|vision|text|audio)_)?(num_hidden_)?(layers?|blocks)|depth"
 )
-_INDICES = r".*(index|indexes|indices|idx|_layers|layers_ids)"
-_IDS = r".*(token(_id|_index|_ids)?|_id|tokens?_idx|image_token.*|placeholder.*)"
+_INDICES = r".*(index|indexes|indices|idx|_layers|layers?_ids)"
+_IDS = r".*(?<!per_)(token(_id|_index|_ids)?|_id|tokens?_idx|image_token.*|placeholder.*)"
 
 
 def all_families() -> dict[str, str]:

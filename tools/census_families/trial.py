@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import dropwhile
 from operator import not_
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache
 
-from eval.census_families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
-from eval.census_families.shrink import small_model
 from selfspec import SelfSpec, UnsupportedError, attach
 from selfspec.compat.generation import KV
 from selfspec.draft.sources import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
+from tools.census_families.inputs import Inputs, continued, media_inputs, media_of, text_inputs
+from tools.census_families.shrink import small_model
 
 FAULTS = ("wrong text", "error", "no draft accepted")
 
@@ -117,7 +118,8 @@ def verdict(family: str) -> Verdict:
 
 def _prompts(model: Any) -> tuple[dict[str, Prompts], str]:
     """What makes prompts, by what is in them; and why none with an image or a sound."""
-    prompts, trouble = {}, ""
+    prompts: dict[str, Prompts] = {}
+    trouble = ""
     for kind in media_of(model):
         try:
             _check_seen(model, media_inputs(model, kind=kind))
@@ -146,7 +148,7 @@ def _ways(model: Any, prompts: Prompts) -> dict[str, Answer]:
     def call(num_rows: int, options: dict[str, Any], **ours: Any) -> torch.Tensor:
         return _generate(model, prompts(num_rows), options, **ours)
 
-    ways = {
+    ways: dict[str, Answer] = {
         "greedy": partial(call, 1, _GREEDY),
         "sampled": partial(call, 1, _SAMPLED),
         "batch": partial(call, 2, _SAMPLED),
@@ -197,4 +199,4 @@ def _tried(answer: Answer, spec: SelfSpec, source: Remembered) -> tuple[str, str
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    return shorten(f"{type(error).__name__}: {error}", 200, placeholder=" …")
