@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from selfspec.batch.token_scores import TokenScore, TokenScores
-from selfspec.errors import kept
+from selfspec.errors import without_frames
 from selfspec.prompt import Prompt
 from selfspec.row_rules import end_ids
 from selfspec.session import ReaderGone
@@ -61,7 +61,7 @@ class Answer:
             if tokenizer is not None:
                 text = str(tokenizer.decode(ids, skip_special_tokens=True))
         except Exception as fault:
-            error = error or kept(fault)
+            error = error or without_frames(fault)
         is_ended = bool(ids) and ids[-1] in end_ids(prompt.generation_config)
         is_full = prompt.writes_nothing or prompt.num_tokens + len(ids) >= prompt.max_length
         reason = "length" if is_full and not is_ended else "stop"
@@ -73,7 +73,7 @@ class Answer:
     @classmethod
     def refused(cls, index: int, error: Exception) -> Answer:
         """The answer to a prompt that could not be prepared."""
-        return cls(index, "", [], "error", 0, GenerationStats(), kept(error))
+        return cls(index, "", [], "error", 0, GenerationStats(), without_frames(error))
 
 
 class TokenStreamer:
