@@ -119,11 +119,11 @@ def application(
     guarded.add_api_route("/metrics", routes.metrics)
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
-    asked = [each for each in guarded.routes if isinstance(each, APIRoute)]
-    listed = ["GET /health", *(f"{''.join(each.methods)} {each.path}" for each in asked)]
+    api_routes = [route for route in guarded.routes if isinstance(route, APIRoute)]
+    listed = ["GET /health", *(f"{''.join(route.methods)} {route.path}" for route in api_routes)]
     app.add_api_route("/", lambda: {"server": "selfspec", "routes": listed})
-    for kind in (HTTPException, RequestError, Exception):
-        app.add_exception_handler(kind, _error_response)
+    for error_type in (HTTPException, RequestError, Exception):
+        app.add_exception_handler(error_type, _error_response)
     if origins:
         methods = ["GET", "POST"]
         app.add_middleware(
@@ -191,9 +191,9 @@ class _Routes:
     async def stats(self) -> Any:
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
-    async def _counted(self, request: Request, kind: type[TextRequest]) -> Response:
+    async def _counted(self, request: Request, request_type: type[TextRequest]) -> Response:
         try:
-            response = await self._answer(request, kind)
+            response = await self._answer(request, request_type)
         except RequestError as error:
             response = await _error_response(request, error)
         except Exception:
@@ -203,13 +203,17 @@ class _Routes:
         self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
         return response
 
-    async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
+    async def _answer(self, request: Request, request_type: type[TextRequest]) -> Response:
         arrived = perf_counter()
         with ExitStack() as until_over:
             body, hold = await self._read(request, until_over)
-            fields = checked(kind, body)
+            fields = checked(request_type, body)
             self._check_model(fields.model)
-            form = ResponseForm(self._name, body) if kind is Responses else Form(self._name, fields)
+            form = (
+                ResponseForm(self._name, body)
+                if request_type is Responses
+                else Form(self._name, fields)
+            )
             exchange, streams = Exchange(self._model, fields, hold), fields.stream
             until_over.callback(exchange.close)
             del body, fields  # Their images may be large.

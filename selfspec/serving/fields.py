@@ -95,8 +95,8 @@ class Fields(BaseModel):
     def _that_ask(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        fields = {name: each for name, each in value.items() if name not in cls.ignored}
-        return {name: each for name, each in fields.items() if not _asks_nothing(name, each)}
+        fields = {name: entry for name, entry in value.items() if name not in cls.ignored}
+        return {name: entry for name, entry in fields.items() if not _asks_nothing(name, entry)}
 
     @classmethod
     def spelled(cls, name: str) -> str:
@@ -112,10 +112,10 @@ def _asks_nothing(name: str, value: Any) -> bool:
 Known = TypeVar("Known", bound=BaseModel)
 
 
-def checked(kind: type[Known], value: Any) -> Known:
+def checked(model: type[Known], value: Any) -> Known:
     """The fields, checked. The error names the first wrong field, its rule and its value."""
     try:
-        return kind.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         wrong = error.errors(include_url=False)
     cause = wrong[0].get("ctx", {}).get("error")
@@ -125,8 +125,8 @@ def checked(kind: type[Known], value: Any) -> Known:
     name, *inside = path or ("the value",)
     field = str(name)[:40]
     got, rule = _short.repr(first["input"]), _rule(first)
-    known = [each.alias or name for name, each in kind.model_fields.items()]
-    if issubclass(kind, Fields) and field in NOTHING and field not in known:
+    known = [field_info.alias or name for name, field_info in model.model_fields.items()]
+    if issubclass(model, Fields) and field in NOTHING and field not in known:
         rule = f"be {NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
         raise RequestError(unknown_name("field", field, known), field=field)
@@ -135,7 +135,7 @@ def checked(kind: type[Known], value: Any) -> Known:
     elif first["type"] == "missing":
         rule, got = "be given", "nothing"
     else:  # Where a field may have several forms, all that it could have been.
-        same = [each for each in wrong if _path(value, each) == path]
+        same = [error for error in wrong if _path(value, error) == path]
         rule = ", or ".join(dict.fromkeys(map(_rule, same)))
     where = field + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
@@ -150,7 +150,7 @@ def _innermost(value: Any, wrong: Sequence[Any]) -> tuple[list[int | str], Any]:
     Where a field may have several forms, each form has an error. One that has the form but a wrong
     part says so inside of it.
     """
-    paths = [_path(value, each) for each in wrong]
+    paths = [_path(value, error) for error in wrong]
     start = len(paths[0])
     inside = [n for n, path in enumerate(paths) if path[:start] == paths[0]]
     deepest = max(inside, key=lambda n: len(paths[n]))

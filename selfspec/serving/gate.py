@@ -61,8 +61,8 @@ _Given = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 
 def key_check(api_key: str) -> Callable[..., Coroutine[Any, Any, None]]:
-    async def check(given: _Given) -> None:
-        key = given.credentials.encode("latin-1") if given is not None else b""
+    async def check(credentials: _Given) -> None:
+        key = credentials.credentials.encode("latin-1") if credentials is not None else b""
         if not hmac.compare_digest(key, api_key.encode()):
             rule = "Authorization must be 'Bearer' and the server's API key"
             raise RequestError(rule, status=401, code="invalid_api_key")

@@ -94,7 +94,7 @@ class Message(Fields):
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
-            message["tool_calls"] = [each.as_dict() for each in self.tool_calls]
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message |= {"tool_call_id": self.tool_call_id}
         if thoughts := self.reasoning_content or self.reasoning:
@@ -108,7 +108,7 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 class Function(Fields):
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(lambda given: {**_OBJECT, **given})] = (
+    parameters: Annotated[dict[str, Any], AfterValidator(lambda schema: {**_OBJECT, **schema})] = (
         _OBJECT
     )
     strict: bool | None = None

@@ -46,22 +46,24 @@ def _messages(value: Any) -> Any:
 def _message(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
-    kind = item.get("type", "message")
+    item_type = item.get("type", "message")
     fields = {name: value for name, value in item.items() if name not in _OF_ITEMS | {"type"}}
-    if kind == "reasoning":
+    if item_type == "reasoning":
         return _THOUGHT
-    if kind == "message":
+    if item_type == "message":
         return {**fields, "content": _parts(fields.get("content"))}
-    if kind == "function_call":
+    if item_type == "function_call":
         call = {"id": fields.pop("call_id", None), "function": fields}
         return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
+    if item_type == "function_call_output":
         output = {
             "tool_call_id": fields.pop("call_id", None),
             "content": fields.pop("output", None),
         }
         return {"role": "tool", **fields, **output, "content": _parts(output["content"])}
-    raise ValueError(f"must be items that are messages, or calls of functions (got {kind!r:.40})")
+    raise ValueError(
+        f"must be items that are messages, or calls of functions (got {item_type!r:.40})"
+    )
 
 
 def _parts(content: Any) -> Any:
@@ -249,16 +251,16 @@ class ResponseForm:
             yield self._of_item("function_call_arguments.done", **told)
         yield self._of_item("output_item.done", item=item)
 
-    def _of_item(self, kind: str, /, **told: Any) -> bytes:
+    def _of_item(self, name: str, /, **told: Any) -> bytes:
         about = {"output_index": len(self._items) - 1}
         if "item" not in told:
             about |= {"item_id": self._items[-1]["id"]}
-        return self._event(f"response.{kind}", **about, **told)
+        return self._event(f"response.{name}", **about, **told)
 
-    def _event(self, kind: str, /, **told: Any) -> bytes:
-        about = {"type": kind, "sequence_number": self._num_events}
+    def _event(self, name: str, /, **told: Any) -> bytes:
+        about = {"type": name, "sequence_number": self._num_events}
         self._num_events += 1
-        return f"event: {kind}\n".encode() + event({**about, **told})
+        return f"event: {name}\n".encode() + event({**about, **told})
 
 
 def _id(prefix: str) -> str:
