@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from socket import socket
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -46,14 +48,14 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         super().__init__(config)
         self._model = model
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Breaks off at a second signal what runs. After one more, uvicorn leaves tracebacks."""
         if self.should_exit and not self._model.is_stopping:
             self._model.break_off()
         else:
             super().handle_exit(sig, frame)
 
-    async def shutdown(self, sockets: Any = None) -> None:
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(_PATIENCE, self._model.break_off)
         await super().shutdown(sockets)
 
@@ -277,7 +279,7 @@ class _Stream(StreamingResponse):  # type: ignore[misc]
             await super().__call__(scope, receive, send)
 
 
-async def _error_response(request: Request, error: Any) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, HTTPException):
         rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from selfspec.batch import Answer
 from selfspec.batch.call_forms import form_of
@@ -43,7 +44,7 @@ class Reply:
 
     looks_at_rows = True
 
-    def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
+    def __init__(self, choice: int, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [tool.function.name for tool in tools]
@@ -96,7 +97,7 @@ class Reply:
         offsets = self._offsets[start : self._num_scored]
         return Piece(self._choice, text, None, calls, scores, offsets)
 
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
         with self._lock:
             if self._num_told == self._num_decoded:
                 self._decode([int(input_ids[0, -1])])

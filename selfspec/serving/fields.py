@@ -12,6 +12,7 @@ from reprlib import Repr
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from selfspec.errors import SelfSpecError, one_line, unknown_name
 
@@ -92,7 +93,7 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _that_ask(cls, value: Any) -> Any:
+    def _that_ask(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
         fields = {name: entry for name, entry in value.items() if name not in cls.ignored}
@@ -103,7 +104,7 @@ class Fields(BaseModel):
         return (cls.model_fields[name].alias or name) if name in cls.model_fields else name
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
+def _asks_nothing(name: str, value: object) -> bool:
     nothing = NOTHING.get(name)
     same_kind = isinstance(value, bool) == isinstance(nothing, bool)
     return value is None or (same_kind and bool(value == nothing))
@@ -112,7 +113,7 @@ def _asks_nothing(name: str, value: Any) -> bool:
 Known = TypeVar("Known", bound=BaseModel)
 
 
-def checked(model: type[Known], value: Any) -> Known:
+def checked(model: type[Known], value: object) -> Known:
     """The fields, checked. The error names the first wrong field, its rule and its value."""
     try:
         return model.model_validate(value)
@@ -144,7 +145,9 @@ def checked(model: type[Known], value: Any) -> Known:
     raise RequestError(f"{where} must {rule} (got {got})", field=field)
 
 
-def _innermost(value: Any, wrong: Sequence[Any]) -> tuple[list[int | str], Any]:
+def _innermost(
+    value: object, wrong: Sequence[ErrorDetails]
+) -> tuple[list[int | str], ErrorDetails]:
     """Of the first wrong field the error that is deepest in it, and where that is.
 
     Where a field may have several forms, each form has an error. One that has the form but a wrong
@@ -157,10 +160,10 @@ def _innermost(value: Any, wrong: Sequence[Any]) -> tuple[list[int | str], Any]:
     return paths[deepest], wrong[deepest]
 
 
-def _path(value: Any, error: Any) -> list[int | str]:
+def _path(value: Any, error: ErrorDetails) -> list[int | str]:
     """Where in a value an error is, without the names that pydantic gives to forms."""
-    *parts, last = error["loc"] or [None]
-    path = []
+    *parts, last = error["loc"] or ("",)
+    path: list[int | str] = []
     for part in parts[:-1] if last == "[key]" else [*parts, last]:
         if part in (
             value
@@ -174,7 +177,7 @@ def _path(value: Any, error: Any) -> list[int | str]:
     return path
 
 
-def _rule(error: Any) -> str:
+def _rule(error: ErrorDetails) -> str:
     rule = re.sub(r"^(Value error, must|\w+ should) ", "", error["msg"])
     return re.sub(r"be a valid dictionary( or instance of \w+)?$", "be an object", rule)
 

@@ -11,6 +11,7 @@ from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import error_body
@@ -26,12 +27,12 @@ class Gate:
     other pages through; only the answers are kept from these pages.)
     """
 
-    def __init__(self, app: Any, *, hosts: Iterable[str], origins: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = {origin.lower() for origin in origins}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rule = self._broken_rule(Headers(scope=scope)) if scope["type"] == "http" else None
         if rule is None:
             path = scope.get("path", "").rstrip("/") or "/"  # A slash at the end means nothing.

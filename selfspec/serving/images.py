@@ -77,7 +77,7 @@ class ImageReader:
             prompt, [{"type": "image", "image": _decoded(*picture)} for picture in data]
         )
 
-    def _images_in(self, prompt: Any) -> list[tuple[str, dict[str, Any]]]:
+    def _images_in(self, prompt: object) -> list[tuple[str, dict[str, Any]]]:
         """The images of a prompt, not too many; a model that reads none refuses them."""
         images = list(_images_in(prompt))
         if images and self.processor is None:
@@ -104,11 +104,11 @@ class ImageReader:
         raise _wrong(where, f"must be a data URL such as {form!r} (got {url!r:.80})")
 
 
-def has_images(prompt: Any) -> bool:
+def has_images(prompt: object) -> bool:
     return any(_images_in(prompt))
 
 
-def has_addresses(prompt: Any) -> bool:
+def has_addresses(prompt: object) -> bool:
     return any(_is_address(part) for _, part in _images_in(prompt))
 
 

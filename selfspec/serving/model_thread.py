@@ -16,6 +16,8 @@ from itertools import count, islice
 from queue import SimpleQueue
 from typing import Any
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from selfspec.batch import Answer
 from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.errors import SelfSpecError
@@ -81,8 +83,8 @@ class ModelThread:
 
     def __init__(
         self,
-        model: Any,
-        tokenizer: Any,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
         spec: SelfSpec,
         *,
         max_rows: int = 16,

@@ -64,7 +64,7 @@ class Form:
         choices = [self._choice(piece, "message", is_first=True) for piece in whole]
         return {"object": self._object, **self._same, "choices": choices, "usage": usage}
 
-    def chunk(self, *pieces: Piece, **more: Any) -> bytes:
+    def chunk(self, *pieces: Piece, **more: object) -> bytes:
         """One event of a stream; the first one of a choice names the role."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
         choices = [self._choice(piece, "delta", is_first=not any(piece[1:5])) for piece in pieces]

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from inspect import signature
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -24,6 +24,9 @@ from selfspec.serving.messages import (
     ToolChoice,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
@@ -35,8 +38,8 @@ _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 _log = logging.getLogger("selfspec")
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
-    prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
+def _prompts(value: object) -> list[str | list[int]]:
+    prompts: list[Any] = value if isinstance(value, list) and not _are_ids(value) else [value]
     are_prompts = all(
         prompt and (isinstance(prompt, str) or _are_ids(prompt)) for prompt in prompts
     )
@@ -45,7 +48,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
     return [whole_characters(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-def _are_ids(value: Any) -> bool:
+def _are_ids(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
@@ -280,7 +283,7 @@ class Chat(TextRequest):
     def prompts(self) -> list[Any]:
         return [[message.as_dict() for message in self.messages]]
 
-    def template_options(self, owner: Any) -> dict[str, Any]:
+    def template_options(self, owner: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
         options = dict(self.chat_template_kwargs or {})
         if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
