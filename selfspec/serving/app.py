@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -106,13 +106,16 @@ def application(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, encoder)
-    app.add_api_route(
-        "/health", routes.health, methods=["GET", "HEAD"]
-    )  # Monitors ask for it without a key.
+    # Monitors ask for it without a key.
+    app.add_api_route("/health", routes.health, methods=["GET", "HEAD"])
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
-    guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
-    guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
-    guarded.add_api_route("/v1/responses", routes.respond, methods=["POST"])
+    texts: dict[str, type[TextRequest]] = {
+        "chat/completions": Chat,
+        "completions": Completion,
+        "responses": Responses,
+    }
+    for path, request_type in texts.items():
+        guarded.add_api_route(f"/v1/{path}", routes.answering(request_type), methods=["POST"])
     guarded.add_api_route("/v1/models", routes.models)
     guarded.add_api_route("/v1/models/{name:path}", routes.model)
     guarded.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
@@ -148,14 +151,24 @@ class _Routes:
         if encoder.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
 
-    async def chat(self, request: Request) -> Response:
-        return await self._counted(request, Chat)
+    def answering(
+        self, request_type: type[TextRequest]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The route of such requests, which counts them by their status."""
 
-    async def complete(self, request: Request) -> Response:
-        return await self._counted(request, Completion)
+        async def answer(request: Request) -> Response:
+            try:
+                response = await self._answer(request, request_type)
+            except RequestError as error:
+                response = await _error_response(request, error)
+            except Exception:
+                self._meters.requests[request.url.path, 500] += 1
+                raise
+            self._meters.requests[request.url.path, response.status_code] += 1
+            self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
+            return response
 
-    async def respond(self, request: Request) -> Response:
-        return await self._counted(request, Responses)
+        return answer
 
     async def tokenize(self, request: Request) -> Any:
         """As vLLM's. Takes what chats and completions take, but no images."""
@@ -192,18 +205,6 @@ class _Routes:
 
     async def stats(self) -> Any:
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
-
-    async def _counted(self, request: Request, request_type: type[TextRequest]) -> Response:
-        try:
-            response = await self._answer(request, request_type)
-        except RequestError as error:
-            response = await _error_response(request, error)
-        except Exception:
-            self._meters.requests[request.url.path, 500] += 1
-            raise
-        self._meters.requests[request.url.path, response.status_code] += 1
-        self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
-        return response
 
     async def _answer(self, request: Request, request_type: type[TextRequest]) -> Response:
         arrived = perf_counter()

@@ -79,20 +79,16 @@ class Form:
         return event(error_body(error))
 
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
+        end = {"finish_reason": piece.finish_reason}
+        if not self._is_chat:
+            scores = _of_completion(piece) if piece.scores else None
+            return {"index": piece.choice, "text": piece.text, "logprobs": scores, **end}
         role = {"role": "assistant"} if is_first else {}
         message: dict[str, Any] = {**role, "content": piece.text}
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": piece.calls}
-        text: Any = {where: message} if self._is_chat else {"text": piece.text}
-        scores = (_of_chat if self._is_chat else _of_completion)(piece) if piece.scores else None
-        return {
-            **{"index": piece.choice, **text},
-            **{"logprobs": scores, "finish_reason": piece.finish_reason},
-        }
-
-
-def _of_chat(piece: Piece) -> dict[str, Any]:
-    return {"content": entries_of(piece), "refusal": None}
+        scores = {"content": entries_of(piece), "refusal": None} if piece.scores else None
+        return {"index": piece.choice, where: message, "logprobs": scores, **end}
 
 
 def entries_of(piece: Piece) -> list[dict[str, Any]]:
