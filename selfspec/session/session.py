@@ -101,7 +101,7 @@ class Session:
         if engine is None or engine.backend.kv is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
-        return engine.backend.kv.bytes_each * num_tokens
+        return engine.backend.kv.column_bytes * num_tokens
 
     @property
     def kept_kv_bytes(self) -> int:
@@ -133,10 +133,13 @@ class Session:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
         for prompt in self._prompts_of(index):
+            # Rows of a prompt that is being read are handing on their first tokens.
+            if self._engine is not None and not (prompt.rows and prompt is self._reading):
+                self._engine.sharing.left(prompt)
             if not prompt.rows:
                 self._reading = None
                 self._spec.count(prompt)
-            for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
+            for row in prompt.rows:
                 row.fail(ReaderGone())
 
     def _prompts_of(self, index: int) -> list[Prompt]:
@@ -236,7 +239,7 @@ class Session:
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
-        if self._keeps_kv and not prompt.reader.has_begun:
+        if self._keeps_kv and not prompt.reader.num_read:
             left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
                 engine.sharing.limit_to(left)
