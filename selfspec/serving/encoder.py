@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from selfspec.errors import one_line
 from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.schema import Chat, Completion, Settings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _BYTES_A_POSITION = 16  # A text with more for each position of the model is too long for it.
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
@@ -33,7 +30,7 @@ class Encoder:
     What the settings leave out is as in `default`, whose length the user names `length_option`.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Any
     vocab_size: int
     max_positions: int | None
     default: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from selfspec.batch import Answer
 from selfspec.batch.call_forms import form_of
@@ -44,7 +43,7 @@ class Reply:
 
     looks_at_rows = True
 
-    def __init__(self, choice: int, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
+    def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [tool.function.name for tool in tools]

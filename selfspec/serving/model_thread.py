@@ -16,8 +16,6 @@ from itertools import count, islice
 from queue import SimpleQueue
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from selfspec.batch import Answer
 from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.errors import SelfSpecError
@@ -83,8 +81,8 @@ class ModelThread:
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        model: Any,
+        tokenizer: Any,
         spec: SelfSpec,
         *,
         max_rows: int = 16,

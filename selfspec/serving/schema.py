@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -23,9 +23,6 @@ from selfspec.serving.messages import (
     Tool,
     ToolChoice,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
@@ -283,7 +280,7 @@ class Chat(TextRequest):
     def prompts(self) -> list[Any]:
         return [[message.as_dict() for message in self.messages]]
 
-    def template_options(self, owner: PreTrainedTokenizerBase | ProcessorMixin) -> dict[str, Any]:
+    def template_options(self, owner: Any) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
         options = dict(self.chat_template_kwargs or {})
         if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
