@@ -93,7 +93,7 @@ class Engine:
         if not reader.has_begun:
             self.sharing.begin(prompt, others)
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_forward(len(prompt.input_ids) * max(num_read, 1))
+        runner.before_forward(len(reader.input_ids) * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         try:
@@ -104,7 +104,7 @@ class Engine:
                 prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
-                    self._join(prompt, prefilled)
+                    self._join(prompt, prefilled.repeated(prompt.num_copies))
         except Exception as error:
             self.sharing.give_way(error)
             if prompt.fails_alone and prompt.rows:

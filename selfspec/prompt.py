@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from selfspec.ability.probe import DraftSupport
-from selfspec.compat.generation import update_arguments
+from selfspec.compat.generation import kv_of, update_arguments
 from selfspec.compat.grammars import grammars_of
+from selfspec.compat.states import has_states
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
@@ -142,11 +143,42 @@ class Prompt:
         return ability
 
     @cached_property
+    def num_copies(self) -> int:
+        """How many rows side by side are alike, as those of `num_return_sequences`: read once.
+
+        1 where more than the ids and the padding could decide on what is read.
+        """
+        number, ids = self.generation_config.num_return_sequences or 1, self.input_ids
+        cache = kv_of(self.model_kwargs)
+        if number == 1 or self.ability.mode != "tree" or self.has_callers_cache:
+            return 1
+        if any(map(has_states, cache.layers)):
+            return 1
+        tensors = {n: v for n, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
+        if not tensors.keys() <= {"attention_mask", "position_ids"}:
+            return 1
+        for tensor in (ids, *tensors.values()):
+            if not torch.equal(tensor, tensor[::number].repeat_interleave(number, dim=0)):
+                return 1
+        return number
+
+    @cached_property
     def reader(self) -> PromptReader:
-        learns = self.config.learning != "frozen"
-        arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
-        in_parts = self.ability.whole_reason is None
-        return PromptReader(*arguments, learns=learns, on_logits=self.on_logits, in_parts=in_parts)
+        """Reads the prompt, of several rows that are alike the first one."""
+        every = slice(None, None, self.num_copies)
+        model_kwargs = {
+            name: value[every] if isinstance(value, torch.Tensor) and self.num_copies > 1 else value
+            for name, value in self.model_kwargs.items()
+        }
+        return PromptReader(
+            self.model,
+            self.input_ids[every],
+            model_kwargs,
+            self.generation_config,
+            learns=self.config.learning != "frozen",
+            on_logits=self.on_logits,
+            in_parts=self.ability.whole_reason is None,
+        )
 
     def new_rows(
         self,

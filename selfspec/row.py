@@ -31,6 +31,10 @@ class Streamer(Protocol):
     def end(self) -> None: ...
 
 
+class ReaderGone(Exception):
+    """Ends a text that nobody reads any more."""
+
+
 class Stops(NamedTuple):
     """What ends a row before its greatest length, by looking at this row alone."""
 

@@ -15,7 +15,7 @@ from selfspec.forward.columns import text_kv_in
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
-from selfspec.row import Row
+from selfspec.row import ReaderGone, Row
 
 
 class Sharing:
@@ -54,11 +54,25 @@ class Sharing:
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
     def ended(self, prompts: Sequence[Prompt]) -> None:
-        """Keeps what was read of these prompts, whose rows are still there and have ended well."""
+        """Keeps what was read of these prompts, whose rows are still there, but after an error.
+
+        A reader who has gone may come back.
+        """
         for row in (row for prompt in prompts for row in prompt.rows):
-            if self._store is not None and row.prompt_end is not None and row.error is None:
+            is_whole = row.error is None or isinstance(row.error, ReaderGone)
+            if self._store is not None and row.prompt_end is not None and is_whole:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
+
+    def left(self, prompt: Prompt) -> None:
+        """Keeps the part of a prompt that was read, whose reader has gone."""
+        reader, stats = prompt.reader, prompt.stats
+        if self._store is None or stats.kept_reason is not None or not reader.has_begun:
+            return
+        num_read = prompt.num_tokens - reader.num_left
+        ids = np.array(reader.input_ids[0, :num_read].tolist())
+        end = PromptEnd(num_read, None, _scope(prompt))
+        self._store.keep(ids, end, text_kv_in(reader.cache))
 
     def limit_to(self, num_bytes: int) -> None:
         """Lets what is kept of texts that have ended take this much memory at most."""

@@ -19,6 +19,7 @@ from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, kept
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
+from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
 from selfspec.session.alone import Assistant, lent_engine
@@ -28,10 +29,6 @@ from selfspec.session.pace import ReadingPace
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
-
-
-class ReaderGone(Exception):
-    """Ends a text that nobody reads any more."""
 
 
 class Session:
@@ -135,6 +132,8 @@ class Session:
         for prompt in self._prompts_of(index):
             if not prompt.rows:
                 self._reading = None
+                if self._engine is not None:
+                    self._engine.sharing.left(prompt)
                 self._spec.count(prompt)
             for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())

@@ -322,6 +322,17 @@ def test_a_text_that_fails_keeps_nothing() -> None:
     assert session.kept_kv_bytes == 0
 
 
+@pytest.mark.parametrize(("num_steps", "kept"), [(1, 20), (4, 40)], ids=["reading", "writing"])
+def test_whoever_leaves_finds_what_was_read(num_steps: int, kept: int) -> None:
+    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True, "pace": FixedPace(20)}
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
+    session.submit(0, list(IDS), 0, {"max_new_tokens": 60})
+    for _ in range(num_steps):
+        assert not session.step()
+    session.cancel(0)
+    assert kept_of(texts(session, [(IDS, 1)])) == [kept]
+
+
 def test_images_are_read_with_their_prompts() -> None:
     """The same ids may have another image; what is kept of text is of no use there, nor theirs."""
     name = "llava"
