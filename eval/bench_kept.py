@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if served := [what for what in ("samples", "chat", "clients") if what in options.what]:
         found |= _served(served, texts, questions, options)
     if "file" in options.what or "loop" in options.what:
-        model = selfspec.attach(load_asked(options))
+        model = load_asked(options)
         ways = {
             "file": ([_KEPT, _READ], lambda name: _file(model, texts, options, name)),
             "loop": ([_KEPT, _READ, STOCK], lambda name: _loop(model, texts, options, name)),

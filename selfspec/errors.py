@@ -53,7 +53,7 @@ class _Origin(Exception):
         return f"\n\n{self.args[0]}"
 
 
-def kept(error: Exception) -> Exception:
+def without_frames(error: Exception) -> Exception:
     """An error that may be kept for long: with its traceback as the text of its cause.
 
     A traceback itself holds what every function held that was running, tensors among them.

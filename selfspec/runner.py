@@ -47,8 +47,8 @@ from selfspec.weights.streamed import is_streamed
 
 _log = logging.getLogger("selfspec")
 
-_MOST_STATES = 16  # Of one model, whose abilities are kept.
-# With compile="auto", layers are compiled once captured forwards have decoded for so many seconds.
+_MOST_STATES = 16  # The most states of one model whose verdicts are kept.
+# With compile="auto", layers are compiled once captured forwards have taken this many seconds.
 _COMPILING_PAYS = 200.0
 
 
@@ -333,7 +333,7 @@ class ModelRunners:
     """The `ModelRunner` of each model that a `SelfSpec` has met; any thread may ask."""
 
     def __init__(self, config: SpecConfig) -> None:
-        self._config = config
+        self.config = config
         self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -343,7 +343,7 @@ class ModelRunners:
             if runner is None:
                 if not self._runs and (untried := untried_reason(version_of("transformers"))):
                     _log.warning("%s; use one of these, or a newer selfspec", untried)
-                runner = self._runs[model] = ModelRunner(model, self._config)
+                runner = self._runs[model] = ModelRunner(model, self.config)
             return runner
 
     def forget_kept_kv(self) -> None:

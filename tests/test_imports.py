@@ -88,7 +88,7 @@ NO_TORCH = (
     "selfspec.verify.walk",
 )
 TRANSFORMERS = {
-    *("ability", "building", "cli", "compat"),
+    *("ability", "batch", "building", "cli", "compat"),
     *("forward", "neural", "plain", "plugin", "row_rules", "weights"),
 }
 

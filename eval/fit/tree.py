@@ -20,7 +20,7 @@ from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.fit.accuracies import Accuracies, fastest_width
 from eval.models.loading import load_asked, load_tokenizer
-from selfspec import SelfSpec, SpecConfig, attach
+from selfspec import SelfSpec, SpecConfig
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
 from selfspec.papers.ghidorah import FittedTree, best_tree
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     contents = CacheContents(tokenizer=tokenizer_info(tokenizer))
     if options.cache is not None:
         contents = load_cache(options.cache, tokenizer=tokenizer)
-    model, max_depth = attach(load_asked(options)), SpecConfig().max_depth
+    model, max_depth = load_asked(options), SpecConfig().max_depth
 
     def counted(which: str, **shape: Any) -> Accuracies:
         knobs: Any = {"budget": "fixed", "max_nodes": MOST_NODES, "strict": True}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -185,7 +184,7 @@ class SelfSpecMethod(Method):
     learns = True
 
     def __init__(self, name: str, spec: SelfSpec) -> None:
-        super().__init__(name, {"custom_generate": partial(spec, streamer=None)})
+        super().__init__(name, {"assistant": spec})
         self.spec = spec
 
     @property

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eval.errors import EvalError
+from selfspec import attach
 from selfspec.errors import unknown_name
 
 _TYPES = {"a": "full_attention", "c": "conv", "l": "linear_attention"}
@@ -63,4 +64,4 @@ def random_model(
     shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     torch.manual_seed(0)
     config, kind = AutoConfig.for_model(**shape), getattr(torch, dtype)
-    return AutoModelForCausalLM.from_config(config, dtype=kind).eval().to(device)
+    return attach(AutoModelForCausalLM.from_config(config, dtype=kind).eval().to(device))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from eval.models.grown import grow
+from selfspec import attach
 from selfspec.cli import loading
 from selfspec.cli.options import ModelOptions, RunOptions
 
@@ -14,11 +15,14 @@ from selfspec.cli.options import ModelOptions, RunOptions
 def load_model(
     name: str | None, *, dtype: str, device: str, shape: str | None = None, weights: Any = None
 ) -> Any:
-    """The model of a folder or Hub id, grown where a shape is named; None: the embedded one."""
+    """The model of a folder or Hub id, grown where a shape is named, for assistants.
+
+    None: the embedded one.
+    """
     precision: Any = dtype  # The options check it.
     asked = RunOptions(model=name, device=device, dtype=precision, weights=weights)
     model = loading.load_model(asked)
-    return (model if shape is None else grow(model, shape)).eval()
+    return attach((model if shape is None else grow(model, shape)).eval())
 
 
 def load_asked(options: Any, weights: Any = None) -> Any:

@@ -60,7 +60,7 @@ def answered(way: str, many: Many) -> Answered:
 
 def _in_batches(many: Many, spec: SelfSpec, *, drafts: bool) -> _Answers:
     """Prompts of similar lengths together, padded on the left; a batch waits for its longest."""
-    extra = {"custom_generate": partial(spec, streamer=None)} if drafts else {}
+    extra = {"assistant": spec} if drafts else {}
     pad, ends = many.model.generation_config.pad_token_id or 0, end_ids(many.model)
     for batch in _batches(many):
         prompts = [list(many.prompts[index]) for index in batch]

@@ -33,8 +33,8 @@ from selfspec.weights import EXACT_ATTENTION
 
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10
-_CROWD = 16  # So many nodes that others must not see are tried at once.
-_SAME = 1e-3  # Of two outcomes that are this near to each other, in standard deviations.
+_CROWD = 16  # Number of nodes tried at once that others must not see.
+_SAME = 1e-3  # Outcomes that differ by less, in standard deviations, count as the same.
 # The attention that layers with running states have beside them; None: no attention.
 _WITH_STATES: dict[str, str | None] = {
     "hybrid": "full_attention",

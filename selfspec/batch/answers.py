@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from selfspec.batch.token_scores import TokenScore, TokenScores
-from selfspec.errors import kept
+from selfspec.errors import without_frames
 from selfspec.prompt import Prompt
 from selfspec.row_rules import end_ids
 from selfspec.session import ReaderGone
 from selfspec.stats import GenerationStats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Gets the index of a prompt and a token of its answer. Returns False if the reader is gone.
 OnToken = Callable[[int, Sequence[int]], bool]
@@ -48,27 +51,29 @@ class Answer:
     prompt_logprobs: list[TokenScore] | None = None
 
     @classmethod
-    def to(cls, prompt: Prompt, tokenizer: Any = None) -> Answer:
+    def to(cls, prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None = None) -> Answer:
         """The answer to a prompt whose text is complete, or was ended by an error.
 
         Without a tokenizer it has no text, for those who have decoded it while it came.
         """
         ids, error, text = prompt.new_ids, prompt.error, ""
         try:
-            text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True)
+            if tokenizer is not None:
+                text = str(tokenizer.decode(ids, skip_special_tokens=True))
         except Exception as fault:
-            error = error or kept(fault)
+            error = error or without_frames(fault)
         is_ended = bool(ids) and ids[-1] in end_ids(prompt.generation_config)
         is_full = prompt.writes_nothing or prompt.num_tokens + len(ids) >= prompt.max_length
         reason = "length" if is_full and not is_ended else "stop"
-        reason = reason if error is None else "error"
+        if error is not None:
+            reason = "error"
         scores = prompt.scores.lists
         return cls(prompt.index, text, ids, reason, prompt.num_tokens, prompt.stats, error, *scores)
 
     @classmethod
     def refused(cls, index: int, error: Exception) -> Answer:
         """The answer to a prompt that could not be prepared."""
-        return cls(index, "", [], "error", 0, GenerationStats(), kept(error))
+        return cls(index, "", [], "error", 0, GenerationStats(), without_frames(error))
 
 
 class TokenStreamer:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from selfspec.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -50,7 +53,11 @@ def form_of(template: str) -> CallForm:
 
 
 def grammar_of(
-    functions: Mapping[str, dict[str, Any]], tokenizer: Any, *, must_call: bool, is_single: bool
+    functions: Mapping[str, dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    must_call: bool,
+    is_single: bool,
 ) -> str:
     """The grammar, in the syntax of Lark, of texts that may or must call functions.
 
@@ -73,18 +80,20 @@ class _Grammar:
     """
 
     def __init__(
-        self, form: CallForm, tokenizer: Any, functions: Mapping[str, dict[str, Any]]
+        self,
+        form: CallForm,
+        tokenizer: PreTrainedTokenizerBase,
+        functions: Mapping[str, dict[str, Any]],
     ) -> None:
         self._form, self._functions = form, functions
         self._ids: dict[str, int] = tokenizer.get_added_vocab()
-        added = tokenizer.added_tokens_decoder
-        # llguidance takes <think> for a special token too.
-        special = {
-            id
-            for id, each in added.items()
-            if each.special or (each.content[0] == "<" and each.content[-1] == ">")
-        }
-        self._special = _ranges(special - {self._ids.get(form.tag)})
+        special = set[int]()
+        for id_, token in tokenizer.added_tokens_decoder.items():
+            text = token.content
+            # llguidance takes <think> for a special token too.
+            if (token.special or (text[0] == "<" and text[-1] == ">")) and text != form.tag:
+                special.add(id_)
+        self._special = _ranges(special)
 
     def calls_alone(self, is_single: bool) -> list[str]:
         begin = "" if not self._form.needs_tag else self._mark(self._form.tag)
@@ -108,11 +117,12 @@ class _Grammar:
         tagged = [] if token is None else [f"(line | inside) TEXT <[{token}]> group"]
         called = " | ".join(["line first", "inside later", *tagged])
         heads = [json.dumps(self._form.head(name)) for name in self._functions]
-        rules = ["start: (line | inside) TEXT" + " | called" * is_single, f"called: {called}"]
-        rules += [
+        once, again = (" | called", "") if is_single else ("", " | called")
+        rules = [
+            f"start: (line | inside) TEXT{once}",
+            f"called: {called}",
             f"line: | (line | line LINES | inside LINES) {self._special}",
-            f"inside: (inside | line WORDS | inside WORDS) {self._special}"
-            + " | called" * (not is_single),
+            f"inside: (inside | line WORDS | inside WORDS) {self._special}{again}",
             "LINES: /(.|\\n)*\\n/",
             "WORDS: /(.|\\n)*[^\\n]/",
         ]
@@ -127,8 +137,10 @@ class _Grammar:
         form = self._form
         heads = (json.dumps(form.head(name)) for name in self._functions)
         calls = (f'{head} args_{i} "}}"' for i, head in enumerate(heads))
-        begins = " | ".join(json.dumps(each) for each in form.begins)
-        several = f" ({json.dumps(form.between)} call)*" * (not is_single and bool(form.between))
+        begins = " | ".join(map(json.dumps, form.begins))
+        several = ""
+        if form.between and not is_single:
+            several = f" ({json.dumps(form.between)} call)*"
         end = " ".join(map(self._mark, form.end))
         rules = [f"group: ({begins}) call{several} {end}", f"call: {' | '.join(calls)}"]
         schemas = enumerate(self._functions.items())
@@ -141,11 +153,12 @@ class _Grammar:
 
 
 def _ranges(ids: Iterable[int]) -> str:
-    runs = [
-        [each for _, each in run]
-        for _, run in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0])
-    ]
-    return f"<[{','.join(f'{run[0]}-{run[-1]}' for run in runs)}]>"
+    """The special tokens of a grammar, as ranges of ids."""
+    ranges = []
+    for _, numbered in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0]):
+        run = [id_ for _, id_ in numbered]
+        ranges.append(f"{run[0]}-{run[-1]}")
+    return f"<[{','.join(ranges)}]>"
 
 
 def _arguments(name: str, schema: dict[str, Any]) -> str:

@@ -31,7 +31,9 @@ class CallReader:
         self._closing = "}" + "".join(form.end)
         self._longest = max(map(len, self._bare + self._tagged))
         head = re.escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})")
-        begins = [re.escape(tag) for tag in tags] + ["^"] * (not form.needs_tag)
+        begins = [re.escape(tag) for tag in tags]
+        if not form.needs_tag:
+            begins.append("^")
         self._opening = re.compile(f"(?:{'|'.join(begins)}){head}", re.MULTILINE)
         self._next = re.compile("}" + re.escape(form.between) + head)
 
@@ -78,7 +80,7 @@ class CallReader:
         for place in range(max(self._end, len(text) - self._longest), len(text)):
             is_line = not place or text[place - 1] == "\n"
             openings = self._tagged + self._bare if is_line else self._tagged
-            if any(each.startswith(text[place:]) for each in openings):
+            if any(opening.startswith(text[place:]) for opening in openings):
                 return place
         return len(text)
 
@@ -109,4 +111,5 @@ class CallReader:
             self._end, self._is_after = self._end + len(self._closing), False
         else:
             # The grammar allows nothing else, unless a special token cut what looked like a call.
-            self._is_after = any(each.startswith(rest) for each in [*self._nexts, self._closing])
+            ways_on = [*self._nexts, self._closing]
+            self._is_after = any(way.startswith(rest) for way in ways_on)

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,10 @@ from selfspec.batch.penalties import CountPenalties
 from selfspec.errors import UnsupportedError, one_line
 from selfspec.forward.model import vocab_size
 from selfspec.row_rules import end_ids
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _MOST_CHARACTERS = 1 << 17  # Looking through a longer schema takes too long.
 _MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes first.
@@ -53,22 +57,21 @@ def guide_of(schema: Any) -> Guide:
 class Guides:
     """Compiles guides for one model, and keeps those that were used last."""
 
-    def __init__(self, tokenizer: Any, model: Any) -> None:
-        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # That of a processor.
-        self._model = model
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+        self._tokenizer, self._model = tokenizer, model
         self._compiled = lru_cache(_MOST_KEPT)(self._compile)
-        self._words: Any = None
+        self._words: LLTokenizer | None = None
 
     def applied(self, *, schema: Any = None, **arguments: Any) -> dict[str, Any]:
         """The arguments of one call, with processors in place of its schema and penalties."""
-        own: list[Any] = []
-        names = ("presence_penalty", "frequency_penalty")
-        if any(penalties := [arguments.pop(name, 0.0) for name in names]):
-            own.append(CountPenalties(*penalties))
+        processors = list(arguments.pop("logits_processor", None) or ())
+        presence = arguments.pop("presence_penalty", 0.0)
+        frequency = arguments.pop("frequency_penalty", 0.0)
+        if presence or frequency:
+            processors.append(CountPenalties(presence, frequency))
         if schema is not None:
-            own.append(self.processor(guide_of(schema)))
-        given = [*(arguments.get("logits_processor") or ()), *own]
-        return {**arguments, "logits_processor": given} if own else arguments
+            processors.append(self.processor(guide_of(schema)))
+        return {**arguments, "logits_processor": processors} if processors else arguments
 
     def processor(self, guide: Guide) -> GuideProcessor:
         if len(guide.text) > _MOST_CHARACTERS:
@@ -76,7 +79,7 @@ class Guides:
             raise UnsupportedError(f"{rule} (got {len(guide.text)})")
         return GuideProcessor(self._compiled(guide).deep_copy(), self._words)
 
-    def _compile(self, guide: Guide) -> Any:
+    def _compile(self, guide: Guide) -> LLMatcher:
         if find_spec("llguidance") is None:
             raise UnsupportedError("a schema needs the package llguidance: pip install llguidance")
         import llguidance
@@ -103,7 +106,7 @@ class Guides:
         return matcher
 
 
-def _why(matcher: Any) -> str:
+def _why(matcher: LLMatcher) -> str:
     """What a matcher of llguidance says is wrong, without the dump of its state."""
     said = " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
     return "it refers to itself, and no text is long enough" if said == _ENDLESS else said
@@ -117,7 +120,7 @@ class GuideProcessor:
 
     looks_at_rows = True
 
-    def __init__(self, matcher: Any, words: Any) -> None:
+    def __init__(self, matcher: LLMatcher, words: LLTokenizer | None) -> None:
         self._matcher = matcher
         self._words = words  # `compat.grammars` reads it, to draft what the guide allows.
         self._length = 0

@@ -57,8 +57,8 @@ def generate_many(
             `ShortestFirst()` fits more rows into little memory.
         schema: What each answer must be: a JSON schema, or a model of pydantic. Or a list with one
             for each prompt, where None leaves a text free. Needs the package llguidance.
-        logprobs: So many of the likeliest tokens, with their log probabilities, for each new token,
-            and its own: `Answer.logprobs`. They are the model's own, before any processor.
+        logprobs: How many of the likeliest tokens come with their log probabilities for each new
+            token, beside its own: `Answer.logprobs`. They are the model's, before any processor.
         prompt_logprobs: The same for each token of a prompt: `Answer.prompt_logprobs`. With
             ``max_new_tokens=0`` a prompt is only scored.
         generate_kwargs: What `generate()` takes, such as ``max_new_tokens=64``, for all prompts;
@@ -108,12 +108,14 @@ def _answers(
     common: dict[str, Any],
 ) -> Iterator[Answer]:
     errors, is_tried = list[Exception](), False
-    given = _until_error(enumerate(prompts), errors)
+    numbered = _until_error(enumerate(prompts), errors)
     while True:
-        for index, (prompt, schema) in islice(given, session.num_wanted):
-            own_seed, own = None if seed is None else seed + index, {**common, "schema": schema}
+        for index, (inputs, schema) in islice(numbered, session.num_wanted):
+            row_seed = None if seed is None else seed + index
+            arguments = {**common, "schema": schema}
             try:
-                session.add(requests.prompt(index, inputs_of(prompt, processor), own_seed, own))
+                ids = inputs_of(inputs, processor)
+                session.add(requests.prompt(index, ids, row_seed, arguments))
             except Exception as error:
                 if not is_tried:  # Raises what is wrong for any prompt.
                     session.memory.check(requests.prompt(0, [0], 0, common))

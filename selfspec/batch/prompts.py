@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from selfspec.compat.generation import KV_NAMES
 from selfspec.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 # A text, the messages of a conversation, token ids, or what a processor makes of a prompt.
 PromptLike = str | Sequence[Mapping[str, Any]] | Sequence[int] | Mapping[str, Any]
@@ -22,7 +25,10 @@ _FROM_PROCESSOR = (
 
 
 def inputs_of(
-    prompt: Any, processor: Any, tools: list[dict[str, Any]] | None = None, **options: Any
+    prompt: Any,
+    processor: PreTrainedTokenizerBase | ProcessorMixin,
+    tools: list[dict[str, Any]] | None = None,
+    **options: Any,
 ) -> list[int] | dict[str, Any]:
     """The ids of a prompt, or the inputs that the model's processor makes of it.
 
@@ -53,43 +59,46 @@ def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
     if not mask[:, start:].all():
         raise UnsupportedError("a prompt may be padded on its left alone (got padding elsewhere)")
     cut = dict(inputs)
-    for name, each in inputs.items():
-        if isinstance(each, torch.Tensor) and each.shape[:2] == ids.shape:
-            cut[name] = each[:, start:]  # It has one value, or several, for each token.
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.shape[:2] == ids.shape:
+            cut[name] = value[:, start:]  # It has one number, or several, for each token.
     return cut
 
 
 def encoded(
-    prompt: Any, tokenizer: Any, tools: list[dict[str, Any]] | None = None, **options: Any
+    prompt: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]] | None = None,
+    **options: Any,
 ) -> list[int]:
     """The ids of a prompt; messages are put into the tokenizer's chat template, with any tools."""
     if isinstance(prompt, str):
         ids: list[int] = tokenizer(prompt, **options)["input_ids"] if prompt else []
         return ids
-    given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(given, (list, tuple)):
+    parts = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(parts, (list, tuple)):
         raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
-    if given and all(isinstance(each, Mapping) for each in given):
-        return list(_from_messages(given, tokenizer, tools, options))
-    for each in given:
-        if isinstance(each, bool) or not isinstance(each, int):
-            raise UnsupportedError(f"{_RULE} (got {each!r:.80} in a list)")
-    return list(given)
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        return list(_from_messages(parts, tokenizer, tools, options))
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, int):
+            raise UnsupportedError(f"{_RULE} (got {part!r:.80} in a list)")
+    return list(parts)
 
 
 def _from_messages(
     messages: Sequence[Mapping[str, Any]],
-    owner: Any,
-    tools: Any,
+    owner: PreTrainedTokenizerBase | ProcessorMixin,
+    tools: list[dict[str, Any]] | None,
     options: dict[str, Any],
     *,
     in_parts: bool = False,
 ) -> Any:
     """What a chat template makes of messages. If it ignores tools, a first message names them."""
-    for each in messages:
-        is_content = isinstance(each.get("content"), (str, list) if in_parts else str)
-        if not isinstance(each.get("role"), str) or not is_content:
-            raise UnsupportedError(f"{_RULE} (got the message {dict(each)!r:.80})")
+    for message in messages:
+        is_content = isinstance(message.get("content"), (str, list) if in_parts else str)
+        if not isinstance(message.get("role"), str) or not is_content:
+            raise UnsupportedError(f"{_RULE} (got the message {dict(message)!r:.80})")
     if not owner.chat_template:
         raise UnsupportedError(
             "messages need a tokenizer with a chat template, and this one has none; give text "
@@ -116,11 +125,15 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": parts}
 
 
-def _templated(messages: list[dict[str, Any]], tokenizer: Any, **options: Any) -> Any:
+def _templated(
+    messages: list[dict[str, Any]],
+    owner: PreTrainedTokenizerBase | ProcessorMixin,
+    **options: Any,
+) -> Any:
     from jinja2 import TemplateError
 
     try:
-        return tokenizer.apply_chat_template(messages, **{"add_generation_prompt": True, **options})
+        return owner.apply_chat_template(messages, **{"add_generation_prompt": True, **options})
     except (TemplateError, RecursionError) as error:
         raise UnsupportedError(
             f"the messages must be what the model's chat template takes (got: {error})"

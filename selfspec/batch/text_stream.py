@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
 # Decoding starts 8 tokens before the answer, since some decoders strip the space of a first word.
@@ -17,7 +20,11 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Any, prompt_ids: Sequence[int] = (), *, skips_special: bool = True
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_ids: Sequence[int] = (),
+        *,
+        skips_special: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._skips_special = skips_special
@@ -45,6 +52,7 @@ class TextStream:
         return text
 
     def decoded(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(  # type: ignore[no-any-return]
+        text = self._tokenizer.decode(
             ids, skip_special_tokens=self._skips_special, clean_up_tokenization_spaces=False
         )
+        return str(text)

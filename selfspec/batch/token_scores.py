@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from selfspec.errors import UnsupportedError
 from selfspec.verify.logits import largest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Byte-level vocabularies write printable bytes of Latin-1 as themselves, and the others, in order,
 # as the letters from U+0100 on.
@@ -48,7 +51,10 @@ class TokenScores:
     looks_at_rows = True
 
     def __init__(
-        self, tokenizer: Any, num_top: int | None = None, num_of_prompt: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        num_top: int | None = None,
+        num_of_prompt: int | None = None,
     ) -> None:
         for name, value in (("logprobs", num_top), ("prompt_logprobs", num_of_prompt)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -93,9 +99,9 @@ class TokenScores:
         """The scores of tokens, each by its row of (L, V)."""
         if not ids:
             return []
-        own = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0]
+        chosen = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0]
         values, tops = largest(logprobs, min(num_top, logprobs.shape[1]))
-        rows = zip(ids, own.tolist(), tops.tolist(), values.tolist(), strict=True)
+        rows = zip(ids, chosen.tolist(), tops.tolist(), values.tolist(), strict=True)
         return [
             self._score(token, logprob, list(map(self._score, top, of_top)))
             for token, logprob, top, of_top in rows
@@ -112,7 +118,7 @@ class TokenScores:
         return TokenScore(token, text, logprob, top, data)
 
     def _text(self, token: int) -> tuple[str, bytes | None]:
-        text: str = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        text = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
         word = str(self._tokenizer.convert_ids_to_tokens(token))
         if "\ufffd" in text:
             return text, _bytes_of(word)
@@ -127,8 +133,8 @@ def _bytes_of(word: str) -> bytes | None:
     >>> _bytes_of("<0xE2>"), _bytes_of("\u0120\u00f0\u0141"), _bytes_of("\u2581x")
     (b'\\xe2', b' \\xf0\\x9f', None)
     """
-    if found := re.fullmatch("<0x([0-9A-F]{2})>", word):
-        return bytes.fromhex(found[1])
+    if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):
+        return bytes.fromhex(byte[1])
     if all(letter in _BYTES for letter in word):
         return bytes(_BYTES[letter] for letter in word)
     return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,23 @@ from selfspec.building.reading import prefix_of, teach
 from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds, read_ids
 from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
+from selfspec.cache.contents import Arrays
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.config import SpecConfig
 from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 _COLUMNS = (
-    *("{task.description}", rich.BarColumn(14), rich.MofNCompleteColumn()),
-    *("{task.fields[tokens]:,} tokens", rich.TimeElapsedColumn(), "left"),
+    "{task.description}",
+    rich.BarColumn(14),
+    rich.MofNCompleteColumn(),
+    "{task.fields[tokens]:,} tokens",
+    rich.TimeElapsedColumn(),
+    "left",
     rich.TimeRemainingColumn(),
 )
 
@@ -34,8 +42,8 @@ _COLUMNS = (
 def build_cache(
     recipe: Recipe,
     output: Path,
-    tokenizer: Any,
-    load_model: Callable[[], Any],
+    tokenizer: PreTrainedTokenizerBase,
+    load_model: Callable[[], PreTrainedModel],
     *,
     console: Console,
     model_name: str | None = None,
@@ -65,14 +73,14 @@ def build_cache(
 @dataclass
 class _Build:
     recipe: Recipe
-    tokenizer: Any
-    load_model: Callable[[], Any]
+    tokenizer: PreTrainedTokenizerBase
+    load_model: Callable[[], PreTrainedModel]
     console: Console
     model_name: str | None
     facts: dict[str, Any] = field(default_factory=dict)  # Numbers for the card.
 
     def of(self, documents: Iterable[TokenIds | None]) -> CacheContents:
-        recipe, tables = self.recipe, {}
+        recipe, tables = self.recipe, dict[str, Arrays]()
         if recipe.wants_lut:
             model = self.load_model().eval()
             learned = LearnedOnDemand(SpecConfig()).of(vocab_size(model))
@@ -80,10 +88,10 @@ class _Build:
             read = teach(learned, model, documents, recipe, prefix=prefix)
             done = self._show("reading", recipe.warmup_tokens or None, ((n, n) for n in read))
             self.facts["tokens_read"] = self._some(done, "a document with text in it")
-            tables = learned.tables()
+            tables = dict(learned.tables())
             documents = read_ids(recipe, self.tokenizer)
         texts = self._texts(documents, recipe.max_documents) if recipe.wants_texts else None
-        return self._contents(tables=tables, answers=texts)
+        return self._contents(tables, texts)
 
     def _texts(self, documents: Iterable[TokenIds | None], total: int | None) -> NDArray[np.int32]:
         """The first documents, each with -1 after it, as many tokens as a `SelfSpec` keeps."""
@@ -120,22 +128,21 @@ class _Build:
             bar.update(task, total=bar.tasks[task].completed)
         return tokens
 
-    def _contents(self, **parts: Any) -> CacheContents:
+    def _contents(
+        self, tables: dict[str, Arrays], texts: NDArray[np.int32] | None
+    ) -> CacheContents:
         """The finished parts and, for the card, their origin, without times, paths or machines."""
         recipe = self.recipe
         about = _without_folders(recipe)
         owner = tokenizer_info(self.tokenizer)
         model = owner.name or self.model_name
+        facts = {"model": model, **self.facts} if recipe.wants_lut else self.facts
+        name, licence = about.pop("name"), about.pop("licence")
         return CacheContents(
             tokenizer=owner,
-            about={
-                "name": about.pop("name"),
-                "licence": about.pop("licence"),
-                **({"model": model} if recipe.wants_lut else {}),
-                **self.facts,
-                "recipe": about,
-            },
-            **parts,
+            tables=tables,
+            answers=texts,
+            about={"name": name, "licence": licence, **facts, "recipe": about},
         )
 
     def _some(self, number: int, what: str) -> int:
@@ -147,7 +154,7 @@ class _Build:
 def _without_folders(recipe: Recipe) -> dict[str, Any]:
     """The recipe as a card may show it to everybody: local files without their folders."""
     data = Path(recipe.data).expanduser()
-    files = [Path(each).expanduser() for each in recipe.data_files]
+    files = [Path(name).expanduser() for name in recipe.data_files]
     return {
         **recipe.model_dump(),
         "data": data.resolve().name if data.exists() else recipe.data,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ from selfspec.draft.learned import Learned
 from selfspec.forward.model import max_positions, vocab_size
 from selfspec.learning import top_k_of
 
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
 _NEUTRAL = "Hello"
 
 
 def teach(
     learned: Learned,
-    model: Any,
+    model: PreTrainedModel,
     documents: Iterable[TokenIds | None],
     recipe: Recipe,
     *,
@@ -57,7 +60,7 @@ def teach(
         yield num_new
 
 
-def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:
+def prefix_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What the model reads before each window: for single tokens the beginning of a chat.
 
     The chat has no topic, so that the model continues as in an answer. Without a chat template it
@@ -74,7 +77,7 @@ def prefix_of(recipe: Recipe, tokenizer: Any) -> list[int]:
 
 
 @torch.inference_mode()
-def _kv_after(model: Any, prefix: Sequence[int]) -> Any:
+def _kv_after(model: PreTrainedModel, prefix: Sequence[int]) -> Cache | None:
     if not prefix:
         return None
     ids = torch.tensor([list(prefix)], device=model.device)
@@ -82,7 +85,9 @@ def _kv_after(model: Any, prefix: Sequence[int]) -> Any:
 
 
 @torch.inference_mode()
-def _logits(model: Any, windows: Sequence[TokenIds], num_before: int, kv: Any) -> torch.Tensor:
+def _logits(
+    model: PreTrainedModel, windows: Sequence[TokenIds], num_before: int, kv: Cache | None
+) -> torch.Tensor:
     """The logits (B, N, V) after each token of each window, by one forward."""
     input_ids = torch.zeros(len(windows), max(map(len, windows)), dtype=torch.long, device="cpu")
     mask = torch.ones(len(windows), num_before + input_ids.shape[1], dtype=torch.long, device="cpu")

@@ -8,10 +8,10 @@ imported when rows are read, since it comes with the `cache` extra only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import fsspec
 import numpy as np
@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from selfspec.building.recipe import Recipe
 from selfspec.cache import tokenizer_info
 from selfspec.errors import BuildError, unknown_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TokenIds = NDArray[np.int64]
 Messages = list[dict[str, str]]
@@ -39,7 +42,7 @@ _PIECE = 1 << 20  # Characters. Longer text is cut into several documents at end
 _AT_ONCE = 16  # Documents that are tokenized together. The tokenizer uses all cores for that.
 
 
-def read_ids(recipe: Recipe, tokenizer: Any) -> Iterator[TokenIds | None]:
+def read_ids(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds | None]:
     """The token ids of each document; None if it is empty or if the template refuses it.
 
     A model's own vocabulary is read as documents of one token each, mostly the frequent ones first.
@@ -86,10 +89,10 @@ def find_files(recipe: Recipe) -> tuple[str | None, list[str]]:
 
 def _files_in(folder: Path, globs: list[str]) -> list[Path]:
     try:
-        found = {path for pattern in globs or ["**/*"] for path in folder.glob(pattern)}
+        paths = {path for pattern in globs or ["**/*"] for path in folder.glob(pattern)}
     except (NotImplementedError, ValueError) as error:
         raise BuildError(f"--data-files must be globs inside --data (got {globs})") from error
-    files = sorted(path for path in found if path.is_file())
+    files = sorted(path for path in paths if path.is_file())
     shown = [path for path in files if "/." not in f"/{path.relative_to(folder).as_posix()}"]
     if not shown:
         wanted = f" that match {globs}" if globs else ""
@@ -106,8 +109,8 @@ def _rows(recipe: Recipe, builder: str | None, files: list[str]) -> Iterator[Map
     """The rows. Whatever their reader raises is reported as bad data."""
     number = 0
     try:
-        found: Any = _loaded(recipe, builder, files) if builder != "text" else _plain(recipe, files)
-        for row in found:
+        rows = _plain(recipe, files) if builder == "text" else _loaded(recipe, builder, files)
+        for row in rows:
             number += 1
             yield row
     except BuildError:
@@ -135,7 +138,7 @@ def _plain(recipe: Recipe, files: list[str]) -> Iterator[Mapping[str, str]]:
                     yield {recipe.column: text}
 
 
-def _split(stream: Any, form: str) -> Iterator[str]:
+def _split(stream: TextIO, form: str) -> Iterator[str]:
     lines: list[str] = []
     size = 0
     while line := stream.readline(_PIECE):
@@ -153,7 +156,7 @@ def _split(stream: Any, form: str) -> Iterator[str]:
         yield "".join(lines)
 
 
-def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
+def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Iterable[Mapping[str, Any]]:
     try:
         import datasets
     except ImportError as error:
@@ -161,14 +164,15 @@ def _loaded(recipe: Recipe, builder: str | None, files: list[str]) -> Any:
             "reading data sets needs the datasets package: pip install datasets"
         ) from error
     datasets.disable_progress_bars()
-    of_hub = {"name": recipe.config_name, "revision": recipe.revision}
-    return datasets.load_dataset(
+    rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(
         recipe.data if builder is None else builder,
+        name=recipe.config_name if builder is None else None,
+        revision=recipe.revision if builder is None else None,
         split=recipe.split,
         streaming=True,
         data_files=files or None,
-        **(of_hub if builder is None else {}),
     )
+    return rows
 
 
 def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
@@ -185,13 +189,13 @@ def _document(recipe: Recipe, row: Mapping[str, Any], number: int) -> Document:
     else:
         if isinstance(value, str):
             return value
-        if isinstance(value, list) and all(type(each) is int for each in value):
+        if isinstance(value, list) and all(type(item) is int for item in value):
             return np.array(value, np.int64)
         rule = "texts or lists of token ids"
     raise BuildError(f"document {number}: column {name!r} must hold {rule} (got {value!r:.80})")
 
 
-def _is_message(value: Any) -> bool:
+def _is_message(value: object) -> bool:
     keys = ("role", "content")
     return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in keys)
 
@@ -199,33 +203,31 @@ def _is_message(value: Any) -> bool:
 # -- tokens ------------------------------------------------------------------------------------
 
 
-def encode(documents: Sequence[Document], recipe: Recipe, tokenizer: Any) -> list[TokenIds | None]:
-    found: list[Any] = [each if isinstance(each, np.ndarray) else () for each in documents]
-    texts = [_text_of(each, recipe, tokenizer) for each in documents]
-    indices = [index for index, text in enumerate(texts) if text]
-    if indices:
-        # A template writes the special tokens itself.
-        encoded = tokenizer(
-            [texts[index] for index in indices],
-            add_special_tokens=not recipe.uses_template,
-            verbose=False,
-        )["input_ids"]
-        for index, ids in zip(indices, encoded, strict=True):
-            found[index] = ids
-    return [np.array(ids, np.int64) if len(ids) else None for ids in found]
+def encode(
+    documents: Sequence[Document], recipe: Recipe, tokenizer: PreTrainedTokenizerBase
+) -> list[TokenIds | None]:
+    texts = [_text_of(document, recipe, tokenizer) or "" for document in documents]
+    # A template writes the special tokens itself.
+    adds_special = not recipe.uses_template
+    encoded = tokenizer(texts, add_special_tokens=adds_special, verbose=False)["input_ids"]
+    ids_of = []
+    for document, text, ids in zip(documents, texts, encoded, strict=True):
+        if isinstance(document, np.ndarray):
+            ids_of.append(document if len(document) else None)
+        else:
+            ids_of.append(np.array(ids, np.int64) if text and ids else None)
+    return ids_of
 
 
-def _text_of(document: Document, recipe: Recipe, tokenizer: Any) -> str | None:
+def _text_of(document: Document, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> str | None:
     from jinja2.exceptions import TemplateError
 
     if not isinstance(document, list):
         return document if isinstance(document, str) else None
-    if not document:
-        return None
     if not recipe.uses_template:
         return "\n\n".join(message["content"] for message in document)
     try:
-        text: str = tokenizer.apply_chat_template(document, tokenize=False)
+        text = str(tokenizer.apply_chat_template(document, tokenize=False))
     except TemplateError:  # For example two turns of one speaker in a row.
         return None
     return text

@@ -1,6 +1,6 @@
-"""Caches: one safetensors file each, on disk or on the Hub, tied to a tokenizer.
+"""Caches: safetensors files on disk or on the Hub, tied to a tokenizer.
 
-This room knows no model. It puts what a file holds into what a `SelfSpec` knows, and back.
+This package knows no model. It puts what a file holds into what a `SelfSpec` knows, and back.
 """
 
 from selfspec.cache.contents import CacheContents, TokenizerInfo, tokenizer_info

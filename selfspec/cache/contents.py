@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,15 @@ class CacheContents:
         return replace(self, tables=tables, answers=answers)
 
 
-def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
+class Tokenizer(Protocol):
+    """What a fingerprint is made of. Tokenizers of transformers have it."""
+
+    name_or_path: str
+
+    def get_vocab(self) -> dict[str, int]: ...
+
+
+def tokenizer_info(tokenizer: Tokenizer | TokenizerInfo) -> TokenizerInfo:
     """The fingerprint of a tokenizer: a hash over its vocabulary, sorted by id.
 
     It includes added and special tokens, but neither merges nor templates. If the name is a path,
@@ -80,10 +88,10 @@ def tokenizer_info(tokenizer: Any) -> TokenizerInfo:
     text = json.dumps(vocabulary, separators=(",", ":"))
     fingerprint = hashlib.sha256(text.encode("ascii")).hexdigest()
     vocab_size = vocabulary[-1][0] + 1 if vocabulary else 0
-    return TokenizerInfo(fingerprint, _short_name(tokenizer), vocab_size)
+    name = _short_name(str(getattr(tokenizer, "name_or_path", "")))
+    return TokenizerInfo(fingerprint, name, vocab_size)
 
 
-def _short_name(tokenizer: Any) -> str:
-    name = str(getattr(tokenizer, "name_or_path", ""))
+def _short_name(name: str) -> str:
     is_hub_id = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and "\\" not in name
     return name if is_hub_id else PurePath(name.replace("\\", "/")).name

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
@@ -28,13 +29,17 @@ _MOST_IDS = 1 << 24  # More than any vocabulary has. Tables have a row for each 
 _KEY = "selfspec"  # The one entry of the metadata. Several would be written in any order.
 
 
+# Evidence, hits and trials.
+_Rate = tuple[list[tuple[str, int, int, int, int]], float, float]
+
+
 class _Card(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     format_version: Literal[3]
     tokenizer: TokenizerInfo
     about: dict[str, Any]
-    calibration: list[tuple[list[tuple[str, int, int, int, int]], float, float]] | None
+    calibration: list[_Rate] | None
 
 
 def file_of(name: str | os.PathLike[str]) -> Path:
@@ -143,11 +148,11 @@ def _read(path: Path, *, with_tables: bool) -> tuple[str, dict[str, Any]]:
     """The card and the tables; raises `OSError`, `ValueError` or what safetensors raises."""
     from safetensors import safe_open
 
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # Opening a pipe would wait for a writer.
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # Opening a pipe would wait for a writer.
         raise ValueError("it is no plain file")
-    if with_tables and found.st_size > free_memory():
-        raise ValueError(f"it must fit into the free memory, got {found.st_size:,} bytes")
+    if with_tables and status.st_size > free_memory():
+        raise ValueError(f"it must fit into the free memory, got {status.st_size:,} bytes")
     with safe_open(path, framework="numpy") as file:
         text = (file.metadata() or {}).get(_KEY)
         if text is None:
@@ -166,7 +171,9 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
         source, _, rest = name.partition(".")
         tables.setdefault(source, {})[rest] = array
     # Of version 0.3 there are also n-grams of a corpus, and what maps of hidden states began with.
-    answers, *_ = (tables.pop(name, None) for name in ("answers", "corpus", "map"))
+    for name in ("corpus", "map"):
+        tables.pop(name, None)
+    answers = tables.pop("answers", None)
     for source, table in tables.items():
         _check_table(source, table)
     contents = CacheContents(
@@ -210,7 +217,7 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
         raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
 
 
-def _checked_answers(table: Mapping[str, Any]) -> Any:
+def _checked_answers(table: Arrays) -> NDArray[np.int32]:
     """The tokens of answers. `restore` knows how many ids there are."""
     tokens = table.get("tokens")
     if tokens is None or len(table) > 1 or tokens.dtype != np.int32 or tokens.ndim != 1:
@@ -220,14 +227,13 @@ def _checked_answers(table: Mapping[str, Any]) -> Any:
     return tokens
 
 
-def _checked_rates(rates: Any) -> list[list[Any]] | None:
+def _checked_rates(rates: Sequence[_Rate] | None) -> list[list[Any]] | None:
     """The rows of a calibration, as its `rows` gave them: [[evidence, …], hits, trials]."""
     if rates is None:
         return None
-    hits, trials = np.array([row[1:] for row in rates], float).reshape(-1, 2).T
-    if not ((hits >= 0) & (hits <= trials) & (trials > 0)).all():
+    if not all(0 <= hits <= trials and trials > 0 for _, hits, trials in rates):
         raise ValueError("its calibration must have 0 <= hits <= trials and trials > 0")
-    return [[[list(kind) for kind in kinds], hits, trials] for kinds, hits, trials in rates]
+    return [[list(map(list, evidence)), hits, trials] for evidence, hits, trials in rates]
 
 
 def _reason(error: Exception) -> str:

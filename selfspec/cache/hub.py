@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from selfspec.cache.contents import CacheContents, tokenizer_info
+from selfspec.cache.contents import CacheContents, Tokenizer, TokenizerInfo, tokenizer_info
 from selfspec.cache.file import as_bytes, file_of, read_cache
 from selfspec.errors import CacheError, one_line, shown
 
@@ -16,7 +15,10 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_cache(
-    path_or_hub_id: str | os.PathLike[str], *, revision: str | None = None, tokenizer: Any = None
+    path_or_hub_id: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    tokenizer: Tokenizer | TokenizerInfo | None = None,
 ) -> CacheContents:
     """Loads a cache; refuses one that is not whole, and with `tokenizer` one of another."""
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
@@ -45,7 +47,7 @@ def locate(path_or_hub_id: str | os.PathLike[str], revision: str | None = None) 
 
     try:
         return Path(hf_hub_download(name, FILE_NAME, revision=revision))
-    except Exception as error:  # Errors of the client's HTTP library have no name of their own.
+    except Exception as error:  # Errors of the client's HTTP library have no common name.
         at = f" at revision {revision!r}" if revision else ""
         raise CacheError(
             f"{name!r} must be a cache or a repository of the Hub{at} with one in it "

@@ -11,7 +11,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfspec.cache.contents import KEY_OF, CacheContents, TokenizerInfo, tokenizer_info
+from selfspec.cache.contents import (
+    KEY_OF,
+    CacheContents,
+    Tokenizer,
+    TokenizerInfo,
+    tokenizer_info,
+)
 from selfspec.cache.remember import RememberedFile, answers_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
@@ -66,7 +72,9 @@ class LearnedOnDemand:
                 self.remembered.drop()
             self._learned = None
 
-    def contents(self, tokenizer: Any, about: Mapping[str, Any] | None) -> CacheContents:
+    def contents(
+        self, tokenizer: Tokenizer | None, about: Mapping[str, Any] | None
+    ) -> CacheContents:
         """Everything that was loaded or learned, for a cache.
 
         Tables that were loaded for a source that the knobs leave out are included unchanged.
@@ -76,8 +84,8 @@ class LearnedOnDemand:
         tables, calibration, answers = dict(loaded.tables), loaded.calibration, loaded.answers
         learned = self._learned  # Another thread may forget it meanwhile.
         if learned is not None:
-            found = learned.tables()
-            tables |= {name: arrays for name, arrays in found.items() if name in KEY_OF}
+            arrays = learned.tables()
+            tables |= {name: table for name, table in arrays.items() if name in KEY_OF}
             calibration = learned.calibration.rows()
             if (written := answers_of(learned)) is not None:
                 answers = written
@@ -112,14 +120,14 @@ class LearnedOnDemand:
         return learned
 
 
-def _owner(known: TokenizerInfo | None, tokenizer: Any) -> TokenizerInfo:
-    given = None if tokenizer is None else tokenizer_info(tokenizer)
-    if known and given and given.fingerprint != known.fingerprint:
+def _owner(known: TokenizerInfo | None, tokenizer: Tokenizer | None) -> TokenizerInfo:
+    other = None if tokenizer is None else tokenizer_info(tokenizer)
+    if known and other and other.fingerprint != known.fingerprint:
         raise CacheError(
             f"this SelfSpec has loaded a cache of tokenizer {known} and can't be saved for another "
-            f"(got {given}); leave tokenizer= out"
+            f"(got {other}); leave tokenizer= out"
         )
-    owner = known or given
+    owner = known or other
     if owner is None:
         raise CacheError(
             "a cache belongs to a tokenizer, and this SelfSpec has loaded none (got "

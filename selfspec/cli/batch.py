@@ -13,10 +13,10 @@ from rich import progress as rich
 from rich.console import Console
 
 from selfspec.cli.batch_file import BatchFiles, LineResult, Progress, results
-from selfspec.cli.loading import check_options, memory_of_texts
+from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say
 from selfspec.cli.options import Knobs, Model, WriteOptions
-from selfspec.cli.writer import loaded
+from selfspec.cli.writer import load_writer
 from selfspec.config import SpecConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def batch(
     /,
     *,
     max_rows: PositiveInt = 8,
-    asked: WriteOptions = WriteOptions(),
+    options: WriteOptions = WriteOptions(),
     knobs: Knobs = Knobs(),
 ) -> int:
     """Answer a file of prompts. A run that was stopped continues where it was.
@@ -46,8 +46,8 @@ def batch(
         answers: The file of answers. If it exists, it is continued.
         max_rows: The most texts that are written at once.
     """
-    asked, config = replace(asked, model=model), knobs.config()
-    check_options(asked)
+    options, config = replace(options, model=model), knobs.config()
+    check_options(options)
     files = BatchFiles(prompts, answers)
     with files.locked():
         progress = files.progress()
@@ -59,9 +59,9 @@ def batch(
             say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:
             try:
-                writer = loaded(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
-                found = _results(writer, files.open_lines(progress), config, max_rows)
-                num_bad += _written(files, progress, found)
+                writer = load_writer(options, num_texts=max_rows, sees=True, packs=config.may_pack)
+                answered = _results(writer, files.open_lines(progress), config, max_rows)
+                num_bad += _written(files, progress, answered)
             except KeyboardInterrupt:
                 say("Stopped. The same command continues from here.")
                 raise
@@ -76,32 +76,32 @@ def _results(
     from selfspec.batch.requests import Requests
     from selfspec.session import Session, ShortestFirst
 
-    model, asked = writer.model, writer.asked
-    memory = memory_of_texts(model, writer.loaded.draft_model, asked.max_memory, max_rows)
+    memory = writer.memory_of_texts(max_rows)
     if memory is None and config.kept_kv is None:
         config = config.changed(kept_kv=_KEPT_KV)
-    spec = writer.loaded.new_spec(config)
+    spec = writer.new_spec(config)
     session = Session(
-        spec.runner(model),
+        spec.runner(writer.model),
         spec,
         max_rows=max_rows,
         max_memory=memory,
         scheduler=ShortestFirst(),  # The answers may come in any order.
         keeps_kv=True,
     )
-    requests, encoder = Requests(model, writer.tokenizer, spec), writer.encoder()
-    name, seed = writer.loaded.name, writer.seed
-    return results(lines, session, requests, encoder, model_name=name, seed=seed)
+    requests = Requests(writer.model, writer.tokenizer, spec)
+    encoder = writer.prompt_encoder()
+    return results(lines, session, requests, encoder, model_name=writer.name, seed=writer.seed)
 
 
-def _written(files: BatchFiles, progress: Progress, found: Iterator[LineResult]) -> int:
+def _written(files: BatchFiles, progress: Progress, answered: Iterator[LineResult]) -> int:
+    """Writes each result as it comes, under a bar; returns how many are no answers."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     about = rich.TextColumn("{task.fields[tokens]} tokens")
     with rich.Progress("Answers", *columns, about, console=Console(stderr=True)) as bar:
         num_known = progress.total - len(progress.left)
         task = bar.add_task("", total=progress.total, completed=num_known, tokens=0)
-        for result in found:
+        for result in answered:
             files.write(result)
             num_bad += not result.is_answer
             num_tokens += result.num_tokens

@@ -39,8 +39,8 @@ class LineResult(NamedTuple):
     @classmethod
     def failed(cls, number: int, error: Exception, name: str | int | None = None) -> LineResult:
         code = getattr(error, "code", None) or type(error).__name__
-        told = {"code": code, "message": one_line(error)}
-        about = {"line": number, "custom_id": name, "response": None, "error": told}
+        reason = {"code": code, "message": one_line(error)}
+        about = {"line": number, "custom_id": name, "response": None, "error": reason}
         return cls(json.dumps(about, ensure_ascii=False), is_answer=False)
 
 
@@ -58,7 +58,7 @@ class BatchFiles:
     @property
     def errors(self) -> Path:
         """The file that says which lines could not be answered, and why."""
-        return self.answers.with_suffix(f".errors{self.answers.suffix}")
+        return self.answers.parent / f"{self.answers.stem}.errors{self.answers.suffix}"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class BatchFiles:
         lock = path.with_name(f".{path.name}.lock")
         try:
             lock.touch()
-            held = FileLock(lock, timeout=0).acquire()
+            locked = FileLock(lock, timeout=0).acquire()
         except Timeout:
             raise CliError(
                 f"OUTPUT must not be written by two runs at once (got {str(path)!r}, which "
@@ -78,7 +78,7 @@ class BatchFiles:
             ) from None
         except OSError as error:
             raise _unwritable(path, error) from error
-        with held:
+        with locked:
             yield
 
     def progress(self) -> Progress:
@@ -88,7 +88,9 @@ class BatchFiles:
         can't be read. An output that belongs to another input is refused, and not changed.
         """
         answered, num_whole_bytes = self._answered()
-        left, unreadable, total = set[int](), list[LineResult](), 0
+        left: set[int] = set()
+        unreadable: list[LineResult] = []
+        total = 0
         for number, data in numbered_lines(self.prompts, "INPUT"):
             total += 1
             known = answered.pop(number, None)
@@ -106,8 +108,8 @@ class BatchFiles:
         if self.answers.exists() and self.answers.stat().st_size > num_whole_bytes:
             os.truncate(self.answers, num_whole_bytes)
         self.errors.unlink(missing_ok=True)
-        for each in unreadable:
-            self.write(each)
+        for result in unreadable:
+            self.write(result)
         return Progress(left, len(unreadable), total)
 
     def open_lines(self, progress: Progress) -> Iterator[PromptLine]:
@@ -125,8 +127,7 @@ class BatchFiles:
 
     def _check(self) -> None:
         next(numbered_lines(self.prompts, "INPUT"))
-        for which in ("answers", "errors"):  # In this order: a folder has no name for errors.
-            path: Path = getattr(self, which)
+        for path in (self.answers, self.errors):
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(
                     "OUTPUT must be a plain file in a folder that exists, since a stopped run "
@@ -192,9 +193,9 @@ def results(
             return
         for line in fresh:
             settings, prepare = line.settings, partial(requests.prompt, line.number)
-            own_seed = seed + line.number - 1 if settings.seed is None else settings.seed
+            line_seed = seed + line.number - 1 if settings.seed is None else settings.seed
             try:
-                choices = choices_of(settings, [line.prompt], encoder, prepare, own_seed)
+                choices = choices_of(settings, [line.prompt], encoder, prepare, line_seed)
                 ((prompt, reply),) = choices
                 session.add(prompt)
             except Exception as error:  # Whatever it is, the other lines go on.
@@ -223,8 +224,9 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:
+        name = {} if line.name is None else {"id": line.name}
         written = {
-            **({} if line.name is None else {"id": line.name}),
+            **name,
             "text": piece.text,
             "finish_reason": piece.finish_reason,
             "num_prompt_tokens": answer.num_prompt_tokens,

@@ -51,7 +51,7 @@ def build(
     *,
     recipe: str | None = None,
     overwrite: Flag = False,
-    asked: ModelOptions = ModelOptions(),
+    options: ModelOptions = ModelOptions(),
     keys: Annotated[RecipeOptions, Parameter(name="*")] = _NO_KEYS,
 ) -> None:
     """Build a cache from texts, among them the answers of 'selfspec batch'.
@@ -62,7 +62,7 @@ def build(
             below as it names them, such as max_documents. Options override its keys.
         overwrite: Replace a cache that exists.
     """
-    loading = replace(asked, model=model)
+    loading = replace(options, model=model)
     written = read_recipe(recipe) if recipe else {}
     chosen = {name: value for name, value in vars(keys).items() if value is not None}
     wanted = Recipe.of(**{**written, **chosen})

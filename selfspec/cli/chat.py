@@ -15,7 +15,7 @@ from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import ChatOptions, Knobs, Model
 from selfspec.cli.paint import write
-from selfspec.cli.writer import loaded
+from selfspec.cli.writer import load_writer
 from selfspec.errors import SelfSpecError, unknown_name
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def chat(
     /,
     *,
     system: str | None = None,
-    asked: ChatOptions = ChatOptions(),
+    options: ChatOptions = ChatOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Talk with a chat model in the terminal.
@@ -47,9 +47,9 @@ def chat(
     Args:
         system: A system message to begin with.
     """
-    asked, config = replace(asked, model=model), knobs.config()
-    check_options(asked)
-    writer = loaded(asked, chats=True, packs=config.may_pack)
+    options, config = replace(options, model=model), knobs.config()
+    check_options(options)
+    writer = load_writer(options, chats=True, packs=config.may_pack)
     ChatLoop(writer, config, system).run(_reader())
 
 
@@ -62,12 +62,12 @@ class ChatLoop:
         self._writer = writer
         if config.kept_kv is None:  # What was said is not read again in each turn.
             config = config.changed(kept_kv=_KEPT_KV)
-        self._spec = writer.loaded.new_spec(config)
+        self._spec = writer.new_spec(config)
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
         """Answers what is read until Ctrl-D, the end of stdin, `/exit` or `/quit`."""
-        self._note(f"{self._writer.loaded}, {self._writer}. /help lists commands.")
+        self._note(f"{self._writer}, {self._writer.sampling}. /help lists commands.")
         while True:
             try:
                 line = read().strip()

@@ -21,7 +21,7 @@ from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
 from selfspec.cli.paint import write
 from selfspec.cli.questions import SNIPPETS, Question, questions_of
 from selfspec.cli.report import about_eight_bits, has_times, print_report
-from selfspec.cli.writer import Writer, loaded
+from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
 from selfspec.errors import CliError, SelfSpecError
 from selfspec.machine.memory import free_memory
@@ -35,7 +35,7 @@ _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
 _ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
 
 
-def demo(*, seconds: PositiveInt = 10, asked: ModelOptions = ModelOptions()) -> int:
+def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -> int:
     """Watch drafts being accepted, then see the same texts timed against plain generate().
 
     A small model that comes with selfspec continues three pieces of Python, at temperature 0.5.
@@ -43,7 +43,7 @@ def demo(*, seconds: PositiveInt = 10, asked: ModelOptions = ModelOptions()) -> 
     Args:
         seconds: About how long to measure.
     """
-    writing = WriteOptions(**vars(asked), temperature=0.5, seed=1, max_new_tokens=_LEAST_TOKENS)
+    writing = WriteOptions(**vars(options), temperature=0.5, seed=1, max_new_tokens=_LEAST_TOKENS)
     status = _compared(writing, SNIPPETS, seconds, _LEAST_TOKENS)
     print("This tiny model only shows the way: measure yours with 'selfspec check your/model'.")
     return status
@@ -56,7 +56,7 @@ def check(
     prompts: Path | None = None,
     temperature: NonNegativeFloat = 0.0,
     seconds: PositiveInt = 60,
-    asked: RunOptions = RunOptions(),
+    options: RunOptions = RunOptions(),
 ) -> int:
     """Measure how much faster a model is with drafts on this machine, and say what to use.
 
@@ -66,49 +66,50 @@ def check(
         temperature: 0: always the likeliest token. Higher: more varied text.
         seconds: About how long to measure. A slow model takes longer, for enough tokens.
     """
-    wanted = {**vars(asked), "model": model, "temperature": temperature, "seed": 0}
-    writing = WriteOptions(**wanted, max_new_tokens=_LEAST_TOKENS)
+    common = {**vars(options), "model": model, "temperature": temperature, "seed": 0}
+    writing = WriteOptions(**common, max_new_tokens=_LEAST_TOKENS)
     return _compared(writing, questions_of(prompts), seconds, _MOST_TOKENS)
 
 
 def _compared(
-    asked: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
+    options: WriteOptions, questions: Sequence[Question], seconds: float, most_tokens: int
 ) -> int:
-    check_options(asked)
+    check_options(options)
     config, console = SpecConfig(), Console(highlight=False)
-    sees = any(each.has_images for each in questions)
-    writer = loaded(asked, sees=sees)
-    found, model = _that_fit(writer, questions), writer.loaded
+    sees = any(question.has_images for question in questions)
+    writer = load_writer(options, sees=sees)
+    prompts = _that_fit(writer, questions)
     with working("Warming up"):
         # Packed weights live as long as this `SelfSpec`.
-        spec = model.new_spec(config)
+        spec = writer.new_spec(config)
         for assistant in (spec, None):
-            new_ids, took = timed(writer, assistant, found[0][1], _LEAST_TOKENS)
+            new_ids, took = timed(writer, assistant, prompts[0][1], _LEAST_TOKENS)
     for line in _facts(writer, spec):
         console.print(Text(line, "dim"), soft_wrap=True)
-    if asked.model is None:
-        _show(console, writer, found)
+    if options.model is None:
+        _show(console, writer, prompts)
     with working("Measuring") as say:
-        fits = seconds / took * len(new_ids) / (MIN_ROUNDS * 2 * len(found))
+        fits = seconds / took * len(new_ids) / (MIN_ROUNDS * 2 * len(prompts))
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
-        new_spec = partial(model.new_spec, config)
-        measured = measure(writer, found, new_spec, num_new=num_new, seconds=seconds, say=say)
-    eight_bits = _in_eight_bits(writer, found, measured, sees=sees)
-    return print_report(console, measured, asked, sees=sees, eight_bits=eight_bits)
+        new_spec = partial(writer.new_spec, config)
+        measured = measure(writer, prompts, new_spec, num_new=num_new, seconds=seconds, say=say)
+    eight_bits = _in_eight_bits(writer, prompts, measured, sees=sees)
+    return print_report(console, measured, options, sees=sees, eight_bits=eight_bits)
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
     """The questions with their ids. Those that leave no room for an answer are left out."""
-    limit = writer.loaded.max_positions or _ENDLESS
-    asked = [(each, each.encoded(writer.loaded)) for each in questions]
-    found = [(each, ids) for each, ids in asked if 0 < num_tokens(ids) <= limit - _LEAST_TOKENS]
-    if not found:
-        shortest = min(num_tokens(ids) for _, ids in asked)
+    limit = writer.max_positions or _ENDLESS
+    prompts = [(question, question.encoded(writer)) for question in questions]
+    most = limit - _LEAST_TOKENS
+    fitting = [(question, ids) for question, ids in prompts if 0 < num_tokens(ids) <= most]
+    if not fitting:
+        shortest = min(num_tokens(ids) for _, ids in prompts)
         raise CliError(
             f"a prompt must leave room for {_LEAST_TOKENS} tokens in the model's {limit} positions "
             f"(got {shortest} tokens in the shortest one); give another"
         )
-    return found
+    return fitting
 
 
 def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
@@ -119,23 +120,23 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     from selfspec.machine.hardware import calculates_in, device_name
 
     device, mode = writer.model.device, spec.ability(writer.model).mode
-    off, why = mode == "plain", spec.stats.disabled_reason
+    is_off, why = mode == "plain", spec.stats.disabled_reason
     half = "no" if device.type == "cpu" and not calculates_in(torch.bfloat16) else "yes"
-    versions = ", ".join(f"{each} {version(each)}" for each in ("transformers", "torch"))
-    named = num_heads(writer.model)
-    lacking = why if off else spec.stats.heads_reason
-    heads = f"heads: {named}{f', not asked: {lacking}' if lacking else ''}"
-    return [
+    versions = f"transformers {version('transformers')}, torch {version('torch')}"
+    facts = [
         f"selfspec {__version__}, {versions}, Python {platform.python_version()}",
         f"machine: {device_name(device)}, threads: {torch.get_num_threads()}, bfloat16: {half}",
-        f"model: {writer.loaded}, {writer}",
-        f"drafts: {'off' if off else f'as {mode}s'}{f': {why}' if why else ''}",
-        *([heads] if named else []),
+        f"model: {writer}, {writer.sampling}",
+        f"drafts: {'off' if is_off else f'as {mode}s'}{f': {why}' if why else ''}",
     ]
+    if heads := num_heads(writer.model):
+        lacking = why if is_off else spec.stats.heads_reason
+        facts.append(f"heads: {heads}{f', not asked: {lacking}' if lacking else ''}")
+    return facts
 
 
 def _in_eight_bits(
-    writer: Writer, asked: Prompts, measured: Comparison, *, sees: bool
+    writer: Writer, prompts: Prompts, measured: Comparison, *, sees: bool
 ) -> str | None:
     """What `--weights int8` would bring, or why that wasn't measured.
 
@@ -143,9 +144,9 @@ def _in_eight_bits(
     """
     from selfspec.weights import missing_for_eight_bits, weight_bytes
 
-    model, options = writer.model, writer.asked
-    is_held = options.model is None or options.weights is not None or options.max_memory is not None
-    if is_held or model.device.type != "cpu" or missing_for_eight_bits() or not has_times(measured):
+    model, options = writer.model, writer.options
+    is_set = options.model is None or options.weights is not None or options.max_memory is not None
+    if is_set or model.device.type != "cpu" or missing_for_eight_bits() or not has_times(measured):
         return None
     needed, free = 2 * model.num_parameters() / 1e9, free_memory() / 1e9
     if needed > free:
@@ -156,31 +157,30 @@ def _in_eight_bits(
     rounded = replace(options, weights="int8")
     try:
         with working("Comparing with weights in 8 bits"):
-            held = replace(writer.loaded, model=load_model(rounded, sees=sees))
-            other = Writer(held, rounded)
-            timed(other, held.new_spec(SpecConfig()), asked[0][1], _LEAST_TOKENS)
-            seconds = seconds_of((writer, other), asked, measured.lengths)
+            other = replace(writer, options=rounded, model=load_model(rounded, sees=sees))
+            timed(other, other.new_spec(SpecConfig()), prompts[0][1], _LEAST_TOKENS)
+            seconds = seconds_of((writer, other), prompts, measured.lengths)
     except SelfSpecError as error:
         return f"Not compared with weights in 8 bits: {error}."
-    own = weight_bytes(model) + measured.total.packed_bytes
-    return about_eight_bits(seconds, (own, weight_bytes(held.model)))
+    whole = weight_bytes(model) + measured.total.packed_bytes
+    return about_eight_bits(seconds, (whole, weight_bytes(other.model)))
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
     """Writes each text with its drafted tokens in colour. One `SelfSpec` learns from all."""
     from selfspec.batch.text_stream import TextStream
 
-    spec = writer.loaded.new_spec(SpecConfig())
+    spec = writer.new_spec(SpecConfig())
     if console.color_system is not None and not console.no_color:
         console.print(Text("Green: drafted, and right. Plain: the model's own.", "dim"))
     for question, ids in prompts:
         assert isinstance(ids, list)  # The demo has no images.
-        console.rule(Text(question.kind), align="left", style="dim")
+        console.rule(Text(question.name), align="left", style="dim")
         write(console, str(question.prompt), "dim")
         writer.reseed()
         records: list[StepRecord] = []
         with spec.listening(records.append):
-            writer.write(ids, spec)
+            writer.new_ids(ids, spec)
         stream = TextStream(writer.tokenizer, ids)
         for record in records:
             write(console, stream.add(*record.committed_ids[: record.num_accepted]), "green")

@@ -76,6 +76,7 @@ class Comparison:
 def timed(
     writer: Writer, spec: SelfSpec | None, ids: Encoded, num_new: int
 ) -> tuple[list[int], float]:
+    """The new tokens, and the seconds that they took."""
     writer.reseed()
     start = perf_counter()
     new_ids = writer.new_ids(ids, spec, max_new_tokens=num_new)
@@ -84,7 +85,7 @@ def timed(
 
 def measure(
     writer: Writer,
-    asked: Prompts,
+    prompts: Prompts,
     new_spec: Callable[[], SelfSpec],
     *,
     num_new: int,
@@ -95,40 +96,40 @@ def measure(
 
     Each round has a new `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
     """
-    end, limit = perf_counter() + seconds, writer.loaded.max_positions or math.inf
-    found = Comparison(writer.loaded.dtype)
+    end, limit = perf_counter() + seconds, writer.max_positions or math.inf
+    measured = Comparison(writer.dtype)
     for number in range(_MOST_ROUNDS):
         began, spec = perf_counter(), new_spec()
-        found.plain.append([])
-        found.drafted.append([])
-        for index, (question, ids) in enumerate(asked):
-            kind = question.kind
-            say(f"Measuring: round {number + 1}, {kind}")
+        measured.plain.append([])
+        measured.drafted.append([])
+        for index, (question, ids) in enumerate(prompts):
+            name = question.name
+            say(f"Measuring: round {number + 1}, {name}")
             if writer.model.device.type == "cpu":
-                found.shares.append(processor_share())
+                measured.shares.append(processor_share())
             length = int(min(num_new, limit - num_tokens(ids)))
             # The second run may find the processor's caches warm, so the order alternates.
             turns = (None, spec) if (number + index) % 2 == 0 else (spec, None)
-            answers = {each: timed(writer, each, ids, length) for each in turns}
+            answers = {turn: timed(writer, turn, ids, length) for turn in turns}
             (text, plain), (new_ids, drafted) = answers[None], answers[spec]
-            found.plain[-1].append(plain)
-            found.drafted[-1].append(drafted / len(new_ids) * len(text))
-            found.lengths[kind] = len(text)
-            found.stats[kind] = found.stats.get(kind, GenerationStats()) + spec.stats
+            measured.plain[-1].append(plain)
+            measured.drafted[-1].append(drafted / len(new_ids) * len(text))
+            measured.lengths[name] = len(text)
+            measured.stats[name] = measured.stats.get(name, GenerationStats()) + spec.stats
             if new_ids != text:
-                found.parted.add(kind)
+                measured.parted.add(name)
         now = perf_counter()
-        if found.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
+        if measured.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break
-    return found
+    return measured
 
 
-def seconds_of(writers: Sequence[Writer], asked: Prompts, lengths: dict[str, int]) -> list[float]:
+def seconds_of(writers: Sequence[Writer], prompts: Prompts, lengths: dict[str, int]) -> list[float]:
     """The seconds of each writer for answers of the same lengths with drafts, in turns."""
-    specs = [writer.loaded.new_spec(SpecConfig()) for writer in writers]
+    specs = [writer.new_spec(SpecConfig()) for writer in writers]
     total = [0.0] * len(writers)
-    for question, ids in asked:
-        length = lengths[question.kind]
+    for question, ids in prompts:
+        length = lengths[question.name]
         for index, (writer, spec) in enumerate(zip(writers, specs, strict=True)):
             new_ids, took = timed(writer, spec, ids, length)
             total[index] += took / len(new_ids) * length

@@ -50,7 +50,8 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": _whole(text)}]
         ids = encoded(messages, self._writer.tokenizer)
         budget = self._budget(len(ids))
-        live, interrupted, num_new = LiveText(self._writer.tokenizer, ids, self._show), False, 0
+        live = LiveText(self._writer.tokenizer, ids, self._show)
+        interrupted, num_new = False, 0
         try:
             new_ids = self._writer.new_ids(ids, self._spec, streamer=live, max_new_tokens=budget)
             num_new = len(new_ids)
@@ -61,16 +62,15 @@ class Conversation:
         return turn
 
     def _budget(self, num_prompt_tokens: int) -> int:
-        limit = self._writer.loaded.max_positions
-        wanted = self._writer.asked.max_new_tokens
+        limit, most = self._writer.max_positions, self._writer.options.max_new_tokens
         if limit is None:
-            return wanted
+            return most
         if num_prompt_tokens >= limit:
             raise CliError(
                 f"the conversation must leave room in the model's {limit} positions "
                 f"(got {num_prompt_tokens} tokens); /reset starts over"
             )
-        return min(wanted, limit - num_prompt_tokens)
+        return min(most, limit - num_prompt_tokens)
 
 
 def _whole(text: str) -> str:

@@ -12,7 +12,7 @@ from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
 from selfspec.cli.paint import harmless
-from selfspec.cli.writer import loaded
+from selfspec.cli.writer import load_writer
 from selfspec.errors import CliError
 from selfspec.serving.schema import Settings
 
@@ -26,7 +26,7 @@ def generate(
     chat: Flag = False,
     prediction: Path | None = None,
     stats: Flag = False,
-    asked: WriteOptions = WriteOptions(),
+    options: WriteOptions = WriteOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Continue a text: from the command line, from a file, or from stdin.
@@ -34,18 +34,18 @@ def generate(
     Args:
         file: The file with the prompt. Default: stdin.
         prompt: The prompt itself.
-        chat: Ask it as a question, in the model's chat template.
+        chat: Put it as a question, in the model's chat template.
         prediction: A file that says roughly what will be written.
         stats: Print statistics on stderr.
     """
-    asked, config = replace(asked, model=model), knobs.config()
-    check_options(asked)
+    options, config = replace(options, model=model), knobs.config()
+    check_options(options)
     text = _read_prompt(file, prompt)
     expected = None if prediction is None else _read(prediction, "--prediction")
-    writer = loaded(asked, chats=chat)
-    spec = writer.loaded.new_spec(config)
+    writer = load_writer(options, chats=chat)
+    spec = writer.new_spec(config)
     question = [{"role": "user", "content": text}] if chat else text
-    ids, _ = writer.encoder().arguments_for(question, Settings())
+    ids, _ = writer.prompt_encoder().arguments_for(question, Settings())
     assert isinstance(ids, list)  # A text has no images.
     out = sys.stdout
     with ExitStack() as spinner:
@@ -57,7 +57,7 @@ def generate(
 
         spinner.enter_context(working("Reading the prompt", only_spinner=True))
         live = LiveText(writer.tokenizer, ids, show)
-        writer.write(ids, spec, streamer=live, prediction=expected)
+        writer.new_ids(ids, spec, streamer=live, prediction=expected)
     if out.isatty() and not live.text.endswith("\n"):
         out.write("\n")
     if stats:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import say, show_log
-from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
+from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.machine.model_names import check_model_name, file_here, find_model
@@ -18,27 +16,79 @@ from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from typing_extensions import Self
+
     from selfspec import SelfSpec, SpecConfig
     from selfspec.cache import CacheContents
-
-TINY = Path(__file__).parents[1] / "models" / "tiny"
 
 # Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for each text that may run,
 # and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
-_DEVICE = re.compile("auto|[a-z]+(:[0-9]+)?")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Loaded:
-    name: str
-    model: Any
-    tokenizer: Any
+    """What a command has loaded by its options."""
+
+    options: DraftOptions
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     cache: CacheContents | None = None
-    remember: str | None = None
-    draft_model: Any = None
+    draft_model: PreTrainedModel | None = None
     images: ImageReader = field(default_factory=ImageReader)
+
+    @classmethod
+    def load(
+        cls,
+        options: DraftOptions,
+        *,
+        chats: bool = False,
+        num_texts: int = 0,
+        sees: bool = False,
+        packs: bool = False,
+    ) -> Self:
+        """The model, and what drafts start with, whose errors come before the model is read.
+
+        Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. With
+        `sees`, a model that can read images is loaded with what it reads them with. With `packs`,
+        weights are packed in place where that pays.
+        """
+        from selfspec.cache import RememberedFile, load_cache
+
+        _check_device(options.device)
+        tokenizer = load_tokenizer(options)
+        if chats and not tokenizer.chat_template:
+            raise CliError(
+                f"chat needs a MODEL with a chat template, and {options.model!r} has none; name "
+                "another, or continue text with 'selfspec generate'"
+            )
+        if note := memory_note(options):
+            say(note)
+        cache = None if options.cache is None else load_cache(options.cache, tokenizer=tokenizer)
+        if options.remember is not None:  # Refuses a file of another tokenizer.
+            RememberedFile(options.remember, tokenizer, saves=False)
+        draft_model = None
+        if options.draft_model is not None:
+            small = ModelOptions(
+                model=options.draft_model, device=options.device, dtype=options.dtype
+            )
+            draft_model = load_model(small, "draft model")
+        images = images_of(options) if sees else ImageReader()
+        model = load_model(
+            options,
+            sees=images.processor is not None,
+            packs=packs,
+            max_length=TOKENS_A_TEXT if num_texts else 2048,
+            max_texts=num_texts + OTHER_TEXTS if num_texts else 1,
+            draft_model=draft_model,
+        )
+        return cls(options, model, tokenizer, cache, draft_model, images)
+
+    @property
+    def name(self) -> str:
+        return self.options.model or TINY.name
 
     @property
     def max_positions(self) -> int | None:
@@ -55,80 +105,60 @@ class Loaded:
 
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
-        bits = " in 8 bits" * is_in_eight_bits(self.model)
+        bits = " in 8 bits" if is_in_eight_bits(self.model) else ""
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
-    def encoder(self, **how: Any) -> Encoder:
+    def encoder(self, **settings: Any) -> Encoder:
         """Turns prompts into tokens and arguments, within what the model allows."""
         from selfspec.forward.model import vocab_size
         from selfspec.row_rules import end_ids
 
-        ends = end_ids(self.model.generation_config)
-        limits = (vocab_size(self.model), self.max_positions)
-        return Encoder(self.tokenizer, *limits, **{"images": self.images, "end_ids": ends, **how})
+        settings = {"images": self.images, **settings}
+        return Encoder(
+            self.tokenizer,
+            vocab_size(self.model),
+            self.max_positions,
+            end_ids=end_ids(self.model.generation_config),
+            **settings,
+        )
 
     def new_spec(self, config: SpecConfig) -> SelfSpec:
         from selfspec import SelfSpec
 
-        options: dict[str, Any] = {"remember": self.remember, "draft_model": self.draft_model}
-        return SelfSpec(config, tokenizer=self.tokenizer, contents=self.cache, **options)
+        return SelfSpec(
+            config,
+            tokenizer=self.tokenizer,
+            contents=self.cache,
+            remember=self.options.remember,
+            draft_model=self.draft_model,
+        )
+
+    def memory_of_texts(self, num_texts: int) -> int | None:
+        """What keys and values of all texts may take: what the models leave of `--max-memory`."""
+        if self.options.max_memory is None:
+            return None
+        from selfspec.weights import weight_bytes
+        from selfspec.weights.streamed.memory_plan import kv_bytes
+
+        num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
+        weights, set_aside = weight_bytes(self.model), kv_bytes(self.model, num_tokens)
+        left = amount_in_bytes(self.options.max_memory, weights + set_aside) - weights
+        if self.draft_model is not None:  # It keeps the texts' keys and values, too.
+            left -= weight_bytes(self.draft_model) + kv_bytes(self.draft_model, num_tokens)
+        return max(left, set_aside)
 
 
-def check_options(asked: ModelOptions) -> None:
+def check_options(options: ModelOptions) -> None:
     """Refuses names and amounts that can't be right, without torch. Shows the log from now on."""
-    show_log(asked.verbose)
-    if not _DEVICE.fullmatch(asked.device):
-        rule = "--device must be auto, cpu, or another device of torch such as cuda or cuda:1"
-        raise CliError(f"{rule} (got {asked.device!r:.40})")
-    names = {"MODEL": asked.model}
-    if isinstance(asked, RunOptions) and asked.max_memory is not None:
-        amount_in_bytes(asked.max_memory, whole=1, name="--max-memory")
-    if isinstance(asked, DraftOptions):
-        names["--draft-model"] = asked.draft_model
+    show_log(options.verbose)
+    names = {"MODEL": options.model}
+    if isinstance(options, RunOptions) and options.max_memory is not None:
+        amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
+    if isinstance(options, DraftOptions):
+        names["--draft-model"] = options.draft_model
     for option, name in names.items():
         if name is not None:
             check_model_name(name, option)
-
-
-def load_all(
-    asked: DraftOptions,
-    *,
-    chats: bool = False,
-    num_texts: int = 0,
-    sees: bool = False,
-    packs: bool = False,
-) -> Loaded:
-    """The model, and what drafts start with, whose errors come before the model is read.
-
-    Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. With `sees`, a
-    model that can read images is loaded with what it reads them with. With `packs`, weights are
-    packed in place where that pays.
-    """
-    from selfspec.cache import RememberedFile, load_cache
-
-    _check_device(asked.device)
-    tokenizer = load_tokenizer(asked)
-    if chats and not tokenizer.chat_template:
-        raise CliError(
-            f"chat needs a MODEL with a chat template, and {asked.model!r} has none; name another, "
-            "or continue text with 'selfspec generate'"
-        )
-    if note := memory_note(asked):
-        say(note)
-    cache = None if asked.cache is None else load_cache(asked.cache, tokenizer=tokenizer)
-    if asked.remember is not None:
-        RememberedFile(
-            asked.remember, tokenizer, saves=False
-        )  # Refuses a file of another tokenizer.
-    small = None
-    if asked.draft_model is not None:
-        options = ModelOptions(model=asked.draft_model, device=asked.device, dtype=asked.dtype)
-        small = load_model(options, "draft model")
-    room = (TOKENS_A_TEXT, num_texts + OTHER_TEXTS) if num_texts else (2048, 1)
-    images = images_of(asked) if sees else ImageReader()
-    sizes: Any = {"max_length": room[0], "max_texts": room[1], "draft_model": small}
-    model = load_model(asked, sees=images.processor is not None, packs=packs, **sizes)
-    return Loaded(asked.model or TINY.name, model, tokenizer, cache, asked.remember, small, images)
 
 
 def _check_device(name: str) -> None:
@@ -138,11 +168,11 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, dtype=torch.float32, device="cpu" if name == "auto" else name)
     except (AssertionError, RuntimeError) as error:
-        rule = "--device must be one that this machine has"
-        raise CliError(f"{rule} (got {name!r}: {one_line(error):.120})") from error
+        rule = "--device must be auto, cpu, or another device that this machine has, such as cuda:1"
+        raise CliError(f"{rule} (got {name!r:.40}: {one_line(error):.120})") from error
 
 
-def memory_note(asked: RunOptions) -> str | None:
+def memory_note(options: RunOptions) -> str | None:
     """What to do if the weights take more memory than there is; None if they fit.
 
     It is no error, since the system may swap. A model that is not downloaded yet gets no note.
@@ -153,24 +183,25 @@ def memory_note(asked: RunOptions) -> str | None:
     from selfspec.weights import missing_for_eight_bits
     from selfspec.weights.streamed.files import stored_bytes
 
-    is_on_gpu = asked.device != "cpu" and (asked.device != "auto" or torch.cuda.is_available())
-    folder = file_here(asked.model or str(TINY), "config.json").parent
-    if asked.max_memory is not None or is_on_gpu or not folder.is_dir():
+    is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
+    folder = file_here(options.source, "config.json").parent
+    if options.max_memory is not None or is_on_gpu or not folder.is_dir():
         return None
     try:
-        wanted = torch.int8 if asked.weights is not None else getattr(torch, asked.dtype, None)
-        needed = stored_bytes(str(folder), wanted)
+        dtype = torch.int8 if options.weights is not None else getattr(torch, options.dtype, None)
+        needed = stored_bytes(str(folder), dtype)
     except (OSError, ValueError):
         return None  # Weights of another kind, or what their loader will refuse.
     free, less = free_memory(), ""
     if needed <= free:
         return None
-    if asked.weights is None and missing_for_eight_bits() is None:
+    if options.weights is None and missing_for_eight_bits() is None:
         rounded = stored_bytes(str(folder), torch.int8)
         less = f", and with --weights int8 they take {rounded / 1e9:.1f} GB"
     return (
-        f"note: the weights of {asked.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of "
-        f"memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk{less}"
+        f"note: the weights of {options.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB "
+        f"of memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
+        f"{less}"
     )
 
 
@@ -178,10 +209,10 @@ def images_of(options: RunOptions) -> ImageReader:
     """What reads images for the model; knows the reason if nothing does."""
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoProcessor
 
-    source = options.model or str(TINY)
+    source = options.source
     with _one_line(f"the config of {source!r}"):
-        kind = type(AutoConfig.from_pretrained(source))
-    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        config = AutoConfig.from_pretrained(source)
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return ImageReader()
     if options.max_memory is not None:
         return ImageReader(
@@ -195,13 +226,13 @@ def images_of(options: RunOptions) -> ImageReader:
     return ImageReader(processor) if has_images else ImageReader()
 
 
-def load_tokenizer(options: ModelOptions) -> Any:
+def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    source = options.model or str(TINY)
-    find_model(source, "MODEL")
-    with _one_line(f"the tokenizer of {source!r}"):
-        return AutoTokenizer.from_pretrained(source)
+    find_model(options.source, "MODEL")
+    with _one_line(f"the tokenizer of {options.source!r}"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(options.source)
+        return tokenizer
 
 
 def load_model(
@@ -210,41 +241,27 @@ def load_model(
     *,
     sees: bool = False,
     packs: bool = False,
-    **room: Any,
-) -> Any:
+    **set_aside: Any,
+) -> PreTrainedModel:
     """Loads the model by `selfspec.load()`, if that packs it or the options need it.
 
-    `room` says what `--max-memory` sets aside for texts and a draft model. Without that option,
+    `set_aside` says for which texts and draft model `--max-memory` has room. Without that option,
     `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole
 
-    source, dtype = options.model or str(TINY), options.dtype
+    dtype = options.dtype
     if options.model is None and dtype == "auto":
         dtype = "float32"  # It is saved in half precision to keep the package small.
-    how: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
+    common: dict[str, Any] = {"dtype": dtype, "device": options.device, "sees": sees}
     memory, weights = getattr(options, "max_memory", None), getattr(options, "weights", None)
-    with _one_line(f"the {what} of {source!r}"):
+    model: PreTrainedModel
+    with _one_line(f"the {what} of {options.source!r}"):
         if packs or memory is not None or weights is not None:
-            return load(source, memory, weights=weights, **how, **room)
-        return load_whole(source, **how)
-
-
-def memory_of_texts(
-    model: Any, draft_model: Any, max_memory: str | None, num_texts: int
-) -> int | None:
-    """What the keys and values of all texts may take: what the models leave of `--max-memory`."""
-    if max_memory is None:
-        return None
-    from selfspec.weights import weight_bytes
-    from selfspec.weights.streamed.memory_plan import kv_bytes
-
-    num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
-    weights, set_aside = weight_bytes(model), kv_bytes(model, num_tokens)
-    left = amount_in_bytes(max_memory, weights + set_aside) - weights
-    if draft_model is not None:  # It keeps the texts' keys and values, too.
-        left -= weight_bytes(draft_model) + kv_bytes(draft_model, num_tokens)
-    return max(left, set_aside)
+            model = load(options.source, memory, weights=weights, **common, **set_aside)
+        else:
+            model = load_whole(options.source, **common)
+    return model
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
@@ -15,6 +16,8 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from docstring_parser import parse
 
 from selfspec.config import FORWARDS, LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
+
+TINY = Path(__file__).parents[1] / "models" / "tiny"
 
 GENERAL = Group("Options", sort_key=0)  # The arguments of a command too.
 _MODEL = Group("Model, memory and what is kept", sort_key=1)
@@ -45,6 +48,11 @@ class ModelOptions:
     """Also say what is prepared, and how long it takes."""
 
     @property
+    def source(self) -> str:
+        """Where the model is: a folder or a Hub id."""
+        return self.model or str(TINY)
+
+    @property
     def title(self) -> str:
         return self.model or "the embedded model"
 
@@ -56,8 +64,8 @@ class RunOptions(ModelOptions):
 
     max_memory: _Kept = None
     """Memory for weights: 2GB, 25%. The rest stays on disk."""
-    weights: Annotated[Literal["int8"] | None, Parameter(group=_MODEL)] = None
-    """8 bits take half the memory."""
+    weights: Annotated[Literal["int8"] | None, Parameter(group=_MODEL, show_choices=False)] = None
+    """int8: rounded; half of bfloat16's memory, another text."""
     cache: _Kept = None
     """A cache of 'selfspec cache build': file or Hub id."""
 
@@ -97,8 +105,8 @@ class ChatOptions(WriteOptions):
 
 def knob_texts() -> dict[str, str]:
     """What each knob of `SpecConfig` does, by its name, from the docstring there."""
-    found = parse(SpecConfig.__doc__ or "").params
-    return {each.arg_name: " ".join((each.description or "").split()) for each in found}
+    knobs = parse(SpecConfig.__doc__ or "").params
+    return {knob.arg_name: " ".join((knob.description or "").split()) for knob in knobs}
 
 
 _TEXTS = knob_texts()

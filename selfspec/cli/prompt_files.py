@@ -85,9 +85,9 @@ def read_prompts(path: Path, option: str) -> list[PromptLine]:
 def read_line(number: int, data: bytes) -> PromptLine:
     """What a line asks for. Spaces around it do not change its checksum."""
     line = checked(_Line, json_object(data, "a line"))
-    given = [name for name in _FORMS if getattr(line, name) is not None]
-    if len(given) != 1:
-        names = ", ".join(given or list(line.model_extra or ())[:5]) or "no field"
+    forms = [name for name in _FORMS if getattr(line, name) is not None]
+    if len(forms) != 1:
+        names = ", ".join(forms or list(line.model_extra or ())[:5]) or "no field"
         raise RequestError(f"a line must have one of {', '.join(_FORMS)} (got {names:.80})")
     prompt, settings = _in_body(line.body) if line.body is not None else _plain(line)
     return PromptLine(
@@ -106,7 +106,7 @@ def _plain(line: _Line) -> tuple[Any, Settings]:
         if get_close_matches(name, Settings.model_fields, cutoff=0.85):
             raise RequestError(unknown_name("field", name, Settings.model_fields), field=name)
     if line.messages is not None:
-        return [each.as_dict() for each in line.messages], line
+        return [message.as_dict() for message in line.messages], line
     return line.prompt, line
 
 

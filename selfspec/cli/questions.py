@@ -32,7 +32,7 @@ def total_price(items, tax):
     return total + total * tax
 """
 
-_OWN = {
+_QUESTIONS = {
     "edit": f"Rename the argument items to goods, and change nothing else:\n\n{_CODE}",
     "summary": f"Summarize this text in three sentences:\n\n{_PASSAGE}",
     "question": f"{_PASSAGE}\n\nWhy did the fishermen have to sail so far? Quote the sentences.",
@@ -42,7 +42,7 @@ _OWN = {
 
 
 class Question(NamedTuple):
-    kind: str
+    name: str
     prompt: Any  # a text, or messages
     is_turn: bool = False  # Is the text what a user would say to a model that can chat?
 
@@ -93,6 +93,6 @@ SNIPPETS = (
 def questions_of(path: Path | None) -> list[Question]:
     """Those of the file, each named by its line. Without a file, one of each kind of work."""
     if path is None:
-        return [Question(kind, text, is_turn=True) for kind, text in _OWN.items()]
+        return [Question(name, text, is_turn=True) for name, text in _QUESTIONS.items()]
     lines = read_prompts(path, "--prompts")
     return [Question(f"prompt {line.number}", line.prompt) for line in lines]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,13 +23,13 @@ _ENOUGH = 96  # tokens of one answer to each prompt
 def print_report(
     console: Console,
     measured: Comparison,
-    asked: WriteOptions,
+    options: WriteOptions,
     *,
     sees: bool = False,
     eight_bits: str | None = None,
 ) -> int:
     is_wrong = measured.dtype == "float32" and bool(measured.parted)
-    is_check = asked.model is not None  # The demo shows its drafts, whatever they bring.
+    is_check = options.model is not None  # The demo shows its drafts, whatever they bring.
     console.print(table_of(measured))
     if measured.total.num_drafts:
         console.print(f"{measured.total.acceptance}.")
@@ -37,7 +38,7 @@ def print_report(
         console.print(eight_bits, markup=False, soft_wrap=True)
     console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
-        for line in python_lines(asked, measured.dtype, sees=sees):
+        for line in python_lines(options, measured.dtype, sees=sees):
             console.print(f"    {line}", markup=False, soft_wrap=True)
     return 1 if is_wrong or not measured.num_drafted or (is_check and measured.is_busy) else 0
 
@@ -86,26 +87,29 @@ def verdict(measured: Comparison) -> str:
 
 def about_eight_bits(seconds: Sequence[float], num_bytes: Sequence[int]) -> str:
     """What weights in 8 bits would bring, from figures of the model as it is, and of that one."""
-    (own, other), (whole, less) = seconds, (each / 1e6 for each in num_bytes)
+    before, after = seconds
+    whole, rounded = num_bytes
     brought = (
-        f"With weights in 8 bits the same answers take {other:.1f} s in place of {own:.1f} "
-        f"({own / other:.2f}x), and the weights {less:.0f} MB in place of {whole:.0f}"
+        f"With weights in 8 bits the same answers take {after:.1f} s in place of {before:.1f} "
+        f"({before / after:.2f}x), and the weights {rounded / 1e6:.0f} MB in place of "
+        f"{whole / 1e6:.0f}"
     )
-    if own / other < _GAIN:
+    if before / after < _GAIN:
         return f"{brought}: no faster here, so leave --weights int8 out unless memory is short."
     return f"{brought}: add --weights int8 if you accept texts of a rounded model."
 
 
-def python_lines(asked: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:
-    kind = "ImageTextToText" if sees else "CausalLM"
-    load = f'AutoModelFor{kind}.from_pretrained("{asked.model}", dtype="{dtype}")'
-    if asked.max_memory is not None:
-        load = f'selfspec.load("{asked.model}", max_memory="{asked.max_memory}")'
-    if asked.weights is not None:
-        load = f'selfspec.load("{asked.model}", weights="{asked.weights}"{", sees=True" * sees})'
+def python_lines(options: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:
+    task = "ImageTextToText" if sees else "CausalLM"
+    load = f'AutoModelFor{task}.from_pretrained("{options.model}", dtype="{dtype}")'
+    if options.max_memory is not None:
+        load = f'selfspec.load("{options.model}", max_memory="{options.max_memory}")'
+    if options.weights is not None:
+        more = ", sees=True" if sees else ""
+        load = f'selfspec.load("{options.model}", weights="{options.weights}"{more})'
     spec = "SelfSpec()"
-    if asked.cache is not None:
-        spec = f'SelfSpec.from_pretrained("{asked.cache}", tokenizer=tokenizer)'
+    if options.cache is not None:
+        spec = f'SelfSpec.from_pretrained("{options.cache}", tokenizer=tokenizer)'
     return [f"model = {load}", f"selfspec.attach(model, selfspec.{spec})"]
 
 
@@ -130,23 +134,18 @@ def table_of(measured: Comparison) -> Table:
     lengths, stats = measured.lengths.values(), (*measured.stats.values(), measured.total)
     columns = {
         "prompt": [*measured.lengths, "all"],
-        "tokens": [str(each) for each in (*lengths, sum(lengths))],
+        "tokens": [str(length) for length in (*lengths, sum(lengths))],
     }
     if has_times(measured):
-        plain, drafted = (_means(each) for each in (measured.plain, measured.drafted))
+        for title, rounds in (("plain", measured.plain), ("selfspec", measured.drafted)):
+            seconds = np.mean(rounds, axis=0)
+            columns[f"{title},\nseconds"] = [f"{s:.2f}" for s in (*seconds, seconds.sum())]
         speed_ups = (*measured.speed_ups(0), measured.speed_up)
-        columns["plain,\nseconds"] = [f"{each:.2f}" for each in plain]
-        columns["selfspec,\nseconds"] = [f"{each:.2f}" for each in drafted]
-        columns["speed-up"] = [f"{each:.2f}x" for each in speed_ups]
-    columns["tokens\na step"] = [f"{each.tokens_per_step:.2f}" for each in stats]
+        columns["speed-up"] = [f"{speed_up:.2f}x" for speed_up in speed_ups]
+    columns["tokens\na step"] = [f"{prompt.tokens_per_step:.2f}" for prompt in stats]
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_footer=True)
-    for number, (title, cells) in enumerate(columns.items()):
-        table.add_column(title, cells[-1], justify="right" if number else "left")
-    for row in list(zip(*columns.values(), strict=True))[:-1]:
-        table.add_row(*row)
+    for title, cells in columns.items():
+        table.add_column(title, cells[-1], justify="left" if title == "prompt" else "right")
+    for index in range(len(lengths)):
+        table.add_row(*(cells[index] for cells in columns.values()))
     return table
-
-
-def _means(rounds: list[list[float]]) -> list[float]:
-    means = [sum(each) / len(each) for each in zip(*rounds, strict=True)]
-    return [*means, sum(means)]

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
 from cyclopts.validators import Number
 
-from selfspec.cli.loading import Loaded, check_options, load_all, memory_of_texts
+from selfspec.cli.loading import Loaded, check_options
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import DraftOptions, Knobs, Model
 from selfspec.errors import CliError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.serving.model_thread import ModelThread
 
-_OWN = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
+_LOCAL = ("localhost", "127.0.0.1", "::1")  # Hosts that let no other machine in.
 _WILDCARDS = ("0.0.0.0", "::", "")  # Each means all addresses of this machine.
 _LEAST_TOKENS = 64  # Each text must have room for the KV of 64 tokens.
 
@@ -100,7 +100,7 @@ class Listening:
                 "warning: --fetch-images lets whoever may send requests make this machine ask any "
                 "address that it can reach"
             )
-        if self.host not in _OWN:
+        if self.host not in _LOCAL:
             who = (
                 "everyone who reaches this port can use the model and read the statistics; set "
                 "SELFSPEC_API_KEY"
@@ -116,7 +116,7 @@ def serve(
     *,
     name: str | None = None,
     listening: Listening = Listening(),
-    asked: DraftOptions = DraftOptions(),
+    options: DraftOptions = DraftOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Serve a model over HTTP, with OpenAI's protocol, to many clients at once.
@@ -124,20 +124,20 @@ def serve(
     Args:
         name: The model's name in requests. Default: MODEL.
     """
-    asked, config = replace(asked, model=model), knobs.config()
-    check_options(asked)
+    options, config = replace(options, model=model), knobs.config()
+    check_options(options)
     listening.check()
-    if any(find_spec(each) is None for each in ("fastapi", "uvicorn")):
+    if any(find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
-    with working(f"Loading {asked.title}"):
+    with working(f"Loading {options.title}"):
         # In a thread that ends: the OpenMP threads of one that stays would slow down answers.
         with ThreadPoolExecutor(1) as thread:
-            answering, loaded = thread.submit(_model_thread, asked, listening, config).result()
+            answering, loaded = thread.submit(_model_thread, options, listening, config).result()
         answering.start()
     from selfspec.serving.app import application
     from selfspec.serving.app import serve as listen
 
-    name = asked.title if name is None else name
+    name = options.title if name is None else name
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"http://{host}:{listening.port}"
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
@@ -153,7 +153,7 @@ def serve(
         origins=listening.allow_origin,
         api_key=listening.api_key,
     )
-    listen(app, answering, host=listening.host, port=listening.port, access_log=asked.verbose)
+    listen(app, answering, host=listening.host, port=listening.port, access_log=options.verbose)
 
 
 def kept_kv_line(config: SpecConfig, max_bytes: int | None) -> str:
@@ -169,16 +169,15 @@ def kept_kv_line(config: SpecConfig, max_bytes: int | None) -> str:
 
 
 def _model_thread(
-    asked: DraftOptions, listening: Listening, config: SpecConfig
+    options: DraftOptions, listening: Listening, config: SpecConfig
 ) -> tuple[ModelThread, Loaded]:
     from selfspec.machine.memory import free_memory
     from selfspec.serving.model_thread import ModelThread
     from selfspec.weights.streamed.memory_plan import kv_bytes
 
     max_rows = listening.max_rows
-    loaded = load_all(asked, num_texts=max_rows, sees=True, packs=config.may_pack)
-    model = loaded.model
-    left = memory_of_texts(model, loaded.draft_model, asked.max_memory, max_rows)
+    loaded = Loaded.load(options, num_texts=max_rows, sees=True, packs=config.may_pack)
+    model, left = loaded.model, loaded.memory_of_texts(max_rows)
     half = free_memory(model.device) // 2
     thread = ModelThread(
         model,
@@ -193,8 +192,8 @@ def _model_thread(
 
 def _check_port(host: str, port: int) -> None:
     try:
-        for *kind, _name, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(*kind) as probe:
+        for *family, _name, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(*family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
     except OSError as error:

@@ -104,14 +104,14 @@ class Calibration:
             twin._chances.update(self._chances)
         return twin
 
-    def rows(self, max_rows: int | None = _MAX_ROWS) -> list[list[Any]]:
+    def rows(self) -> list[list[Any]]:
         """The rates that were tried most, as plain lists, sorted: [[evidence, …], hits, trials].
 
-        Rates with few trials are worth little and make a cache slow to open. None: all.
+        Rates with few trials are worth little and make a cache slow to open.
         """
         with self._lock:
             items = sorted(self._rates.items(), key=lambda item: (-item[1][1], item[0]))
-        kept = sorted(items[:max_rows])
+        kept = sorted(items[:_MAX_ROWS])
         return [[[list(e) for e in kinds], hits, trials] for kinds, (hits, trials) in kept]
 
     def restore(self, rows: Iterable[Sequence[Any]]) -> None:

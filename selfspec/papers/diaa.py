@@ -54,7 +54,7 @@ class DynamicTree(Shape):
     def __init__(
         self, *, delta: float = 0.8, alpha: float = 0.7, tau: float = 5e-3, interval: int = 1
     ) -> None:
-        is_number = all(isinstance(given, int | float) for given in (delta, alpha, tau))
+        is_number = all(isinstance(number, int | float) for number in (delta, alpha, tau))
         is_whole = isinstance(interval, int) and interval >= 1
         if not (is_number and is_whole and 0 < delta <= 1 and 0 < alpha <= 1 and 0 <= tau < 1):
             raise ConfigError(
@@ -66,7 +66,7 @@ class DynamicTree(Shape):
         self._num_uses = 0
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> DynamicTree:
-        """A copy, which keeps the shape of its own row."""
+        """A copy, which keeps the last shape of one row."""
         return copy.copy(self)
 
     def grow(self, grower: TreeGrower) -> None:
@@ -174,11 +174,12 @@ def recorded(evidence: Evidence) -> float:
 
 
 def method(*, top_k: int = 8, merges: str = "newest", **options: Any) -> dict[str, Any]:
-    own = {n: options.pop(n) for n in ("delta", "alpha", "tau", "interval") if n in options}
+    names = ("delta", "alpha", "tau", "interval")
+    shape = DynamicTree(**{name: options.pop(name) for name in names if name in options})
     return {
         "sources": (),
         "extra_sources": [Tables(top_k, merges=merges)],
-        "shape": DynamicTree(**own),
+        "shape": shape,
         "calibration": FixedPrior(recorded),
         "budget": "fixed",
         "top_k": top_k,

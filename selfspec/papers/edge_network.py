@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 def split(boundary: Sequence[int]) -> list[tuple[int, int]]:
     """The batches that lead to the last prompt."""
-    found, end = list[tuple[int, int]](), len(boundary) - 1
+    batches: list[tuple[int, int]] = []
+    end = len(boundary) - 1
     while end:
-        found.insert(0, (boundary[end], end))
+        batches.insert(0, (boundary[end], end))
         end = boundary[end]
-    return found
+    return batches
 
 
 class WholeBatches(NamedTuple):
@@ -33,7 +34,8 @@ class WholeBatches(NamedTuple):
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
         order = sorted(range(len(waiting)), key=waiting.__getitem__)
-        least, boundary = [0.0], [0]
+        least = [0.0]
+        boundary = [0]
         for end in range(1, len(order) + 1):
             longest = waiting[order[end - 1]]
             fitting = (j for j in range(end) if (end - j) * longest <= room or j == end - 1)

@@ -89,16 +89,16 @@ class _FallbackStep(Step):
         return lambda tree, score: len(tree) == 1 or self._goes_on(tree, score)
 
     def _goes_on(self, tree: DraftTree, score: float) -> bool:
-        held = confidence(tree) if self._budget.as_written else score
-        return held >= self._budget.alpha
+        largest = confidence(tree) if self._budget.as_written else score
+        return largest >= self._budget.alpha
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         for record in records:
             tree, leaf = record.tree, record.path[-1]
             while below := tree.children[leaf]:
                 leaf = min(below.values())  # The child that was added first is the likeliest.
-            held = confidence(tree) if self._budget.as_written else tree.scores[leaf]
-            self._budget.observe(tree.depths[leaf], len(record.path) - 1, held)
+            largest = confidence(tree) if self._budget.as_written else tree.scores[leaf]
+            self._budget.observe(tree.depths[leaf], len(record.path) - 1, largest)
 
 
 def confidence(tree: DraftTree) -> float:
@@ -124,7 +124,7 @@ class DraftCursor(Cursor):
 
     def __init__(self, text: DraftText, prompt_ids: Sequence[int]) -> None:
         self._text, self._unread = text, list(prompt_ids)
-        self._behind: dict[tuple[int, ...], list[Candidate]] = {}
+        self._after: dict[tuple[int, ...], list[Candidate]] = {}
 
     def root(self) -> tuple[int, ...]:
         return ()
@@ -132,22 +132,22 @@ class DraftCursor(Cursor):
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
         """What it finds likely after a path; nothing where it has no position left."""
         wanted = [*self._unread, *state]
-        if state not in self._behind and wanted and len(wanted) <= self._text.room:
+        if state not in self._after and wanted and len(wanted) <= self._text.room:
             likely = self._text.read(wanted)
             self._text.crop(len(state))
             self._unread = []
-            self._behind[state] = [
+            self._after[state] = [
                 (token, Evidence(DRAFT_MODEL, rank=rank, probability_bin=round(p * FINE)))
                 for rank, (token, p) in enumerate(likely, start=1)
             ]
-        return self._behind.get(state, [])
+        return self._after.get(state, [])
 
     def follow(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
         return (*state, token)
 
     def observe(self, record: StepRecord) -> None:
         self._unread += record.committed_ids
-        self._behind = {}
+        self._after = {}
 
 
 def method(*, draft_model: Any = None, max_nodes: int = 33, **options: Any) -> dict[str, Any]:

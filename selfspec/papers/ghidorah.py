@@ -81,7 +81,7 @@ class FittedTree(Shape):
     def load(cls, path: str | os.PathLike[str]) -> FittedTree:
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(**{name: tuple(each) for name, each in values.items()})
+            return cls(**{name: tuple(column) for name, column in values.items()})
         except (AttributeError, OSError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"tree must be a file that 'python -m eval fit' made (got {str(path)!r}: {error})"

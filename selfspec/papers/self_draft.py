@@ -59,41 +59,45 @@ class Branches(Shape):
     def __init__(
         self, num_branches: int = 6, length: int = 6, gram_length: int = 4, *, fills: bool = True
     ) -> None:
-        given = {"num_branches": num_branches, "length": length, "gram_length": gram_length}
-        for name, value in given.items():
+        counts = {"num_branches": num_branches, "length": length, "gram_length": gram_length}
+        for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number >= 1 (got {value!r})")
         self._num_branches, self._length = num_branches, length
         self._gram_length, self._fills = min(gram_length, length), fills
         self.num_nodes = num_branches * length
-        self._random, self._padding = random.Random(_SEED), list[int]()
+        self._random = random.Random(_SEED)
+        self._padding: list[int] = []
         self.tokens: list[list[int]] = []
         self._nodes: list[list[int]] = []  # Of each branch in the tree that is being verified.
         self._caches: list[ContextCacheCursor] = []  # Those of the row.
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
-        own = copy.copy(self)
-        own._random, own._padding = random.Random(_SEED), list(prompt_ids)
+        twin = copy.copy(self)
+        twin._random = random.Random(_SEED)
+        twin._padding = list(prompt_ids)
         num_branches = self._num_branches if prompt_ids and learns else 0
-        own.tokens = [own._start() for _ in range(num_branches)]
-        own._num_filling = self._length if num_branches and self._fills else 0
-        return own
+        twin.tokens = [twin._start() for _ in range(num_branches)]
+        twin._num_filling = self._length if num_branches and self._fills else 0
+        return twin
 
     def grow(self, grower: TreeGrower) -> None:
         """A tree once the branches are full, and chains below its root.
 
         A branch shares the nodes that begin as it does.
         """
-        self._caches = [each for each in grower.cursors if isinstance(each, ContextCacheCursor)]
+        cursors = grower.cursors
+        self._caches = [cursor for cursor in cursors if isinstance(cursor, ContextCacheCursor)]
         if self._num_filling <= 0:
-            own = min(self.num_nodes, grower.max_nodes // 2) if self.tokens else 0
-            grower.best_first(max_nodes=grower.max_nodes - own)
+            of_branches = min(self.num_nodes, grower.max_nodes // 2) if self.tokens else 0
+            grower.best_first(max_nodes=grower.max_nodes - of_branches)
         self._nodes = []
         for branch in self.tokens:
             if len(grower.tree) + len(branch) > grower.max_nodes:
                 break
-            nodes, node = list[int](), grower.add(0, branch[0])
+            nodes: list[int] = []
+            node = grower.add(0, branch[0])
             while node is not None:
                 nodes.append(node)
                 rest = branch[len(nodes) :]
@@ -208,8 +212,8 @@ class CorpusCache(Source):
         for length in range(len(text), 0, -1):
             for token in self._next_tokens.get(text[-length:], ()):
                 lengths.setdefault(token, length)
-        found = [(token, Evidence("corpus", match_length=n)) for token, n in lengths.items()]
-        return found[: self._top_k]
+        tokens = list(lengths)[: self._top_k]
+        return [(token, Evidence("corpus", match_length=lengths[token])) for token in tokens]
 
 
 class CorpusCacheCursor(Cursor):

@@ -22,7 +22,7 @@ from selfspec.row import Streamer
 _IDS_OR_TEXT = "prediction must be token ids or text, one for all rows or a list of one for each"
 
 
-class OfLoop(NamedTuple):
+class LoopArguments(NamedTuple):
     """The arguments of a call that transformers hands to no loop."""
 
     streamer: Streamer | None
@@ -34,7 +34,7 @@ class OfLoop(NamedTuple):
 
 def for_drafts(
     model: PreTrainedModel, arguments: Mapping[str, Any]
-) -> tuple[OfLoop, dict[str, Any]]:
+) -> tuple[LoopArguments, dict[str, Any]]:
     """What the loop of a call gets, and what stock's `generate()` does.
 
     Refuses what can't be served. A prediction has become token ids, and `stop_strings` a stopping
@@ -61,8 +61,10 @@ def for_drafts(
                 criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
             ready["stopping_criteria"] = StoppingCriteriaList(criteria)
     is_synced = runs_in_step(model, arguments.get("synced_gpus"))
-    of_loop = OfLoop(arguments.get("streamer"), is_synced, draft_model, prediction, max_nodes)
-    return of_loop, ready
+    for_loop = LoopArguments(
+        arguments.get("streamer"), is_synced, draft_model, prediction, max_nodes
+    )
+    return for_loop, ready
 
 
 def _as_ids(prediction: Any, tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -19,6 +19,7 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
 from selfspec.plugin.arguments import for_drafts
+from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.loop import Loop
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
@@ -113,58 +114,54 @@ def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     if args and not has_own_generate(model):
         args, kwargs = (), _named(args, kwargs)
     is_lenient = not (is_named or assistant.config.strict)
-    reason = _aside(model, assistant, kwargs) if is_lenient else None
-    if reason is None:
-        try:
-            of_loop, ready = for_drafts(model, kwargs)
-        except SelfSpecError as refused:
-            if not is_lenient:
-                raise
-            reason = str(refused)
-        else:
-            return stock(*args, custom_generate=Loop(assistant, of_loop, is_lenient), **ready)
-    assistant.warn(model, GenerationStats(disabled_reason=reason.partition(";")[0]))
-    for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
-        kwargs.pop(name, None)
-    return stock(*args, **kwargs)
+    try:
+        if is_lenient:
+            _check_for_default(model, assistant, kwargs)
+        for_loop, ready = for_drafts(model, kwargs)
+    except SelfSpecError as refused:
+        if not is_lenient:
+            raise
+        reason = str(refused).partition(";")[0]
+        assistant.warn(model, GenerationStats(disabled_reason=reason))
+        for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
+            kwargs.pop(name, None)
+        return stock(*args, **kwargs)
+    return stock(*args, custom_generate=Loop(assistant, for_loop, is_lenient), **ready)
 
 
 def _chosen(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
-    """The assistant of a call, and whether the call names it; takes it out of the arguments.
+    """The assistant of a call, taken out of its arguments, and whether the call names it.
 
-    `assistant=` says it, else a `SelfSpec` as `custom_generate=`, which may also be another loop
-    and then there is none, else the default.
+    A call names one as `assistant=` or as `custom_generate=`. If it names neither one nor another
+    loop, it gets the default.
     """
     if isinstance(kwargs.get("assistant_model"), SelfSpec):
         raise AttachError("assistant_model must be a model (got a SelfSpec); pass it as assistant=")
     is_named, assistant = "assistant" in kwargs, kwargs.pop("assistant", None)
-    loop = kwargs.get("custom_generate")
+    loop = kwargs.pop("custom_generate", None)
     if assistant is None and isinstance(loop, SelfSpec):
-        return kwargs.pop("custom_generate"), True
+        return loop, True
     if assistant is not None:
         check_assistant(assistant)
         if loop is not None:
             raise UnsupportedError(
                 "assistant= and custom_generate= exclude each other; pass one of them"
             )
-    elif not is_named and loop is None:
-        assistant = vars(model)[_DEFAULT].spec
-    if assistant is not None:
-        kwargs.pop("custom_generate", None)
-    return assistant, is_named
+        return assistant, True
+    if loop is not None:
+        kwargs["custom_generate"] = loop
+    return (None if is_named or loop is not None else vars(model)[_DEFAULT].spec), is_named
 
 
-def _aside(model: PreTrainedModel, assistant: SelfSpec, kwargs: Mapping[str, Any]) -> str | None:
-    """Why a default assistant leaves a call to transformers; None if it does not."""
+def _check_for_default(
+    model: PreTrainedModel, assistant: SelfSpec, kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses what a default assistant leaves to transformers."""
     draft_model = assistant.draft_model
     if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
-        return reason
+        raise UnsupportedError(reason)
     if draft_model is not None:
-        try:
-            assistant.draft_model_for(draft_model, inside_wrappers(model), 1)
-        except SelfSpecError as unfit:
-            return str(unfit)
-    return None
+        new_draft_model(draft_model, inside_wrappers(model), 1, assistant.models)
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

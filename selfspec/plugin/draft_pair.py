@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from selfspec.config import SpecConfig
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
 from selfspec.machine.model_names import file_here
@@ -38,11 +37,7 @@ def check_draft_model(model: PreTrainedModel) -> None:
 
 
 def new_draft_model(
-    draft: PreTrainedModel,
-    target: PreTrainedModel,
-    num_tokens: int,
-    models: ModelRunners,
-    config: SpecConfig,
+    draft: PreTrainedModel, target: PreTrainedModel, num_tokens: int, models: ModelRunners
 ) -> DraftModel:
     """How a draft model is asked in one call; a pair of models is checked when it is new.
 
@@ -54,11 +49,11 @@ def new_draft_model(
             "a draft model must be given the prompt as token ids, which it reads itself (got "
             "inputs_embeds alone); pass input_ids, or leave the draft model out"
         )
-    fitting = models.run(target).draft_models
+    config, fitting = models.config, models.run(target).draft_models
     if draft not in fitting:
         _check_pair(draft, target, models)
         fitting.add(draft)
-    packing = Packing.of(draft) if models.run(draft).config.may_pack else None
+    packing = Packing.of(draft) if config.may_pack else None
     return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
 
 

@@ -18,7 +18,8 @@ from transformers import (
 from selfspec.compat.generation import belongs_to_caller, kv_of, mark_callers_cache
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.model import num_readable
-from selfspec.plugin.arguments import OfLoop, predictions_of
+from selfspec.plugin.arguments import LoopArguments, predictions_of
+from selfspec.plugin.draft_pair import new_draft_model
 from selfspec.plugin.outcome import result_of
 from selfspec.plugin.refusals import refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
@@ -31,12 +32,12 @@ from selfspec.stats import GenerationStats
 class Loop:
     """The loop of one call, for the argument `custom_generate`.
 
-    `is_default` says that the call did not name the assistant. `then` gets the prompt in place of a
-    `Session`, and what it returns is the result.
+    `is_default` says that the call did not name the assistant. `then` gets the prompt before
+    anybody knows how it is decoded; without it, its texts are written and returned.
     """
 
     spec: SelfSpec
-    arguments: OfLoop
+    arguments: LoopArguments
     is_default: bool = False
     then: Callable[[Prompt], Any] | None = None
 
@@ -62,7 +63,8 @@ class Loop:
             predictions = predictions_of(arguments.prediction, *sizes)
         draft_model = spec.draft_model if arguments.draft_model is None else arguments.draft_model
         if draft_model is not None:
-            draft_model = spec.draft_model_for(draft_model, model, input_ids.shape[1])
+            num_tokens = input_ids.shape[1]
+            draft_model = new_draft_model(draft_model, model, num_tokens, spec.models)
         config = spec.config
         if arguments.max_nodes is not None:
             config = config.changed(max_nodes=arguments.max_nodes)
@@ -85,13 +87,20 @@ class Loop:
             is_default=self.is_default,
             stats=GenerationStats(num_calls=1),
         )
-        try:
-            route(prompt)
-        except BaseException:
-            spec.count(prompt)
-            raise
         prompt.stats.spend("prepare", perf_counter() - start)
         if self.then is not None:
             return self.then(prompt)
-        write(prompt, spec)
+        write(routed(prompt, spec), spec)
         return result_of(prompt)
+
+
+def routed(prompt: Prompt, spec: SelfSpec) -> Prompt:
+    """The prompt, once it is known how it is decoded; a call that fails meanwhile is counted."""
+    start = perf_counter()
+    try:
+        route(prompt)
+    except BaseException:
+        spec.count(prompt)
+        raise
+    prompt.stats.spend("prepare", perf_counter() - start)
+    return prompt

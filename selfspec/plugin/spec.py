@@ -27,9 +27,8 @@ from selfspec.engine import Engine, OnStep
 from selfspec.errors import ConfigError, UnsupportedError, shown
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
-from selfspec.neural.small_model import DraftModel
 from selfspec.papers import method_of
-from selfspec.plugin.draft_pair import check_draft_model, new_draft_model
+from selfspec.plugin.draft_pair import check_draft_model
 from selfspec.plugin.lenient import Lenient
 from selfspec.prompt import Prompt
 from selfspec.runner import ModelRunner, ModelRunners
@@ -170,9 +169,9 @@ class SelfSpec:
         return f"SelfSpec({self.config})"
 
     def __call__(
-        self, *_: Any, prediction: Any = None, draft_model: Any = None, **_arguments: Any
+        self, *_: Any, prediction: Any = None, max_nodes: Any = None, **_arguments: Any
     ) -> NoReturn:
-        """Refuses to be the loop of a model that is not attached, with what `attach` takes."""
+        """Refuses to be the loop of a model that is not attached, with what `attach` takes too."""
         raise UnsupportedError(  # A reader in another thread might never stop waiting.
             "custom_generate= needs an attached model, since transformers hands neither "
             "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
@@ -280,11 +279,6 @@ class SelfSpec:
     def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
         return self.models.run(inside_wrappers(model))
-
-    def draft_model_for(
-        self, draft: PreTrainedModel, model: PreTrainedModel, num_tokens: int
-    ) -> DraftModel:
-        return new_draft_model(draft, model, num_tokens, self.models, self.config)
 
     def engine(
         self,

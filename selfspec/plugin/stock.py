@@ -6,11 +6,10 @@ LUTs during any stock call.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
 
@@ -21,12 +20,12 @@ from selfspec.draft.sources import RowStart
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
-from selfspec.neural.small_model import DraftModel
-from selfspec.plugin.arguments import OfLoop, for_drafts
+from selfspec.plugin.arguments import for_drafts
+from selfspec.plugin.loop import Loop
 from selfspec.plugin.spec import SelfSpec
+from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
 from selfspec.row import Row
-from selfspec.row_rules import length_limit
 
 _MAX_NODES = 16  # The tree has at most 16 nodes, and stock gets its best chain.
 
@@ -43,55 +42,39 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
 
     def __init__(self, spec: SelfSpec) -> None:
         self._spec = spec
+        self._prompt: Prompt | None = None
         self._row: Row | None = None  # There is none before the prompt was read.
-        self._draft_model: DraftModel | None = None
-        self._max_length = 0
-        self._num_readable = 0
         self._tree = DraftTree.of_root(0)
 
     def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
-        of_loop, ready = for_drafts(model, arguments)
+        for_loop, ready = for_drafts(model, arguments)
         # With this, stock checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
-        return model.generate(custom_generate=partial(self._decode, of_loop), **ready)
+        return model.generate(custom_generate=Loop(self._spec, for_loop, then=self._write), **ready)
 
-    def _decode(
-        self,
-        of_loop: OfLoop,
-        model: PreTrainedModel,
-        input_ids: torch.Tensor,
-        *,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        inputs_tensor: torch.Tensor | None = None,
-        **arguments: Any,
-    ) -> Any:
+    def _write(self, prompt: Prompt) -> Any:
         # A criterion of the caller's may be shorter than the config, which stock looks at too.
-        longest, named = generation_config.max_length, length_limit(stopping_criteria)
-        if named is not None and named > longest:
+        longest = prompt.generation_config.max_length
+        if prompt.max_length > longest:
             raise UnsupportedError(
                 f"MaxLengthCriteria must name at most the {longest} tokens of max_length or "
                 f"max_new_tokens, since the assisted decoding of transformers would never end "
-                f"(got {named}); raise max_new_tokens, or leave the criterion out"
+                f"(got {prompt.max_length}); raise max_new_tokens, or leave the criterion out"
             )
-        candidates = SelfSpecCandidateGenerator(self._spec)  # The state of this call alone.
-        candidates._max_length = longest if named is None else named
-        candidates._num_readable = num_readable(model)
-        draft = self._spec.draft_model if of_loop.draft_model is None else of_loop.draft_model
-        if draft is not None:
-            num_tokens = input_ids.shape[1]
-            candidates._draft_model = self._spec.draft_model_for(draft, model, num_tokens)
+        candidates = SelfSpecCandidateGenerator(self._spec)  # With the state of this call alone.
+        candidates._prompt = prompt
         return decode_assisted(
-            model,
+            prompt.model,
             candidates,
-            input_ids,
-            stopping_criteria=stopping_criteria,
-            generation_config=generation_config,
-            inputs_tensor=inputs_tensor,
-            streamer=of_loop.streamer,
-            synced_gpus=of_loop.synced_gpus,
-            **arguments,
+            prompt.input_ids,
+            logits_processor=prompt.logits_processor,
+            stopping_criteria=prompt.stopping_criteria,
+            generation_config=prompt.generation_config,
+            inputs_tensor=prompt.inputs_tensor,
+            streamer=prompt.streamer,
+            synced_gpus=prompt.synced_gpus,
+            **prompt.model_kwargs,
         )
 
     def get_candidates(
@@ -127,11 +110,13 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
             self._observe(row, input_ids[0, row.length :].tolist())
 
     def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
-        ids, config = input_ids[0].tolist(), self._spec.config
-        start = RowStart(prompt_ids=ids, max_new_tokens=self._max_length - len(ids))
-        sources = [] if self._draft_model is None else [self._draft_model]
-        drafter = Drafter(learned, start, config, sources, num_readable=self._num_readable)
-        return Row(prompt=input_ids, prompt_ids=ids, max_length=self._max_length, drafter=drafter)
+        prompt, ids = self._prompt, input_ids[0].tolist()
+        assert prompt is not None
+        start = RowStart(prompt_ids=ids, max_new_tokens=prompt.max_length - len(ids))
+        sources = [] if prompt.draft_model is None else [prompt.draft_model]
+        readable = num_readable(prompt.model)
+        drafter = Drafter(learned, start, self._spec.config, sources, num_readable=readable)
+        return Row(prompt=input_ids, prompt_ids=ids, max_length=prompt.max_length, drafter=drafter)
 
     def _observe(self, row: Row, committed: list[int]) -> None:
         path = self._tree.path_of(committed[:-1])  # The last token is the model's.

@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, UnsupportedError, kept
+from selfspec.errors import ConfigError, UnsupportedError, without_frames
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
@@ -289,7 +289,7 @@ class Session:
         except Exception as fault:
             error = fault if error is None else error
         if isinstance(error, Exception):
-            prompt.error = kept(error)
+            prompt.error = without_frames(error)
         elif error is not None:
             prompt.error = None
             try:

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_log
 
 from selfspec.cli import app
-from selfspec.cli.loading import Loaded
 from selfspec.cli.options import WriteOptions
 from selfspec.cli.writer import Writer
 
@@ -44,30 +43,26 @@ def logs_as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def loaded(chat_folder) -> Loaded:
+def writer(chat_folder) -> Writer:
     model = AutoModelForCausalLM.from_pretrained(chat_folder)
-    return Loaded("tiny", model, AutoTokenizer.from_pretrained(chat_folder))
+    options = WriteOptions(seed=0, max_new_tokens=24)
+    return Writer(options, model, AutoTokenizer.from_pretrained(chat_folder))
 
 
 @pytest.fixture
-def writer(loaded) -> Writer:
-    return Writer(loaded, WriteOptions(seed=0, max_new_tokens=24))
-
-
-@pytest.fixture
-def stock_text(loaded):
+def stock_text(writer):
     """What stock `generate()` writes behind a text, messages or ids, decoded in one go."""
 
     def text(prompt: str | list, max_new_tokens: int, **kwargs) -> str:
-        tokenizer, ids = loaded.tokenizer, prompt
+        tokenizer, ids = writer.tokenizer, prompt
         if isinstance(prompt, str):
             ids = tokenizer(prompt)["input_ids"]
         elif isinstance(prompt[0], dict):
             ids = tokenizer.apply_chat_template(
                 prompt, add_generation_prompt=True, return_dict=False
             )
-        output = type(loaded.model).generate(
-            loaded.model,
+        output = type(writer.model).generate(
+            writer.model,
             torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             max_new_tokens=max_new_tokens,

@@ -90,7 +90,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(run, plain_folder, monkeypatch,
     def broken(*_args, **_kwargs):
         raise error
 
-    monkeypatch.setattr(generate_module, "loaded", broken)
+    monkeypatch.setattr(generate_module, "load_writer", broken)
     if status is None:
         with pytest.raises(type(error)):
             run("generate", plain_folder, stdin="text")

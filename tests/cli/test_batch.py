@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from selfspec import load
-from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, memory_of_texts
+from selfspec.cli.loading import OTHER_TEXTS, TOKENS_A_TEXT, Loaded
+from selfspec.cli.options import DraftOptions
 from selfspec.serving.encoder import Encoder
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.cli.conftest import write_lines as write
@@ -184,14 +185,20 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
     assert "Loading" not in result.stderr
 
 
-def test_within_a_memory(batch, tmp_path, stock_text, loaded):
+def memory_left(model, draft_model=None) -> int:
+    """What three texts may take of a gigabyte."""
+    loaded = Loaded(DraftOptions(max_memory="1GB"), model, None, draft_model=draft_model)
+    return loaded.memory_of_texts(3)
+
+
+def test_within_a_memory(batch, tmp_path, stock_text, writer):
     given = write(tmp_path / "in.jsonl", *({"prompt": text} for text in PROMPTS))
     result = batch(given, tmp_path / "out.jsonl", "--max-memory", "3MB", "--dtype", "float32")
     assert result.exit_code == 0, result.stderr
     for answer in read(tmp_path / "out.jsonl"):
         assert answer["text"] == stock_text(PROMPTS[answer["line"] - 1], 6)
-    model = loaded.model  # A draft model takes its part of the memory.
-    alone, beside = (memory_of_texts(model, small, "1GB", 3) for small in (None, model))
+    model = writer.model  # A draft model takes its part of the memory.
+    alone, beside = (memory_left(model, small) for small in (None, model))
     weights = sum(each.nbytes for each in model.parameters())
     assert alone - beside == weights + kv_bytes(model, TOKENS_A_TEXT * (3 + OTHER_TEXTS))
 
@@ -201,6 +208,6 @@ def test_weights_in_eight_bits_are_counted_as_such(tmp_path):
     saved_model(tmp_path, hidden_size=64)
     rounded = load(str(tmp_path), weights="int8")
     whole = AutoModelForCausalLM.from_pretrained(tmp_path)
-    left, less = (memory_of_texts(model, None, "1GB", 3) for model in (rounded, whole))
+    left, less = (memory_left(model) for model in (rounded, whole))
     weights = sum(each.nbytes for each in whole.parameters())
     assert 0.6 * weights < left - less < 0.75 * weights

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -14,7 +15,6 @@ from transformers import MistralConfig, MistralForCausalLM
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cli.chat import ChatLoop, _reader
 from selfspec.cli.conversation import Conversation
-from selfspec.cli.loading import Loaded
 from selfspec.cli.options import WriteOptions
 from selfspec.cli.paint import harmless
 from selfspec.cli.writer import Writer
@@ -54,8 +54,8 @@ def stock_answers(stock_text):
 
 
 @pytest.fixture
-def writer(loaded):
-    return Writer(loaded, WriteOptions(seed=0, max_new_tokens=16))
+def writer(writer):
+    return replace(writer, options=WriteOptions(seed=0, max_new_tokens=16))
 
 
 def contents(conversation):
@@ -90,16 +90,15 @@ def test_a_history_that_changed_is_read_from_where_it_differs(writer, stock_text
 
 
 @pytest.fixture
-def sliding(loaded):
+def sliding(writer):
     """A model that sees four tokens back, and writes whole words that read as it wrote them."""
     torch.manual_seed(0)
-    kept = loaded.model.config.to_dict() | {"model_type": "mistral", "sliding_window": 4}
+    kept = writer.model.config.to_dict() | {"model_type": "mistral", "sliding_window": 4}
     model = MistralForCausalLM(MistralConfig(**kept)).eval()
-    texts = [loaded.tokenizer.decode([i]) for i in range(len(loaded.tokenizer))]
+    texts = [writer.tokenizer.decode([i]) for i in range(len(writer.tokenizer))]
     others = [i for i, text in enumerate(texts) if text[0] != " " or not text[1:].isalpha()]
     model.generation_config.suppress_tokens = others
-    asked = WriteOptions(temperature=0, max_new_tokens=16)
-    return Writer(Loaded("sliding", model, loaded.tokenizer), asked)
+    return Writer(WriteOptions(temperature=0, max_new_tokens=16), model, writer.tokenizer)
 
 
 def test_a_window_that_slid_goes_on_after_what_still_holds(sliding):

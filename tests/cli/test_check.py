@@ -72,9 +72,9 @@ def test_a_busy_machine_shows_all_but_times(run, chat_folder, prompts, monkeypat
     assert "speed-up" not in result.stdout
 
 
-def test_a_cache_within_a_memory(run, chat_folder, prompts, tmp_path, loaded):
-    held = {"tokenizer": tokenizer_info(loaded.tokenizer), "tables": {}, "calibration": None}
-    ids = loaded.tokenizer("def read(self)")["input_ids"]
+def test_a_cache_within_a_memory(run, chat_folder, prompts, tmp_path, writer):
+    held = {"tokenizer": tokenizer_info(writer.tokenizer), "tables": {}, "calibration": None}
+    ids = writer.tokenizer("def read(self)")["input_ids"]
     answers = np.array([*ids, -1], np.int32)
     save_cache(tmp_path / "cache", contents(answers=answers, **held))
     given = ("--cache", tmp_path / "cache", "--max-memory", "100%")
@@ -109,7 +109,7 @@ def test_the_demo_shows_the_embedded_model(run):
     _, _, table = said.partition(" prompt ")
     assert max(map(len, table.partition("Same text")[0].splitlines()[:-1])) <= 80
     for question in SNIPPETS:
-        assert question.kind in said
+        assert question.name in said
         assert question.prompt in said
     assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
     assert "sampling at temperature 0.5, seed 1" in said
@@ -172,7 +172,7 @@ def test_what_is_not_sure_is_not_praised(found, text):
 
 
 def test_lines_to_copy_name_the_memory_and_the_cache(writer):
-    asked = replace(writer.asked, model="me/model", cache="my/cache")
+    asked = replace(writer.options, model="me/model", cache="my/cache")
     streamed, attached = python_lines(replace(asked, max_memory="25%"), "float32")
     assert streamed == 'model = selfspec.load("me/model", max_memory="25%")'
     assert 'SelfSpec.from_pretrained("my/cache", tokenizer=tokenizer)' in attached
@@ -218,12 +218,12 @@ def test_another_text_is_told_and_in_float32_it_fails(writer, dtype, status):
     console, found = Console(file=StringIO(), width=200), measured([2, 2], [1, 1], dtype=dtype)
     found.stats["a"] += GenerationStats(num_steps=4, num_nodes=12, num_drafts=4)
     found.stats["a"].accepted_lengths.update({2: 3, 0: 1})
-    assert print_report(console, found, writer.asked) == 0
+    assert print_report(console, found, writer.options) == 0
     for said in (
         "Mean acceptance length 2.50: 6 of ",
         "rate by position 0: 0.75, 1: 0.75.\n",
     ):
         assert said in console.file.getvalue()
     found.parted.add("a")
-    assert print_report(console, found, writer.asked) == status
+    assert print_report(console, found, writer.options) == status
     assert ("NOT the same text: 0 of 1" in console.file.getvalue()) == bool(status)

@@ -9,7 +9,7 @@ import torch
 from selfspec.cli import loading
 from selfspec.cli.app import app
 from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
-from selfspec.cli.options import ModelOptions, RunOptions
+from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
 from selfspec.weights import is_packed_in_place
@@ -28,7 +28,8 @@ def test_dtypes(plain_folder, tmp_path):
     assert load(None).dtype == torch.float32
     model = load(plain_folder, device="cpu", dtype="bfloat16")
     tokenizer = load_tokenizer(ModelOptions(model=plain_folder))
-    assert str(Loaded("tiny", model, tokenizer)) == "tiny (0.0M parameters, bfloat16, cpu)"
+    loaded = Loaded(DraftOptions(model="tiny"), model, tokenizer)
+    assert str(loaded) == "tiny (0.0M parameters, bfloat16, cpu)"
     for each in (model, tokenizer):
         each.save_pretrained(tmp_path)
     assert load(tmp_path).dtype == torch.bfloat16
@@ -36,7 +37,8 @@ def test_dtypes(plain_folder, tmp_path):
 
 def test_weights_in_eight_bits(plain_folder):
     model = load(plain_folder, device="cpu", weights="int8")
-    assert str(Loaded("tiny", model, None)) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
+    loaded = Loaded(DraftOptions(model="tiny"), model, None)
+    assert str(loaded) == "tiny (0.0M parameters in 8 bits, float32, cpu)"
 
 
 @pytest.mark.parametrize(

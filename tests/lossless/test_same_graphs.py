@@ -297,12 +297,12 @@ REASONS: dict[str, tuple[Any, Callable[[Any], Any], str]] = {
     "hook": (
         new_model,
         lambda model: model.model.layers[0].register_forward_hook(of_library(lambda *_: None)),
-        "its module 'model.layers.0' has the hook '<lambda>', which a replay would leave out",
+        "'model.layers.0' has the hook '<lambda>', whose Python a replay would leave out",
     ),
     "pre-hook": (
         new_model,
         lambda model: model.register_forward_pre_hook(of_library(lambda *_: None)),
-        "it has the hook '<lambda>', which a replay would leave out",
+        "it has the hook '<lambda>', whose Python a replay would leave out",
     ),
     "accelerate": (new_model, add_accelerate, "accelerate's hooks move its tensors about"),
     "compiled": (new_model, compile_it, "torch.compile runs it"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,10 +45,6 @@ def one_row(_module: Any, _args: Any, output: Any) -> None:
 
 def all_tokens(_module: Any, _args: Any, output: Any) -> None:
     first(output).add_(steering(1.0)[: first(output).shape[-1]])
-
-
-def nothing(*_: Any) -> None:
-    """An observer."""
 
 
 def test_a_trusted_hook_that_treats_all_tokens_alike_keeps_drafts() -> None:
@@ -164,75 +159,21 @@ def test_a_processor_that_wants_ids_in_one_piece_of_memory() -> None:
     run_both(new_model(), prompt(3), logits_processor=[process], **GREEDY)
 
 
-class Toggled(torch.nn.Module):
-    """Around a layer, or as a hook of it: acts by a switch, a count, or the width of a forward."""
-
-    def __init__(self, inner: torch.nn.Module | None, dice: random.Random) -> None:
-        super().__init__()
-        self.inner, self.switch, self.num_calls = inner, dice.randrange(2), 0
-        self.acts = dice.choice(("switched", "wide", "at first", "each third", "late"))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = args[2] if self.inner is None else self.inner(*args, **kwargs)
-        self.num_calls += 1
-        hidden, number = first(output), self.num_calls
-        if {
-            "switched": self.switch,
-            "wide": hidden.shape[1] > 12,
-            "at first": number == 1,
-            "each third": number % 3 == 0,
-            "late": number > 25,
-        }[self.acts]:
-            hidden[:, -1] += steering(0.3)[: hidden.shape[-1]].to(hidden.dtype)
-        return None if self.inner is None else output
-
-
-def put_around(layers: torch.nn.ModuleList, index: int, dice: random.Random) -> Any:
-    """Puts a wrapper module around a layer; returns what takes it away."""
-    inner = layers[index]
-    layers[index] = Toggled(inner, dice)
-    return SimpleNamespace(remove=lambda: setattr(layers, str(index), inner))
-
-
-def toggled_in(model: torch.nn.Module) -> list[Toggled]:
-    hooks = [hook for m in model.modules() for hook in vars(m)["_forward_hooks"].values()]
-    return [each for each in (*model.modules(), *hooks) if isinstance(each, Toggled)]
-
-
-def counted_anew(model: torch.nn.Module) -> dict[str, Any]:
-    """Lets stock and ours begin with the same counts; an option of no call."""
-    for each in toggled_in(model):
-        each.num_calls = 0
-    return {}
-
-
 def edits(model: PeftModel, dice: random.Random, handles: list[Any]) -> None:
     """One random change of a model's state."""
     inner = model.get_base_model()
-    layers = inner.model.layers
-    index = dice.randrange(len(layers))
-    layer, kind = layers[index], dice.randrange(-3, 7)
-    toggled = toggled_in(inner)
-    if kind == -3 and toggled:
-        dice.choice(toggled).switch ^= 1
-        return
-    if kind == -2:
-        handles.append(layer.register_forward_hook(Toggled(None, dice)))
-        return
-    if kind == -1 and not toggled:
-        handles.append(put_around(layers, index, dice))
-        return
-    if kind < 2 and handles:
+    layer, change = dice.choice(inner.model.layers), dice.randrange(7)
+    if change < 2 and handles:
         handles.pop(dice.randrange(len(handles))).remove()
-    elif kind < 3:
-        hook = dice.choice([newest(0.3), while_decoding, one_row, all_tokens, nothing])
+    elif change < 3:
+        hook = dice.choice([newest(0.3), while_decoding, one_row, all_tokens])
         handles.append(layer.register_forward_hook(hook))
-    elif kind < 4:
+    elif change < 4:
         model.set_adapter(dice.choice(["one", "two"]))
-    elif kind < 5:
+    elif change < 5:
         is_merged = any(getattr(m, "merged_adapters", None) for m in model.modules())
         (model.unmerge_adapter if is_merged else model.merge_adapter)()
-    elif kind < 6:
+    elif change < 6:
         inner.train(not inner.training)
     else:
         inner.to(torch.float64 if inner.dtype == torch.float32 else torch.float32)
@@ -257,4 +198,4 @@ def test_random_states_of_one_model(seed: int) -> None:
             extra = {}
         options = {"drafts": False, "entrance": "assistant", **extra}
         inputs = prompt(num_rows, seed=number)
-        run_both(model, inputs, spec, fresh=partial(counted_anew, model), **options, **GREEDY)
+        run_both(model, inputs, spec, **options, **GREEDY)

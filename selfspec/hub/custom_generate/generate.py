@@ -33,8 +33,8 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
-    of_loop, ready = for_drafts(model, kwargs)
-    return type(model).generate(model, custom_generate=Loop(spec, of_loop), **ready)
+    for_loop, ready = for_drafts(model, kwargs)
+    return type(model).generate(model, custom_generate=Loop(spec, for_loop), **ready)
 
 
 def _spec_of(model, knobs):

@@ -14,7 +14,7 @@ from eval.methods.published import FIXED_NODES, PUBLISHED
 from eval.methods.registry import METHODS, new_method
 from eval.runs.sameness import MAX_ULPS, Verdict, compare
 from eval.runs.timing import timed
-from selfspec import SpecConfig
+from selfspec import SpecConfig, attach
 from selfspec.compat.heads import RUNS_HEADS
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.tree import TreeGrower
@@ -35,7 +35,7 @@ def ids() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", STOCKS_OWN)
 def test_a_method_answers_as_stock_does_and_its_prompts_forward_is_timed(name):
-    model = new_model()
+    model = attach(new_model())
     method = new_method(name, Resources(assistant=new_model(num_hidden_layers=1)))
     assert (method.name, method.refusal(model)) == (name, None)
     result = timed(model, lambda: method.answer(model, ids(), **ASKED))
@@ -90,24 +90,24 @@ def test_a_published_method_gives_stocks_text_with_sources_and_a_width_of_its_ow
         datastore=[ids()[0].tolist() * 3],
     )
     method = new_method(name, given)
-    expected = new_method("stock").answer(tiny_model(), ids(), **asked)
-    assert torch.equal(method.answer(tiny_model(), ids(), **asked), expected)
+    expected = new_method("stock").answer(attach(tiny_model()), ids(), **asked)
+    assert torch.equal(method.answer(attach(tiny_model()), ids(), **asked), expected)
     assert method.stats.disabled_reason is None
     assert method.spec.config.budget == "fixed"
     widths = {"token-recycling": FIXED_NODES, "edgellm": 25, "lookahead": 121}
     has_branches = "branches" in name or name == "self-draft"
     assert method.spec.config.max_nodes == widths.get(name, 24 + 36 * has_branches)
     assert set(method.stats.drafted_by_source) <= SOURCES[name]
-    rates = method.spec.learned(tiny_model().config.vocab_size).calibration.rows()
+    rates = method.spec.learned(attach(tiny_model()).config.vocab_size).calibration.rows()
     assert bool(rates) == (name in ("sam", "ghidorah", "suffix") or name.startswith("selfspec"))
     first = method.stats.num_steps
     method.forget()
-    method.answer(tiny_model(), ids(), **asked)
+    method.answer(attach(tiny_model()), ids(), **asked)
     assert method.stats.num_steps == first
 
 
 def test_verdicts():
-    model = new_model()
+    model = attach(new_model())
     likeliest = int(model(torch.tensor([[5, 6]])).logits[0, -1].argmax())
     other = (likeliest + 1) % 40
     same = compare(model, [5, 6], [likeliest, 3], [likeliest, 3], greedy=True)
@@ -124,12 +124,12 @@ def test_verdicts():
 
 
 def test_a_datastore_drafts_what_it_holds_and_learns_nothing():
-    text = new_method("stock").answer(tiny_model(), ids(), **ASKED)[0].tolist()
+    text = new_method("stock").answer(attach(tiny_model()), ids(), **ASKED)[0].tolist()
     steps = []
     for store in ([[1, 2, 3]], [text]):
         method = new_method("rest", Resources(datastore=store))
         for _ in range(2):
-            method.answer(tiny_model(), ids(), **ASKED)
+            method.answer(attach(tiny_model()), ids(), **ASKED)
             steps.append(method.stats.num_steps)
     assert steps[0] == steps[1] == 23
     assert steps[2] == steps[3] < 6
