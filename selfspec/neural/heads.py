@@ -48,7 +48,7 @@ def _loaded(model: Any, number: int) -> Any | str:
     A decoder may name its layers otherwise.
     """
     last = list(model.get_decoder().layers[-1].parameters())
-    num_bytes, free = number * sum(each.nbytes for each in last), free_memory(last[0].device)
+    num_bytes, free = number * sum(weight.nbytes for weight in last), free_memory(last[0].device)
     if num_bytes > _SHARE_OF_FREE * free:
         return f"they take {num_bytes:,} bytes, more than a quarter of the free memory"
     with own_seed(None, [last[0].device]):  # Making modules may draw random numbers.

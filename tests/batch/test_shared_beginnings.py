@@ -330,6 +330,7 @@ def test_whoever_leaves_finds_what_was_read(num_steps: int, kept: int) -> None:
     for _ in range(num_steps):
         assert not session.step()
     session.cancel(0)
+    assert not session.step()
     assert kept_of(texts(session, [(IDS, 1)])) == [kept]
 
 

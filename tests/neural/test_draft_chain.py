@@ -19,8 +19,8 @@ from tests.strategies import ScriptedCursor
 class CountingText:
     """Behind each token n come n + 1 and n + 2; writes down what is read and forgotten."""
 
-    def __init__(self, room: float = 100.0) -> None:
-        self.room = room
+    def __init__(self, num_left: float = 100.0) -> None:
+        self.num_left = num_left
         self.ids: list[int] = []
         self.log: list[object] = []
 

@@ -103,12 +103,15 @@ class LutSource(Source):
         Costs a few indexed writes, whatever the number of pairs.
         """
         tokens = pairs[:, -self._order :]
-        known = self._are_known(tokens)
+        known = tokens.view(np.uint64) < self._vocab_size  # One below 0 is a large number here.
         if not known.all():
             tokens, top = tokens[known.all(-1)], top.at(known.all(-1))
         keys, rows = self._places(tokens)
         with self._lock:
-            self._write(keys, rows, top)
+            if self._order == 2:
+                self._keys[rows] = keys
+            self.token_ids[rows] = top.ids
+            self.probabilities[rows] = top.probabilities
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates after two tokens, likeliest first."""
@@ -127,12 +130,12 @@ class LutSource(Source):
         """The rows that are not empty, by token or by pair: what a cache keeps."""
         with self._lock:
             if self._order == 1:
-                held = np.flatnonzero(self.token_ids[:, 0] >= 0)
-                return {"tokens": held.astype(np.int32), **self._part(held)._asdict()}
-            held = np.flatnonzero(self._keys >= 0)
-            held = held[np.argsort(self._keys[held])]
-            pairs = np.stack(np.divmod(self._keys[held], self._vocab_size), axis=-1)
-            return {"pairs": pairs.astype(np.int32), **self._part(held)._asdict()}
+                rows = np.flatnonzero(self.token_ids[:, 0] >= 0)
+                return {"tokens": rows.astype(np.int32), **self._part(rows)._asdict()}
+            rows = np.flatnonzero(self._keys >= 0)
+            rows = rows[np.argsort(self._keys[rows])]
+            pairs = np.stack(np.divmod(self._keys[rows], self._vocab_size), axis=-1)
+            return {"pairs": pairs.astype(np.int32), **self._part(rows)._asdict()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `arrays` gave; rows of another K are cut or filled with empty entries."""
@@ -145,10 +148,6 @@ class LutSource(Source):
         probabilities[:, :shared] = arrays["probabilities"][:, :shared]
         self.observe_pairs(keys.astype(np.int64), TopK(ids, probabilities))
 
-    def _are_known(self, tokens: NDArray[np.int64]) -> Any:
-        """(N, order) bool: are tokens in the vocabulary? One below 0 is a large number here."""
-        return tokens.view(np.uint64) < self._vocab_size
-
     def _places(self, tokens: NDArray[np.int64]) -> tuple[Indices, Indices]:
         """The keys of tokens or pairs, and the numbers of their rows."""
         if self._order == 1:
@@ -158,12 +157,6 @@ class LutSource(Source):
         return keys, (spread >> np.uint64(self._shift)).view(np.int64)
 
     # The caller of these holds the lock.
-
-    def _write(self, keys: Indices, rows: Indices, top: TopK) -> None:
-        if self._order == 2:
-            self._keys[rows] = keys
-        self.token_ids[rows] = top.ids
-        self.probabilities[rows] = top.probabilities
 
     def _read(self, row: int) -> list[Candidate]:
         top_k = len(self._evidence)
