@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from selfspec.ability.families import unplaced_id
-from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
+from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -55,7 +55,7 @@ class Engine:
         backend: Backend,
         *,
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
-        budget: Budget | None = None,  # None: what the config says.
+        budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
@@ -67,9 +67,6 @@ class Engine:
         self.prompts: list[Prompt] = []  # Those whose texts are being written.
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
-        if budget is None:
-            is_measured = config.budget == "measured"
-            budget = MeasuredBudget(ledger=runner.ledger) if is_measured else Budget()
         self.budget = budget
         self._run_as = ("", 0, (0, 0))
         # A source that belongs to the model looks at hidden states.
@@ -272,11 +269,10 @@ class Engine:
             self.sharing.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]
         rows = list(self.rows)
-        for index in reversed(range(len(rows))):
-            if rows[index].is_done and rows[index].may_leave:
-                last = rows.pop()
-                if index < len(rows):
-                    rows[index] = last
+        for index, row in reversed(list(enumerate(rows))):
+            if row.is_done and row.may_leave:
+                rows[index] = rows[-1]
+                rows.pop()
         if len(rows) < len(self.rows):
             self._keep(rows)
         return over

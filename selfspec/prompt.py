@@ -20,7 +20,7 @@ from selfspec.compat.states import has_states
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
-from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
+from selfspec.draft.sources.grammar import GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
 from selfspec.forward.prompt import (
     OnLogits,
@@ -229,7 +229,7 @@ class Prompt:
         grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
         sources: list[list[Source]] = []
         for number, prediction in enumerate(self.predictions):
-            grammar = GrammarSource(partial(_of_row, grammars, number))
+            grammar = GrammarSource(lambda row=number: grammars()[row])
             named = (prediction, grammar, self.draft_model)
             sources.append([source for source in named if source is not None])
         return sources
@@ -276,7 +276,3 @@ class Prompt:
         if self.seed is None:
             return None
         return torch.Generator(self.input_ids.device).manual_seed(self.seed)
-
-
-def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Grammar | None:
-    return grammars()[number]

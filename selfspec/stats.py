@@ -280,5 +280,5 @@ class GenerationStats:
         first = enumerate(self.acceptance_rates[:_MOST_POSITIONS])
         rates = ", ".join(f"{place}: {rate:.2f}" for place, rate in first)
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted tokens accepted"
-        by_place = f", rate by position {rates}" * bool(rates)
-        return f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}{by_place}"
+        line = f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}"
+        return f"{line}, rate by position {rates}" if rates else line
