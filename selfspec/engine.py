@@ -61,9 +61,8 @@ class Engine:
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        config = runner.config
         self.backend = backend
-        self.config = config.changed(top_k=1) if backend.chains_only else config
+        self.config = runner.config.changed(top_k=1) if backend.chains_only else runner.config
         self.prompts: list[Prompt] = []  # Those whose texts are being written.
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner

@@ -12,6 +12,13 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
+from transformers import (
+    Cache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import kv_of, update_arguments
@@ -46,13 +53,13 @@ class Prompt:
     of it in the last fields.
     """
 
-    model: Any
+    model: PreTrainedModel
     runner: ModelRunner
     input_ids: torch.Tensor  # (B, P)
     model_kwargs: dict[str, Any]
-    generation_config: Any
-    logits_processor: Any
-    stopping_criteria: Any
+    generation_config: GenerationConfig
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
     streamer: Streamer | None  # Hears each token once all rows have it.
     predictions: Sequence[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
@@ -82,10 +89,10 @@ class Prompt:
 
     # What came of it.
     rows: list[Row] = field(default_factory=list)
-    kv: Any = None  # The cache that the caller gets.
+    kv: Cache | None = None  # The cache that the caller gets.
     output: Any = None  # That of stock's own loop.
     plain_ids: list[int] = field(default_factory=list)  # What it has told the streamer.
-    error: Any = None  # What has ended it.
+    error: BaseException | None = None  # What has ended it.
 
     @property
     def config(self) -> SpecConfig:
@@ -229,8 +236,7 @@ class Prompt:
         grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
         sources: list[list[Source]] = []
         for number, prediction in enumerate(self.predictions):
-            grammar = GrammarSource(lambda row=number: grammars()[row])
-            named = (prediction, grammar, self.draft_model)
+            named = (prediction, GrammarSource(grammars, number), self.draft_model)
             sources.append([source for source in named if source is not None])
         return sources
 

@@ -89,7 +89,7 @@ NO_TORCH = (
 )
 TRANSFORMERS = {
     *("ability", "batch", "building", "cli", "compat"),
-    *("forward", "neural", "plain", "plugin", "row_rules", "weights"),
+    *("forward", "neural", "plain", "plugin", "prompt", "row_rules", "weights"),
 }
 
 FILES = sorted(

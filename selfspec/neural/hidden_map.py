@@ -9,11 +9,12 @@ since the forward gives all their states anyway. Nothing is trained, and nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding
+from transformers import PreTrainedModel
 
 from selfspec.compat.modules import embeddings_of, is_compiled
 from selfspec.draft.sources.source import RowStart
@@ -41,7 +42,7 @@ class MapWeights(NamedTuple):
     bias: torch.Tensor | None  # (V,)
 
     @classmethod
-    def of(cls, model: Any) -> MapWeights | None:
+    def of(cls, model: PreTrainedModel) -> MapWeights | None:
         """Those of a model on a CPU with a plain head; None if single rows can't be read."""
         inputs, head = embeddings_of(model), model.get_output_embeddings()
         if not isinstance(inputs, nn.Embedding) or type(head) is not nn.Linear:
@@ -61,7 +62,7 @@ class HiddenStateSource(StateSource):
 
     name = MAP
 
-    def __init__(self, model: Any, top_k: int, worth: SourceWorth) -> None:
+    def __init__(self, model: PreTrainedModel, top_k: int, worth: SourceWorth) -> None:
         super().__init__(worth, _MOST_MAPS)
         self._model = model
         self._top_k = top_k

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from time import perf_counter
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
@@ -61,7 +61,7 @@ class DraftModel(Source):
     name = DRAFT_MODEL
 
     def __init__(
-        self, model: Any, *, num_ids: int, top_k: int, packing: Packing | None = None
+        self, model: PreTrainedModel, *, num_ids: int, top_k: int, packing: Packing | None = None
     ) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)

@@ -8,7 +8,7 @@ never a token: each token is chosen with the processors of the call, as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -100,16 +100,17 @@ class _GrammarState(NamedTuple):
 class GrammarSource(Source):
     """The grammar that the processors of one row follow; they may hold none before they are used.
 
-    `find` is asked when the cursor is opened, after the first token was chosen.
+    `find` says those of all rows when the cursor is opened, after the first token was chosen.
     """
 
     name = "grammar"
 
-    def __init__(self, find: Callable[[], Grammar | None]) -> None:
+    def __init__(self, find: Callable[[], Sequence[Grammar | None]], number: int) -> None:
         self._find = find
+        self._number = number  # of the row
 
     def open(self, row: RowStart) -> GrammarCursor | None:
-        grammar = self._find()
+        grammar = self._find()[self._number]
         return None if grammar is None else GrammarCursor(grammar)
 
 
