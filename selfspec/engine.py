@@ -86,7 +86,7 @@ class Engine:
         """
         runner, reader, stats = self._runner, prompt.reader, prompt.stats
         others, start = self.rows, self._clock()
-        if not reader.has_begun:
+        if not reader.num_read:
             self.sharing.begin(prompt, others)
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
         runner.before_forward(len(reader.input_ids) * max(num_read, 1))
@@ -97,7 +97,7 @@ class Engine:
                 # The model's own sources learn from a prompt's last hidden states.
                 num_rows = len(others) + len(prompt.input_ids)
                 wanted = [source.num_states(num_rows) for source in self._model_sources]
-                prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
+                prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
                     self._join(prompt, prefilled.repeated(prompt.num_copies))
@@ -132,13 +132,15 @@ class Engine:
             teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        self.backend.admit(
+        admit = partial(
+            self.backend.admit,
             prefilled,
             rows,
             self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
+        self.sharing.with_memory(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
         prompt.kv = prefilled.cache
@@ -163,8 +165,7 @@ class Engine:
         laps, committed = Laps(self._clock), list[Committed]()
         self._runner.before_forward(_STEP * len(self.rows))
         laps.end("prepare")
-        step, pending = self._next_step(), self.backend.num_pending
-        drafts = draft(self.rows, step, pending or 0, laps)
+        drafts = draft(self.rows, self._next_step(), laps)
         for drafted, seen in self._forwards(drafts.trees, laps):
             records = walked(drafted, seen.logits)
             laps.end("verify")
@@ -188,7 +189,7 @@ class Engine:
             with row.guarded():
                 if row.max_nodes > 1:
                     row.drafter.prepare()
-        return budget.step(backend.max_width(self.config.max_nodes), backend.num_pending)
+        return budget.step(backend.max_width(self.config.max_nodes))
 
     def _forwards(self, drafted: list[Drafted], laps: Laps) -> Iterator[tuple[list[Drafted], Seen]]:
         """What a forward over the trees shows, or one over each half of them where it fails.
@@ -200,9 +201,8 @@ class Engine:
         while left:
             part, seen = left.pop(), None
             try:
-                seen = self._forward(part, laps)
+                seen = self.sharing.with_memory(partial(self._forward, part, laps))
             except Exception as error:
-                self.sharing.give_way(error)
                 first, _ = part[0]
                 if not first.fails_alone:
                     raise
@@ -254,7 +254,6 @@ class Engine:
             laps.end("learn")
         for row, record in committed:
             row.stats.count_step(record)
-            row.stats.num_read_again += drafts.num_pending
             row.stats.count_time(laps, len(committed), drafts.width)
 
     def leave(self) -> list[Prompt]:

@@ -24,7 +24,7 @@ from selfspec.compat.modules import uncompiled
 from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
-from selfspec.cuda.kept import KeptRunner, Shortage, reason_of
+from selfspec.cuda.kept import KeptRunner, Shortage
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
@@ -35,7 +35,7 @@ from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
-from selfspec.forward.room import Growing, Limits, Shared
+from selfspec.forward.sizes import Limits, Policy
 from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
@@ -167,7 +167,8 @@ class ModelRunner:
 
     def _renew(self) -> None:
         """Looks at the model's weights as they are now."""
-        forward, reason, packing = self.config.forward, None, None
+        forward, packing = self.config.forward, None
+        reason: str | None = None
         is_packed = any(map(is_packed_in_place, self.model.modules()))
         self._loaded_kind = "packed" if is_packed else "eager"
         if is_streamed(self.model):
@@ -275,12 +276,12 @@ class ModelRunner:
     def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
         """How many rows may come and go together, and what they may take."""
         most = self.config.max_nodes
-        spare = stepped(most) - most if self._captures else 0
+        surplus = stepped(most) - most if self._captures else 0
         if max_bytes is None:
-            return Limits(max_rows, None, spare)
+            return Limits(max_rows, None, surplus)
         num_bytes, of_states = bytes_of_rows(self.model, max_rows)
         max_tokens = max_rows * (max(max_bytes - of_states, 0) // max(num_bytes, 1))
-        return Limits(max_rows, max_tokens, spare, num_bytes, of_states)
+        return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
     def backend(
@@ -291,7 +292,8 @@ class ModelRunner:
         It has no rows yet. Captured forwards belong to one call or session at a time, and none of
         them `shows_states`.
         """
-        model, attention, captures = self.model, ability.attention, self._captures
+        model, attention = self.model, ability.attention
+        captures = self._captures
         lent: AbstractContextManager[StaticRunner | Shortage | str | None] = nullcontext()
         if captures and attention is None:
             lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
@@ -306,12 +308,13 @@ class ModelRunner:
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, captured, strict=strict)
                 return
-            reason = self._checked(reason_of(captured))
+            reason = self._checked(None if captured is None else str(captured))
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return
-            policy = Growing() if limits is None else Shared(limits)
-            forwards = EagerForwards(attention, policy, kind=self.forward_kind, reason=reason)
+            forwards = EagerForwards(
+                attention, Policy(limits), kind=self.forward_kind, reason=reason
+            )
             again = captured.again if isinstance(captured, Shortage) else None
             yield TreeBackend(model, attention, forwards, captured=again)
 

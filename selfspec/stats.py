@@ -56,8 +56,6 @@ class GenerationStats:
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_drafts: Those of the steps that verified a draft.
-        num_read_again: Accepted tokens that were read a second time, since a running state can't
-            take back the wrong drafts after them.
         num_draft_forwards: Forwards of the draft model or of heads, those over the prompts among
             them.
         accepted_lengths: How many steps there were by the number of accepted drafts.
@@ -89,7 +87,6 @@ class GenerationStats:
     num_steps: int = 0
     num_nodes: int = 0
     num_drafts: int = 0
-    num_read_again: int = 0
     num_draft_forwards: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)

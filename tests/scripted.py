@@ -64,7 +64,6 @@ class ScriptedBackend:
     """Keeps each row's text where a real one keeps its KV, and checks what it is given."""
 
     setting_up = 0.0
-    num_pending = None
     chains_only = False
     shows_states = False
     kind = "eager"

@@ -18,21 +18,16 @@ from transformers import PreTrainedModel
 from selfspec.ability.readings import (
     Text,
     arguments_at,
-    new_cache,
     prefilled,
     read_at_once,
     read_by_steps,
     read_in_two,
-    read_on,
-    read_without_states,
 )
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.forward.backends import Backend
-from selfspec.forward.chains import ChainBackend
 from selfspec.forward.inputs import can_hold_trees
 from selfspec.forward.model import AttentionTypes, device_of, takes
-from selfspec.forward.prompt import Prefilled, given_positions, next_positions, placing_reason
+from selfspec.forward.prompt import given_positions, next_positions, placing_reason
 from selfspec.records import DraftTree
 
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
@@ -43,7 +38,7 @@ _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
 # A wrong answer shows a fault if rounding, times this, does not reach from it to the right one.
-_BEYOND_ROUNDING = 2
+BEYOND_ROUNDING = 2
 # How much of an outcome hidden tokens may change, as a share of what seeing them would change. A
 # mask that leaks changes more. The first share is for experts in half precision: they sort their
 # tokens, so that hidden ones affect their rounding. The second is for all other models, in which
@@ -51,21 +46,10 @@ _BEYOND_ROUNDING = 2
 _HIDDEN, _HIDDEN_IN_ROWS = 0.1, 1e-3
 # Beside that share, they may change so many times what the same forward changes once more.
 _LIKE_NOISE = 4
-# How far a forward over several tokens may be from plain steps, as a share of how far it would be
-# without the tokens before the last one. Rounding is smaller than the first share in any precision,
-# and smaller than the second one in float32.
-_ROUNDING, _ROUNDING_32 = 0.25, 1e-4
-_PROMPT = 3  # The prompt of a chain has this many tokens.
 _AFTER = 7  # This many follow the prompt of a tree.
-# The kinds of running states that a faulty forward may leave out.
-_STATES = {
-    "states": ("conv_states", "recurrent_states"),
-    "recurrent states": ("recurrent_states",),
-    "convolution's window": ("conv_states",),
-}
 
 
-class _Wrong(NamedTuple):
+class Wrong(NamedTuple):
     """What a model with a fault would give in some rows of the outcome."""
 
     fault: str
@@ -73,7 +57,7 @@ class _Wrong(NamedTuple):
     answer: torch.Tensor  # (N, D)
 
     def distance(self, outcome: torch.Tensor) -> float:
-        return _distance(outcome[self.rows], self.answer)
+        return distance_of(outcome[self.rows], self.answer)
 
 
 # The rows of the outcome of a tree. D is the root of a second tree, and then a plain step.
@@ -108,7 +92,7 @@ def check_tree(
         return reason
     compared = [end, end + 1, end + 2, end + 3, end + 3]
     text = Text([*prompt, root, b, c, d], range(end + 4), compared, end)
-    right, *wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
+    right, wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
     arguments = arguments_at(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
     given = given_positions(model, prompt_ids, arguments)
@@ -125,7 +109,7 @@ def check_tree(
     rows = backend.add(cache, position, max_columns=end + 24 + widest)
 
     def first_step(*others: int) -> torch.Tensor:
-        outcome = _outcome(backend, rows, _tree(root, others, [b, c]), layers)
+        outcome = outcome_of(backend, rows, tree_of(root, others, [b, c]), layers)
         return outcome[[0, len(others) + 1, len(others) + 2]]
 
     # No tree may cross a block of Llama 4.
@@ -135,19 +119,19 @@ def check_tree(
     # The last forward is the one whose keys and values are kept.
     for some, others in [*pairwise(crowds), (wrong[1:2], wrong[:1])]:
         unseen, first = first_step(*some), first_step(*others)
-        if _depends_on_hidden(model, first, unseen, seeing_sibling, partial(first_step, *others)):
+        if depends_on_hidden(model, first, unseen, seeing_sibling, partial(first_step, *others)):
             return "the outcome of a node depends on nodes that it must not see"
     backend.commit([[0, 2, 3]])
-    second = _outcome(backend, rows, _tree(d, wrong[:3], []), layers)[:1]
-    alone = _outcome(backend, rows, DraftTree.of_root(d), layers)
+    second = outcome_of(backend, rows, tree_of(d, wrong[:3], []), layers)[:1]
+    alone = outcome_of(backend, rows, DraftTree.of_root(d), layers)
     backend.release()
     outcome = torch.cat([first, second, alone])
-    return _verdict(model, outcome, right, wrong_answers, lambda: read_in_two(model, text, layers))
+    return verdict(model, outcome, right, wrong_answers, lambda: read_in_two(model, text, layers))
 
 
 def _answers_of_trees(
     model: PreTrainedModel, text: Text, wrong: int, layers: TrialLayers
-) -> tuple[Any, ...]:
+) -> tuple[torch.Tensor, list[Wrong]]:
     """The right answer, and those of a model that does something wrong with the wrong child."""
     *before, b, c, d = text.ids
     old, n = range(len(before)), len(before)
@@ -167,12 +151,16 @@ def _answers_of_trees(
             Text([*before, wrong, b, d], range(n + 3), [n + 2, n + 2], n),
         ),
     }
-    right, *answers = read_at_once(model, [text, *(read for _, read in faults.values())], layers)
-    rows = [rows for rows, _ in faults.values()]
-    return right, *map(_Wrong, faults, rows, answers)
+    texts = [faulty for _, faulty in faults.values()]
+    right, *answers = read_at_once(model, [text, *texts], layers)
+    wrong_answers = [
+        Wrong(fault, rows, answer)
+        for (fault, (rows, _)), answer in zip(faults.items(), answers, strict=True)
+    ]
+    return right, wrong_answers
 
 
-def _depends_on_hidden(
+def depends_on_hidden(
     model: PreTrainedModel,
     first: torch.Tensor,  # (N, D): the outcome of the root and of nodes that must not see a token
     unseen: torch.Tensor,  # (N, D): the same with another hidden token
@@ -181,106 +169,8 @@ def _depends_on_hidden(
 ) -> bool:
     """Whether another hidden token changes more than experts or the model's own noise explain."""
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
-    changed, limit = _distance(first, unseen), share * _distance(first[1:], seeing)
-    return changed > limit and changed > limit + _LIKE_NOISE * _distance(first, again())
-
-
-# The rows of the outcome of a chain.
-_OF_ROOT, _A, _D, _E = range(4)
-
-
-def check_chain(
-    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
-) -> str | None:
-    """Why the model can't verify chains; None if it can.
-
-    ::
-
-        prompt ─ root ─ a ─ b ─ c         root ─ a is kept; d and e follow it, one by one
-
-    Tokens must not depend on the `crowds` of tokens that may follow them in the same forward.
-    """
-    if bounds_time_steps(model):
-        return "a forward over several tokens bounds its time steps, and plain steps do not"
-    prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
-    cache = prefilled(model, prompt, layers)
-    if reason := no_way_back(cache):
-        return reason
-    if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
-        return "the outcome of a token depends on tokens that come later"
-    backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
-    arguments = arguments_at(model, cache, range(len(prompt) + 1))
-    backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
-    outcomes = [_outcome(backend, (), _tree(root, [], [a, b, c]), layers)[:2]]
-    backend.commit([[0, 1]])
-    for token in (d, e):
-        outcomes.append(_outcome(backend, (), DraftTree.of_root(token), layers))
-        backend.commit([[0]])
-
-    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
-    whole, uncropped, forgotten = read_at_once(
-        model,
-        [
-            text,
-            Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT),
-            Text([*prompt, d], range(4), [3], _PROMPT),
-        ],
-        layers,
-    )
-    # Plain steps are right, also where forwards over several tokens are not.
-    right = read_by_steps(model, text, layers)
-    rounding = _distance(whole, right)
-    is_exact = model.dtype == torch.float32 and states_of(cache)
-    if rounding > (_ROUNDING_32 if is_exact else _ROUNDING) * _distance(forgotten, right[[_D]]):
-        return "several tokens in one forward give other results than one after the other"
-    wrong_answers = [
-        _Wrong("one that crops nothing", [_D], uncropped),
-        _Wrong("one that keeps nothing", [_D], forgotten),
-    ]
-    for name, kinds in _STATES.items():
-        # A forward that begins with empty states, and one after which the states are empty.
-        for read, rows in ((text.ids[:5], [_OF_ROOT, _A]), (text.ids, [_E])):
-            answer = read_without_states(model, read, len(rows), kinds, layers)
-            if _distance(answer, right[rows]) > _BEYOND_ROUNDING * rounding:
-                wrong_answers.append(_Wrong(f"one without its {name}", rows, answer))
-    outcome = torch.cat(outcomes)
-    # The wrong answer that is nearest says best what is wrong.
-    wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))
-    return _verdict(model, outcome, right, wrong_answers, lambda: whole)
-
-
-def _depends_on_later(
-    model: PreTrainedModel,
-    ids: Sequence[int],
-    start: int,
-    layers: TrialLayers,
-    crowds: Sequence[Sequence[int]],
-) -> bool:
-    """Do the last two of some tokens come out otherwise if others follow them in their forward?
-
-    The first `start` tokens are read before.
-    """
-
-    def before(crowd: Sequence[int]) -> torch.Tensor:
-        cache = prefilled(model, ids[:start], layers) if start else new_cache(model, layers)
-        return read_on(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
-
-    outcomes = [before(crowd) for crowd in crowds]
-    return any(
-        _depends_on_hidden(model, first, unseen, first[:1], partial(before, crowds[0]))
-        for first, unseen in pairwise(outcomes)
-    )
-
-
-def check_prompt(
-    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
-) -> str | None:
-    """Why a prompt must be read at once; None if its first part does not depend on the rest."""
-    if bounds_time_steps(model):
-        return "a part of a single token is read as a plain step, which bounds no time steps"
-    if _depends_on_later(model, ids[:2], 0, layers, crowds):
-        return "the tokens of its prompts see those that come later"
-    return None
+    changed, limit = distance_of(first, unseen), share * distance_of(first[1:], seeing)
+    return changed > limit and changed > limit + _LIKE_NOISE * distance_of(first, again())
 
 
 def check_logits(model: PreTrainedModel, ids: Sequence[int]) -> str | None:
@@ -295,24 +185,24 @@ def check_logits(model: PreTrainedModel, ids: Sequence[int]) -> str | None:
     return None if shape == (1, 2) else f"it gives logits of shape {shape} for (1, 2) tokens"
 
 
-def _verdict(
+def verdict(
     model: PreTrainedModel,
     outcome: torch.Tensor,  # (N, D)
     right: torch.Tensor,  # (N, D)
-    wrong_answers: Sequence[_Wrong],
+    wrong_answers: Sequence[Wrong],
     right_again: Callable[[], torch.Tensor],
 ) -> str | None:
     """Why the outcome is not right; None if it is. `right_again` computes it in another way."""
     rounding: float | None = None
     for wrong in wrong_answers:
-        to_right = _distance(outcome[wrong.rows], right[wrong.rows])
+        to_right = distance_of(outcome[wrong.rows], right[wrong.rows])
         to_wrong = wrong.distance(outcome)
         if to_right <= _CLEARLY_RIGHT * to_wrong:
             continue
         if rounding is None:  # Two outcomes may happen to have the same bits.
-            rounding = max(_distance(right_again(), right), torch.finfo(model.dtype).eps / 4)
+            rounding = max(distance_of(right_again(), right), torch.finfo(model.dtype).eps / 4)
         # An answer that is the right one but for rounding shows no fault.
-        shows_fault = _distance(wrong.answer, right[wrong.rows]) > _BEYOND_ROUNDING * rounding
+        shows_fault = distance_of(wrong.answer, right[wrong.rows]) > BEYOND_ROUNDING * rounding
         if to_right > _CLEARLY_WRONG * to_wrong and shows_fault:
             return f"its outcome is no nearer to the right one than to {wrong.fault}"
         if to_right > _LIKE_PLAIN * rounding:
@@ -320,7 +210,7 @@ def _verdict(
     return None
 
 
-def _distance(some: torch.Tensor, others: torch.Tensor) -> float:
+def distance_of(some: torch.Tensor, others: torch.Tensor) -> float:
     """The largest distance between two rows of (N, D), as a share of the other row's length."""
     some, others = some.double(), others.double()
     lengths = torch.linalg.vector_norm(others, dim=-1).clamp(min=1e-30)
@@ -335,7 +225,7 @@ def _sorts_tokens(model: PreTrainedModel) -> bool:
     return has_experts and bool(model.dtype != torch.float32)
 
 
-def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
+def tree_of(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     """A root with wrong children, followed by a chain of right nodes."""
     tree = DraftTree.of_root(root)
     for token in wrong:
@@ -346,7 +236,7 @@ def _tree(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
     return tree
 
 
-def _outcome(
+def outcome_of(
     backend: Backend, rows: Sequence[Any], tree: DraftTree, layers: TrialLayers
 ) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""

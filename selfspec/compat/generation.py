@@ -224,7 +224,7 @@ def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
         experts = "batched_mm"
     others = (value for name, value in settings.items() if not name.startswith(_EXPERTS))
     plain = [value for value in others if type(value) in _PLAIN]
-    return attention_implementation(config), experts, repr(plain)
+    return getattr(config, "_attn_implementation", None), experts, repr(plain)
 
 
 def attention_functions() -> Any:

@@ -1,4 +1,7 @@
-"""When `generate()` has read its prompt, and when it compiles: for measurements of it."""
+"""When `generate()` has read its prompt, and when it compiles: for measurements of it.
+
+Only `eval` asks. It is here since the names are private to transformers.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class Budget(TimeBudget):
         """The budget of one call. One that keeps something from step to step returns a new one."""
         return self
 
-    def step(self, allowed: int, num_pending: int | None = None) -> Step:
-        """The next step, of at most `allowed` nodes; `Backend.num_pending` is read in front."""
+    def step(self, allowed: int) -> Step:
+        """The next step, of at most `allowed` nodes."""
         return Step(allowed)
 
     def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
@@ -105,16 +105,14 @@ class MeasuredBudget(Budget):
         if not self._has_own_curve:
             self.curve = curve
 
-    def step(self, allowed: int, num_pending: int | None = None) -> MeasuredStep:
+    def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
-        plain, pending = self.curve.seconds(1), num_pending or 0
+        plain = self.curve.seconds(1)
         end = plain + plain * self.ledger.may_lose()
-        if num_pending is not None:  # A wrong draft lets the root be read again, too.
-            end -= self.curve.seconds(pending + 2) - plain
         is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
         is_due = is_due or self.curve.slowness.needs_plain
-        widest = 1 if is_due else self.curve.widest_within(end, pending + allowed) - pending
-        return MeasuredStep(self, max(widest, 1), num_pending)
+        widest = 1 if is_due else self.curve.widest_within(end, allowed)
+        return MeasuredStep(self, max(widest, 1))
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
         """What a step with drafts costs, if half of the steps were plain, and 16 at least."""
@@ -142,17 +140,16 @@ class MeasuredBudget(Budget):
 
 
 class MeasuredStep(Step):
-    def __init__(self, budget: MeasuredBudget, max_nodes: int, num_pending: int | None) -> None:
+    def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
         super().__init__(max_nodes)
         self._budget = budget
-        self._num_pending = num_pending
         self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
 
     def search(self) -> Pays | None:
         if self.max_nodes <= 1:
             return None
-        search = self._search = WidthSearch(self._budget.curve, self.max_nodes, self._num_pending)
+        search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
         return lambda _tree, score: search.take(self._worth(score))
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
@@ -162,7 +159,7 @@ class MeasuredStep(Step):
         else:
             worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
             most = 1 + max(map(len, worth))
-            choice = best_width(worth, self._budget.curve, most, self._num_pending)
+            choice = best_width(worth, self._budget.curve, most)
         for tree in trees:
             if len(tree) > choice.width:
                 tree.cut(choice.width)

@@ -62,7 +62,7 @@ class Fallback(Budget):
     def __init__(self, alpha: float = 0.01, factor: float = 0.5, *, as_written: bool = True):
         self.alpha, self.factor, self.as_written = alpha, factor, as_written
 
-    def step(self, allowed: int, num_pending: int | None = None) -> Step:
+    def step(self, allowed: int) -> Step:
         return _FallbackStep(allowed, self)
 
     def break_even_tokens(self, seconds: float) -> float:

@@ -23,7 +23,7 @@ from selfspec.stats import GenerationStats
 
 
 class _NoDrafts(Budget):
-    def step(self, allowed: int, num_pending: int | None = None) -> Step:
+    def step(self, allowed: int) -> Step:
         return Step(1)
 
 

@@ -96,9 +96,15 @@ def load(
             )
         wanted = _dtype(dtype)
         find_model(source)
-        room: Any = {"max_length": max_length, "max_texts": max_texts, "draft_model": draft_model}
-        in_eight_bits = weights is not None
-        model = load_within(source, max_memory, in_eight_bits=in_eight_bits, dtype=wanted, **room)
+        model = load_within(
+            source,
+            max_memory,
+            max_length=max_length,
+            max_texts=max_texts,
+            draft_model=draft_model,
+            in_eight_bits=weights is not None,
+            dtype=wanted,
+        )
     kept = STREAMED if is_streamed(model) else None
     pack_loaded(model, kept, copies=max_memory is None)
     return attach(model)

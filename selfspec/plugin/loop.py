@@ -54,12 +54,12 @@ class Loop:
     ) -> Any:
         """transformers hands over what this names; `inputs_tensor` is what an encoder has read."""
         start = perf_counter()
-        spec, arguments, num_rows = self.spec, self.arguments, len(input_ids)
+        spec, arguments = self.spec, self.arguments
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
-        predictions: list[Prediction | None] = [None] * num_rows
+        predictions: list[Prediction | None] = [None] * len(input_ids)
         if arguments.prediction is not None:
             num_returned = generation_config.num_return_sequences or 1
-            sizes = (num_rows, num_returned, num_readable(model))
+            sizes = (len(input_ids), num_returned, num_readable(model))
             predictions = predictions_of(arguments.prediction, *sizes)
         draft_model = spec.draft_model if arguments.draft_model is None else arguments.draft_model
         if draft_model is not None:

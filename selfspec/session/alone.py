@@ -10,7 +10,7 @@ import torch
 
 from selfspec.engine import Engine
 from selfspec.forward.backends import Backend
-from selfspec.forward.room import Limits
+from selfspec.forward.sizes import Limits
 from selfspec.kept_kv import KeptKV
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from selfspec.errors import UnsupportedError, one_line
 
 if TYPE_CHECKING:
-    from selfspec.forward.room import Limits
+    from selfspec.forward.sizes import Limits
     from selfspec.prompt import Prompt
 
 _log = logging.getLogger("selfspec")

@@ -98,7 +98,7 @@ class Session:
         if engine is None or engine.backend.kv is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
-        return engine.backend.kv.bytes_each * num_tokens
+        return engine.backend.kv.column_bytes * num_tokens
 
     @property
     def kept_kv_bytes(self) -> int:
@@ -235,7 +235,7 @@ class Session:
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
-        if self._keeps_kv and not prompt.reader.has_begun:
+        if self._keeps_kv and not prompt.reader.num_read:
             left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
                 engine.sharing.limit_to(left)

@@ -133,7 +133,7 @@ class SlowText(CountingText):
     """Takes a tenth of a second for each token."""
 
     def __init__(self, now: list[float]) -> None:
-        super().__init__(room=1000)
+        super().__init__(num_left=1000)
         self._now = now
 
     def read(self, token_ids: Sequence[int]) -> Likely:
@@ -191,4 +191,4 @@ def test_what_does_not_pay_is_not_read_however_much_it_is() -> None:
 
 
 def test_it_ends_where_the_model_has_no_positions() -> None:
-    assert len(grown(cursor_over(CountingText(room=2), [8, 9, 10]), 10, 4)) == 1
+    assert len(grown(cursor_over(CountingText(num_left=2), [8, 9, 10]), 10, 4)) == 1

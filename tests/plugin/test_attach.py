@@ -264,7 +264,7 @@ class FailingBudget(Budget):
             raise Broken("on purpose")
         return object.__getattribute__(self, name)
 
-    def step(self, allowed: int, num_pending: int | None = None) -> Any:
+    def step(self, allowed: int) -> Any:
         return FailingStep(allowed, self.place)
 
 

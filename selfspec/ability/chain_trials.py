@@ -1,0 +1,154 @@
+"""Trials of chains: drafts after one another, and prompts that are read in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch
+from transformers import PreTrainedModel
+
+from selfspec.ability.readings import (
+    Text,
+    arguments_at,
+    new_cache,
+    prefilled,
+    read_at_once,
+    read_by_steps,
+    read_on,
+    read_without_states,
+)
+from selfspec.ability.trial_layers import TrialLayers
+from selfspec.ability.trials import (
+    BEYOND_ROUNDING,
+    Wrong,
+    depends_on_hidden,
+    distance_of,
+    outcome_of,
+    tree_of,
+    verdict,
+)
+from selfspec.compat.branching import state_functions
+from selfspec.compat.modules import is_compiled
+from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
+from selfspec.forward.chains import ChainBackend
+from selfspec.forward.model import device_of
+from selfspec.forward.prompt import Prefilled
+from selfspec.records import DraftTree
+
+# How far a forward over several tokens may be from plain steps, as a share of how far it would be
+# without the tokens before the last one. Rounding is smaller than the first share in any precision,
+# and smaller than the second one in float32.
+_ROUNDING, _ROUNDING_32 = 0.25, 1e-4
+_PROMPT = 3  # The prompt of a chain has this many tokens.
+# The kinds of running states that a faulty forward may leave out.
+_STATES = {
+    "states": ("conv_states", "recurrent_states"),
+    "recurrent states": ("recurrent_states",),
+    "convolution's window": ("conv_states",),
+}
+
+# The rows of the outcome of a chain.
+_OF_ROOT, _A, _D, _E = range(4)
+
+
+def check_chain(
+    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+) -> str | None:
+    """Why the model can't verify chains; None if it can.
+
+    ::
+
+        prompt ─ root ─ a ─ b ─ c         root ─ a is kept; d and e follow it, one by one
+
+    Tokens must not depend on the `crowds` of tokens that may follow them in the same forward.
+    """
+    if bounds_time_steps(model):
+        return "a forward over several tokens bounds its time steps, and plain steps do not"
+    prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
+    cache = prefilled(model, prompt, layers)
+    if reason := no_way_back(cache) or (states_of(cache) and states_reason(model)):
+        return reason
+    if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
+        return "the outcome of a token depends on tokens that come later"
+    backend, input_ids = ChainBackend(model), torch.tensor([prompt], device=device_of(model))
+    arguments = arguments_at(model, cache, range(len(prompt) + 1))
+    backend.admit(Prefilled(input_ids, arguments, input_ids.new_empty(0)))
+    outcomes = [outcome_of(backend, (), tree_of(root, [], [a, b, c]), layers)[:2]]
+    backend.commit([[0, 1]])
+    for token in (d, e):
+        outcomes.append(outcome_of(backend, (), DraftTree.of_root(token), layers))
+        backend.commit([[0]])
+
+    text = Text([*prompt, root, a, d, e], range(7), [3, 4, 5, 6], _PROMPT)
+    whole, uncropped, forgotten = read_at_once(
+        model,
+        [
+            text,
+            Text([*prompt, root, a, b, c, d], range(8), [7], _PROMPT),
+            Text([*prompt, d], range(4), [3], _PROMPT),
+        ],
+        layers,
+    )
+    # Plain steps are right, also where forwards over several tokens are not.
+    right = read_by_steps(model, text, layers)
+    rounding = distance_of(whole, right)
+    is_exact = model.dtype == torch.float32 and states_of(cache)
+    if rounding > (_ROUNDING_32 if is_exact else _ROUNDING) * distance_of(forgotten, right[[_D]]):
+        return "several tokens in one forward give other results than one after the other"
+    wrong_answers = [
+        Wrong("one that crops nothing", [_D], uncropped),
+        Wrong("one that keeps nothing", [_D], forgotten),
+    ]
+    for name, kinds in _STATES.items():
+        # A forward that begins with empty states, and one after which the states are empty.
+        for read, rows in ((text.ids[:5], [_OF_ROOT, _A]), (text.ids, [_E])):
+            answer = read_without_states(model, read, len(rows), kinds, layers)
+            if distance_of(answer, right[rows]) > BEYOND_ROUNDING * rounding:
+                wrong_answers.append(Wrong(f"one without its {name}", rows, answer))
+    outcome = torch.cat(outcomes)
+    # The wrong answer that is nearest says best what is wrong.
+    wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))
+    return verdict(model, outcome, right, wrong_answers, lambda: whole)
+
+
+def states_reason(model: PreTrainedModel) -> str | None:
+    """Why running states of a model can't follow a path of drafts; None if no reason is found."""
+    if any(map(is_compiled, model.modules())):
+        return "torch.compile runs layers that keep running states, and may trace what they call"
+    return None if state_functions(model) else "its running states are moved on by code of its own"
+
+
+def _depends_on_later(
+    model: PreTrainedModel,
+    ids: Sequence[int],
+    start: int,
+    layers: TrialLayers,
+    crowds: Sequence[Sequence[int]],
+) -> bool:
+    """Do the last two of some tokens come out otherwise if others follow them in their forward?
+
+    The first `start` tokens are read before.
+    """
+
+    def before(crowd: Sequence[int]) -> torch.Tensor:
+        cache = prefilled(model, ids[:start], layers) if start else new_cache(model, layers)
+        return read_on(model, [*ids[start:], *crowd], start, cache, layers)[0, :2].float()
+
+    outcomes = [before(crowd) for crowd in crowds]
+    return any(
+        depends_on_hidden(model, first, unseen, first[:1], partial(before, crowds[0]))
+        for first, unseen in pairwise(outcomes)
+    )
+
+
+def check_prompt(
+    model: PreTrainedModel, ids: Sequence[int], layers: TrialLayers, crowds: Sequence[Sequence[int]]
+) -> str | None:
+    """Why a prompt must be read at once; None if its first part does not depend on the rest."""
+    if bounds_time_steps(model):
+        return "a part of a single token is read as a plain step, which bounds no time steps"
+    if _depends_on_later(model, ids[:2], 0, layers, crowds):
+        return "the tokens of its prompts see those that come later"
+    return None
