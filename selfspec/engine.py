@@ -169,7 +169,10 @@ class Engine:
         for drafted, seen in self._forwards(drafts.trees, laps):
             records = walked(drafted, seen.logits)
             laps.end("verify")
-            self._commit(drafted, records)
+            self.backend.commit([[] if record is None else record.path for record in records])
+            # Where drafts led to NaN, their slots are emptied.
+            if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
+                self.backend.wipe(spoiled)
             laps.end("commit")
             committed += learn([row for row, _ in drafted], records, seen)
             laps.end("learn")
@@ -237,12 +240,6 @@ class Engine:
             return None
         readable = logits.logits[..., : self._num_readable]
         return self._device.fetch(*top_k(readable, config.top_k))
-
-    def _commit(self, drafted: list[Drafted], records: Sequence[StepRecord | None]) -> None:
-        """Keeps the KV of the paths; where drafts led to NaN, their slots are emptied."""
-        self.backend.commit([[] if record is None else record.path for record in records])
-        if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
-            self.backend.wipe(spoiled)
 
     def _account(self, drafts: Drafts, committed: list[Committed], laps: Laps) -> None:
         """Tells the budget what the step took and brought, and counts it for each row."""

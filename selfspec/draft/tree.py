@@ -16,7 +16,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
 from selfspec.draft.shape import Shape, TreePlace
@@ -36,12 +36,12 @@ Priority = Callable[[float, int], float]  # of a score and a depth
 _Waiting = tuple[float, int, int, int, float]
 
 
-class _Search:
+class _Search(NamedTuple):
     """A search for nodes, best first."""
 
-    def __init__(self, score: Score | None, priority: Priority | None) -> None:
-        self.score, self.priority = score, priority
-        self.waiting: list[_Waiting] = []
+    score: Score | None
+    priority: Priority | None
+    waiting: list[_Waiting]
 
 
 class TreeGrower:
@@ -119,7 +119,7 @@ class TreeGrower:
         and `rank` is 0 for the likeliest sibling. A score is at most the chance, which is the
         default. `priority(score, depth)` is the score by default.
         """
-        search = _Search(score, priority)
+        search = _Search(score, priority, [])
         max_nodes = self.max_nodes if max_nodes is None else min(max_nodes, self.max_nodes)
         tree, places = self.tree, list[TreePlace]()
         num_nodes = len(tree)

@@ -116,15 +116,22 @@ class LutSource(Source):
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates after two tokens, likeliest first."""
         before, row = pair
-        if not 0 <= row < self._vocab_size:
+        if not 0 <= row < self._vocab_size or (self._order == 2 and before < 0):
             return []
-        if self._order == 1:
-            with self._lock:
-                return self._read(row)
         key = before * self._vocab_size + row
-        slot = (key * _SPREAD & _WORD) >> self._shift
+        if self._order == 2:
+            row = (key * _SPREAD & _WORD) >> self._shift
+        top_k = len(self._evidence)
+        start, end = row * top_k, (row + 1) * top_k
         with self._lock:
-            return self._read(slot) if before >= 0 and self._flat_keys[slot] == key else []
+            if self._order == 2 and self._flat_keys[row] != key:
+                return []
+            ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
+            entries = [
+                (token, of_rank[half >> MANTISSA_BITS])
+                for token, of_rank, half in zip(ids, self._evidence, bits, strict=True)
+            ]
+        return entries if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The rows that are not empty, by token or by pair: what a cache keeps."""
@@ -155,18 +162,6 @@ class LutSource(Source):
         keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
         spread = keys.view(np.uint64) * np.uint64(_SPREAD)
         return keys, (spread >> np.uint64(self._shift)).view(np.int64)
-
-    # The caller of these holds the lock.
-
-    def _read(self, row: int) -> list[Candidate]:
-        top_k = len(self._evidence)
-        start, end = row * top_k, (row + 1) * top_k
-        ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
-        entries = [
-            (token, of_rank[half >> MANTISSA_BITS])
-            for token, of_rank, half in zip(ids, self._evidence, bits, strict=True)
-        ]
-        return entries if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
 
     def _part(self, rows: Indices) -> TopK:
         return TopK(self.token_ids[rows], self.probabilities[rows])

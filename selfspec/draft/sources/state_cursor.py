@@ -92,7 +92,7 @@ class StateCursor(Cursor):
         self._seconds: float | None = None  # Those of this step; None if it was not asked.
 
     @property
-    def wants_states(self) -> bool:
+    def wants_states(self) -> bool:  # type: ignore[override]
         """Only while it is asked, since the hook at the output head takes time."""
         return self._source.is_wanted
 
