@@ -15,14 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from selfspec.serving.fields import Fields, RequestError, whole_characters
-from selfspec.serving.messages import (
-    Content,
-    FilledText,
-    Messages,
-    Name,
-    Tool,
-    ToolChoice,
-)
+from selfspec.serving.messages import Content, FilledText, Messages, Name, Tool, ToolChoice
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
@@ -239,6 +232,7 @@ class TextRequest(Settings):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
     prediction: PredictedContent | None = None
 
     @property
