@@ -135,7 +135,7 @@ def logits_of(
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),
-            **({"position_ids": layout.position_ids} if layout.masks else {}),  # Of attention.
+            **({"position_ids": layout.position_ids} if layout.masks else {}),  # Only attention has any.
             use_cache=True,
             **{KV: cache},
             return_dict=True,
