@@ -113,6 +113,20 @@ class Prefilled:
         pairs = zip(self.input_ids, self.visible, strict=True)
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
 
+    def repeated(self, number: int) -> Prefilled:
+        """The same for a number of copies of each row; its cache gets them too."""
+        if number == 1:
+            return self
+        self.cache.batch_repeat_interleave(number)
+        tensors = {name: v for name, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
+        more = {name: v.repeat_interleave(number, dim=0) for name, v in tensors.items()}
+        return Prefilled(
+            self.input_ids.repeat_interleave(number, dim=0),
+            {**self.model_kwargs, **more},
+            self.logits.repeat_interleave(number, dim=0),
+            None if self.hidden is None else self.hidden.repeat_interleave(number, dim=0),
+        )
+
 
 class PromptReader:
     """The prompt of one call while it is read.
