@@ -24,7 +24,6 @@ _LONGEST_STOP = 256  # characters
 _SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
-
 _log = logging.getLogger("selfspec")
 
 
