@@ -23,7 +23,7 @@ class Cautious(Budget):
     def open(self) -> Cautious:
         return Cautious()  # Each call begins anew.
 
-    def step(self, allowed: int, num_pending: int | None = None) -> Step:
+    def step(self, allowed: int) -> Step:
         return CautiousStep(min(self.width, allowed), self)
 
 

@@ -83,11 +83,6 @@ class _AttentionCall(NamedTuple):
         options = {"dropout": self.dropout, "scaling": self.scaling, **self.others}
         return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
 
-    def joined(self, number: int, mask: torch.Tensor | None) -> torch.Tensor:
-        """The outcome of this many heads as one, for the mask of joined heads."""
-        options: Any = {"dropout_p": self.dropout, "scale": self.scaling}
-        return joined_attention(self[1:4], mask, number, **options)
-
 
 _Masks = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
 
@@ -119,17 +114,13 @@ def _joined(call: _AttentionCall, masks: _Masks) -> torch.Tensor:
     number = 0 if call.needs_stock else _num_joined(call.query, call.num_sharing, call.mask)
     if not number:
         return call.of_stock()
-    return call.joined(number, _mask_for(number, call, masks))
-
-
-def _mask_for(number: int, call: _AttentionCall, masks: _Masks) -> torch.Tensor | None:
-    """The mask for joined heads, made once for all layers."""
-    if (mask := call.mask) is None:
-        return None
-    key = id(mask), number
-    if key not in masks:  # Holding the mask keeps its id from being reused.
-        masks[key] = mask, joined_mask(mask, number, call.query.shape[2])
-    return masks[key][1]
+    mask = call.mask
+    if mask is not None:  # It is made once for all layers.
+        key = id(mask), number
+        if key not in masks:  # Holding the mask keeps its id from being reused.
+            masks[key] = mask, joined_mask(mask, number, call.query.shape[2])
+        mask = masks[key][1]
+    return joined_attention(call[1:4], mask, number, dropout_p=call.dropout, scale=call.scaling)
 
 
 def _traced(call: _AttentionCall) -> torch.Tensor:
@@ -137,7 +128,8 @@ def _traced(call: _AttentionCall) -> torch.Tensor:
     mask, number = call.mask, call.num_sharing
     if mask is None or number == 1 or call.needs_stock:
         return call.of_stock()
-    return call.joined(number, joined_mask(mask, number, call.query.shape[2]))
+    mask = joined_mask(mask, number, call.query.shape[2])
+    return joined_attention(call[1:4], mask, number, dropout_p=call.dropout, scale=call.scaling)
 
 
 def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:

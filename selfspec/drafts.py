@@ -21,12 +21,11 @@ class Drafts(NamedTuple):
 
     step: Step
     trees: list[Drafted]
-    width: int  # of the forward, with what it reads again
-    num_pending: int  # tokens that it reads again
+    width: int  # of the forward
     seconds: float
 
 
-def draft(rows: Sequence[Row], step: Step, num_pending: int, laps: Laps) -> Drafts:
+def draft(rows: Sequence[Row], step: Step, laps: Laps) -> Drafts:
     """Grows a tree for each row; the step cuts them to the width that pays for all."""
     start, trees = laps.end("draft"), list[DraftTree]()
     for row in rows:
@@ -39,8 +38,7 @@ def draft(rows: Sequence[Row], step: Step, num_pending: int, laps: Laps) -> Draf
     drafted = list(zip(rows, trees, strict=True))
     if any(row.is_padded for row in rows):
         _add_pads(drafted)
-    width = num_pending + max(map(len, trees))
-    return Drafts(step, drafted, width, num_pending, laps.end("draft") - start)
+    return Drafts(step, drafted, max(map(len, trees)), laps.end("draft") - start)
 
 
 def of_roots(rows: Sequence[Row]) -> list[Drafted]:

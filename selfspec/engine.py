@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from selfspec.ability.families import unplaced_id
-from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
+from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -55,21 +55,17 @@ class Engine:
         backend: Backend,
         *,
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
-        budget: Budget | None = None,  # None: what the config says.
+        budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        config = runner.config
         self.backend = backend
-        self.config = config.changed(top_k=1) if backend.chains_only else config
+        self.config = runner.config.changed(top_k=1) if backend.chains_only else runner.config
         self.prompts: list[Prompt] = []  # Those whose texts are being written.
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
-        if budget is None:
-            is_measured = config.budget == "measured"
-            budget = MeasuredBudget(ledger=runner.ledger) if is_measured else Budget()
         self.budget = budget
         self._run_as = ("", 0, (0, 0))
         # A source that belongs to the model looks at hidden states.
@@ -90,10 +86,10 @@ class Engine:
         """
         runner, reader, stats = self._runner, prompt.reader, prompt.stats
         others, start = self.rows, self._clock()
-        if not reader.has_begun:
+        if not reader.num_read:
             self.sharing.begin(prompt, others)
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_forward(len(prompt.input_ids) * max(num_read, 1))
+        runner.before_forward(len(reader.input_ids) * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         try:
@@ -101,10 +97,10 @@ class Engine:
                 # The model's own sources learn from a prompt's last hidden states.
                 num_rows = len(others) + len(prompt.input_ids)
                 wanted = [source.num_states(num_rows) for source in self._model_sources]
-                prefilled = reader.read(num_tokens, num_states=max(wanted, default=0))
+                prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
-                    self._join(prompt, prefilled)
+                    self._join(prompt, prefilled.repeated(prompt.num_copies))
         except Exception as error:
             self.sharing.give_way(error)
             if prompt.fails_alone and prompt.rows:
@@ -136,13 +132,15 @@ class Engine:
             teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
         stats.spend("learn", self._clock() - start)
-        self.backend.admit(
+        admit = partial(
+            self.backend.admit,
             prefilled,
             rows,
             self.rows,
             max_new_columns=prompt.max_new_columns,
             max_tree=prompt.config.max_nodes,
         )
+        self.sharing.with_memory(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
         prompt.kv = prefilled.cache
@@ -167,12 +165,14 @@ class Engine:
         laps, committed = Laps(self._clock), list[Committed]()
         self._runner.before_forward(_STEP * len(self.rows))
         laps.end("prepare")
-        step, pending = self._next_step(), self.backend.num_pending
-        drafts = draft(self.rows, step, pending or 0, laps)
+        drafts = draft(self.rows, self._next_step(), laps)
         for drafted, seen in self._forwards(drafts.trees, laps):
             records = walked(drafted, seen.logits)
             laps.end("verify")
-            self._commit(drafted, records)
+            self.backend.commit([[] if record is None else record.path for record in records])
+            # Where drafts led to NaN, their slots are emptied.
+            if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
+                self.backend.wipe(spoiled)
             laps.end("commit")
             committed += learn([row for row, _ in drafted], records, seen)
             laps.end("learn")
@@ -192,7 +192,7 @@ class Engine:
             with row.guarded():
                 if row.max_nodes > 1:
                     row.drafter.prepare()
-        return budget.step(backend.max_width(self.config.max_nodes), backend.num_pending)
+        return budget.step(backend.max_width(self.config.max_nodes))
 
     def _forwards(self, drafted: list[Drafted], laps: Laps) -> Iterator[tuple[list[Drafted], Seen]]:
         """What a forward over the trees shows, or one over each half of them where it fails.
@@ -204,9 +204,8 @@ class Engine:
         while left:
             part, seen = left.pop(), None
             try:
-                seen = self._forward(part, laps)
+                seen = self.sharing.with_memory(partial(self._forward, part, laps))
             except Exception as error:
-                self.sharing.give_way(error)
                 first, _ = part[0]
                 if not first.fails_alone:
                     raise
@@ -242,12 +241,6 @@ class Engine:
         readable = logits.logits[..., : self._num_readable]
         return self._device.fetch(*top_k(readable, config.top_k))
 
-    def _commit(self, drafted: list[Drafted], records: Sequence[StepRecord | None]) -> None:
-        """Keeps the KV of the paths; where drafts led to NaN, their slots are emptied."""
-        self.backend.commit([[] if record is None else record.path for record in records])
-        if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
-            self.backend.wipe(spoiled)
-
     def _account(self, drafts: Drafts, committed: list[Committed], laps: Laps) -> None:
         """Tells the budget what the step took and brought, and counts it for each row."""
         rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
@@ -258,7 +251,6 @@ class Engine:
             laps.end("learn")
         for row, record in committed:
             row.stats.count_step(record)
-            row.stats.num_read_again += drafts.num_pending
             row.stats.count_time(laps, len(committed), drafts.width)
 
     def leave(self) -> list[Prompt]:
@@ -272,11 +264,10 @@ class Engine:
             self.sharing.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]
         rows = list(self.rows)
-        for index in reversed(range(len(rows))):
-            if rows[index].is_done and rows[index].may_leave:
-                last = rows.pop()
-                if index < len(rows):
-                    rows[index] = last
+        for index, row in reversed(list(enumerate(rows))):
+            if row.is_done and row.may_leave:
+                rows[index] = rows[-1]
+                rows.pop()
         if len(rows) < len(self.rows):
             self._keep(rows)
         return over

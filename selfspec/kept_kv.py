@@ -145,10 +145,12 @@ class KeptKV:
             self._limit = max(most, 0)
             self._drop_to(self._limit)
 
-    def drop(self) -> None:
-        """Drops all texts, where memory has run out."""
+    def drop(self) -> int:
+        """Drops all texts, where memory has run out; returns how many bytes they took."""
         with self._lock:
+            num_bytes = self.num_bytes
             self._drop_to(0)
+            return num_bytes
 
     def close(self) -> None:
         """Drops all texts, and keeps none any more."""

@@ -35,7 +35,7 @@ from selfspec.forward.costs import Costs
 from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
-from selfspec.forward.room import Growing, Limits, Shared
+from selfspec.forward.sizes import Limits, Policy
 from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
@@ -276,12 +276,12 @@ class ModelRunner:
     def limits(self, max_rows: int, max_bytes: int | None) -> Limits:
         """How many rows may come and go together, and what they may take."""
         most = self.config.max_nodes
-        spare = stepped(most) - most if self._captures else 0
+        surplus = stepped(most) - most if self._captures else 0
         if max_bytes is None:
-            return Limits(max_rows, None, spare)
+            return Limits(max_rows, None, surplus)
         num_bytes, of_states = bytes_of_rows(self.model, max_rows)
         max_tokens = max_rows * (max(max_bytes - of_states, 0) // max(num_bytes, 1))
-        return Limits(max_rows, max_tokens, spare, num_bytes, of_states)
+        return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
     def backend(
@@ -312,8 +312,9 @@ class ModelRunner:
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return
-            policy = Growing() if limits is None else Shared(limits)
-            forwards = EagerForwards(attention, policy, kind=self.forward_kind, reason=reason)
+            forwards = EagerForwards(
+                attention, Policy(limits), kind=self.forward_kind, reason=reason
+            )
             again = captured.again if isinstance(captured, Shortage) else None
             yield TreeBackend(model, attention, forwards, captured=again)
 

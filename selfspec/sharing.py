@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from selfspec.forward.columns import text_kv_in
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
-from selfspec.row import Row
+from selfspec.row import ReaderGone, Row
+
+T = TypeVar("T")
 
 
 class Sharing:
@@ -34,15 +37,39 @@ class Sharing:
             return
         running = [self._text_of(row) for row in rows if row.prompt_end is not None]
         ids, cache = np.array(reader.input_ids[0].tolist()), reader.cache
+        beginning = None
         try:
             beginning = self._store.beginning(ids, _scope(prompt), cache, running)
         except Exception as error:
+            self.give_way(error)
+            if not is_out_of_memory(error):
+                raise
+        if beginning is not None:  # Else the prompt is read whole.
+            reader.begin(beginning)
+            stats.num_prompt_tokens_kept = beginning.num_columns
+
+    def read(self, prompt: Prompt, num_tokens: int | None, num_states: int) -> Prefilled | None:
+        """Reads on in a prompt, from its start if memory ends that kept texts can give back."""
+        reader = prompt.reader
+        try:
+            return reader.read(num_tokens, num_states=num_states)
+        except Exception as error:
+            if not (self.give_way(error) and reader.begin_anew()):
+                raise
+        prompt.stats.num_prompt_tokens_kept = 0
+        return reader.read(num_tokens, num_states=num_states)
+
+    def with_memory(self, work: Callable[[], T]) -> T:
+        """What some work gives that leaves all as it was where it fails.
+
+        It is tried once more if memory ends that kept texts can give back.
+        """
+        try:
+            return work()
+        except Exception as error:
             if not self.give_way(error):
                 raise
-            beginning = None  # The prompt is read whole.
-        if beginning is not None:
-            reader.begin(beginning)
-            stats.num_prompt_tokens_kept += beginning.num_columns
+        return work()
 
     def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
         """A prompt was read, which others may share from now on."""
@@ -54,11 +81,24 @@ class Sharing:
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
     def ended(self, prompts: Sequence[Prompt]) -> None:
-        """Keeps what was read of these prompts, whose rows are still there and have ended well."""
+        """Keeps what was read of these prompts, whose rows are still there, but after an error.
+
+        A reader who has gone may come back.
+        """
         for row in (row for prompt in prompts for row in prompt.rows):
-            if self._store is not None and row.prompt_end is not None and row.error is None:
+            is_whole = row.error is None or isinstance(row.error, ReaderGone)
+            if self._store is not None and row.prompt_end is not None and is_whole:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
+
+    def left(self, prompt: Prompt) -> None:
+        """Keeps the part of a prompt that was read, whose text nobody wants any more."""
+        if self._store is None or prompt.stats.kept_reason is not None:
+            return
+        if num_read := prompt.reader.num_read:
+            ids = np.array(prompt.input_ids[0, :num_read].tolist())
+            end = PromptEnd(num_read, None, _scope(prompt))
+            self._store.keep(ids, end, text_kv_in(prompt.reader.cache))
 
     def limit_to(self, num_bytes: int) -> None:
         """Lets what is kept of texts that have ended take this much memory at most."""
@@ -66,11 +106,10 @@ class Sharing:
             self._store.limit_to(num_bytes)
 
     def give_way(self, error: Exception) -> bool:
-        """Drops what is kept of texts that have ended, if memory has run out; says whether so."""
-        is_over = is_out_of_memory(error)
-        if self._store is not None and is_over:
-            self._store.drop()
-        return is_over
+        """Drops what is kept of texts that have ended, if memory has run out; was there any?"""
+        if self._store is None or not is_out_of_memory(error):
+            return False
+        return self._store.drop() > 0
 
     def _reason_of(self, prompt: Prompt) -> str | None:
         """Why what was read for other texts is of no use for a prompt."""
@@ -78,7 +117,7 @@ class Sharing:
             return "learning='request' lets no prompt go on after one of another request"
         if changes_other_rows(prompt.model.config, prompt.model_kwargs):
             return "it is so long that its rotary embedding has changed"
-        if reason := prompt.reader.own_reason():  # Then its cache is made of layers.
+        if reason := prompt.reader.sharing_reason():  # Then its cache is made of layers.
             return reason
         if self._backend.chains_only and not any(map(has_states, prompt.reader.cache.layers)):
             return "its model verifies chains alone, which say nothing of prompts in two parts"

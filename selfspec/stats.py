@@ -56,8 +56,6 @@ class GenerationStats:
         num_steps: Forwards after the prompt's, counted once for each row in them.
         num_nodes: Verified nodes, the roots included.
         num_drafts: Those of the steps that verified a draft.
-        num_read_again: Accepted tokens that were read a second time, since a running state can't
-            take back the wrong drafts after them.
         num_draft_forwards: Forwards of the draft model or of heads, those over the prompts among
             them.
         accepted_lengths: How many steps there were by the number of accepted drafts.
@@ -89,7 +87,6 @@ class GenerationStats:
     num_steps: int = 0
     num_nodes: int = 0
     num_drafts: int = 0
-    num_read_again: int = 0
     num_draft_forwards: int = 0
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
@@ -149,7 +146,7 @@ class GenerationStats:
     @property
     def acceptance_rates(self) -> list[float]:
         """The share of steps with drafts in which each position's token was accepted."""
-        return [each / self.num_drafts for each in self.num_accepted_tokens_per_pos]
+        return [number / self.num_drafts for number in self.num_accepted_tokens_per_pos]
 
     @property
     def speed_up(self) -> float | None:
@@ -209,14 +206,14 @@ class GenerationStats:
         if not isinstance(other, GenerationStats):
             return NotImplemented
         merged: dict[str, Any] = {}
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            merged[each.name] = theirs or mine if each.metadata == _LATEST else mine + theirs
+        for stat in fields(self):
+            mine, theirs = getattr(self, stat.name), getattr(other, stat.name)
+            merged[stat.name] = theirs or mine if stat.metadata == _LATEST else mine + theirs
         return GenerationStats(**merged)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and what follows from them, of kinds that JSON knows."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {stat.name: getattr(self, stat.name) for stat in fields(self)}
         plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
         return plain | {name: getattr(self, name) for name in _DERIVED}
 
@@ -257,7 +254,7 @@ class GenerationStats:
             self.num_draft_forwards and f"{self.num_draft_forwards} forwards for drafts",
             is_told and f"{self.forward or 'eager'} forwards{copies}{reason}",
         ]
-        return "; ".join(str(each) for each in told if each)
+        return "; ".join(str(note) for note in told if note)
 
     @property
     def _stages(self) -> str:
@@ -280,5 +277,5 @@ class GenerationStats:
         first = enumerate(self.acceptance_rates[:_MOST_POSITIONS])
         rates = ", ".join(f"{place}: {rate:.2f}" for place, rate in first)
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted tokens accepted"
-        by_place = f", rate by position {rates}" * bool(rates)
-        return f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}{by_place}"
+        line = f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}"
+        return f"{line}, rate by position {rates}" if rates else line

@@ -19,7 +19,7 @@ from transformers import (
     LlavaProcessor,
 )
 
-from tests.lossless.seeing import SEEING
+from tests.lossless.seeing import LLAVA
 from tests.tiny import make_tokenizer
 
 TEMPLATE = (
@@ -46,13 +46,12 @@ def seeing_pair() -> tuple[Any, Any]:
 
 
 def _model(num_tokens: int, place: int) -> Any:
-    kind = SEEING["llava"]
-    text = kind.config["text_config"] | {"vocab_size": num_tokens, "eos_token_id": 1}
-    own = {"text_config": text, "image_token_index": place, "pad_token_id": 0, "eos_token_id": 1}
-    config = {"initializer_range": 0.3, "tie_word_embeddings": False, **kind.config, **own}
+    text = LLAVA["text_config"] | {"vocab_size": num_tokens, "eos_token_id": 1}
+    ids = {"image_token_index": place, "pad_token_id": 0, "eos_token_id": 1}
+    config = AutoConfig.for_model("llava", **LLAVA | {"text_config": text} | ids)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model("llava", **config))
+        model = AutoModelForImageTextToText.from_config(config)
     model.generation_config.pad_token_id = 0
     return model.eval()
 

@@ -64,7 +64,6 @@ class ScriptedBackend:
     """Keeps each row's text where a real one keeps its KV, and checks what it is given."""
 
     setting_up = 0.0
-    num_pending = None
     chains_only = False
     shows_states = False
     kind = "eager"
@@ -279,7 +278,7 @@ class Run:
             ),
             self.backend,
             learned=lambda _vocab_size: self.learned,
-            budget=Budget() if self.budget is None else self.budget,
+            budget=self.budget,
             device=self.device,
             on_step=[self.records.append],
             clock=self.clock,

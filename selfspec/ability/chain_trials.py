@@ -29,6 +29,8 @@ from selfspec.ability.trials import (
     tree_of,
     verdict,
 )
+from selfspec.compat.branching import state_functions
+from selfspec.compat.modules import is_compiled
 from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
@@ -66,7 +68,7 @@ def check_chain(
         return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
     cache = prefilled(model, prompt, layers)
-    if reason := no_way_back(cache):
+    if reason := no_way_back(cache) or (states_of(cache) and states_reason(model)):
         return reason
     if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
         return "the outcome of a token depends on tokens that come later"
@@ -109,6 +111,13 @@ def check_chain(
     # The wrong answer that is nearest says best what is wrong.
     wrong_answers.sort(key=lambda wrong: wrong.distance(outcome))
     return verdict(model, outcome, right, wrong_answers, lambda: whole)
+
+
+def states_reason(model: PreTrainedModel) -> str | None:
+    """Why running states of a model can't follow a path of drafts; None if no reason is found."""
+    if any(map(is_compiled, model.modules())):
+        return "torch.compile runs layers that keep running states, and may trace what they call"
+    return None if state_functions(model) else "its running states are moved on by code of its own"
 
 
 def _depends_on_later(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from selfspec.ability.chain_trials import check_chain, check_prompt
+from selfspec.ability.chain_trials import check_chain, check_prompt, states_reason
 from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
@@ -25,8 +25,8 @@ from selfspec.ability.trials import check_logits, check_tree
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
-from selfspec.compat.modules import is_compiled
 from selfspec.compat.origins import layer_that_mixes_tokens
+from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
@@ -158,7 +158,9 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(str(reason))._replace(whole_reason=whole_reason)
-    return DraftSupport("plain", f"{reason}; and no chain either: {chain_reason}", None)
+    if chain_reason != reason:
+        reason = f"{reason}; and no chain either: {chain_reason}"
+    return DraftSupport("plain", reason, None)
 
 
 def try_backend(
@@ -192,12 +194,7 @@ def attention_for_trees(model: PreTrainedModel) -> AttentionTypes | str:
         return f"{type(model).__name__} takes no position_ids"
     if not types.states:
         return types
-    if any(map(is_compiled, model.modules())):
-        return "torch.compile runs layers that keep running states, and may trace what they call"
-    functions = state_functions(model)
-    if not functions:
-        return "its running states are moved on by code of its own"
-    return types._replace(functions=functions)
+    return states_reason(model) or types._replace(functions=state_functions(model))
 
 
 def _check_draws(model: PreTrainedModel, ids: list[int], devices: list[torch.device]) -> str | None:
@@ -226,6 +223,8 @@ def _attempt(model: PreTrainedModel, check: Callable[[], str | None]) -> str | N
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if isinstance(error, UnsupportedError):
+            return str(error)
         said = f"{type(error).__name__}: {error}"
         if not _is_of_model(error):
             raise BrokenTrial(f"the trial of {type(model).__name__} broke off ({said})") from error

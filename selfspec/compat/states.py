@@ -22,8 +22,9 @@ from transformers.cache_utils import (
 )
 
 StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
-StatePlace = tuple[int, str, int]  # A layer's index, the name of its state, and a number.
-STATE_NAMES = ("conv_states", "recurrent_states")  # The attributes of a layer that hold states.
+StatePlace = tuple[int, str, int]  # A layer's index, the name of its states, and a number.
+CONVOLUTION = "conv_states"
+STATE_NAMES = (CONVOLUTION, "recurrent_states")  # The attributes of a layer that hold states.
 
 # In 5.17, Qwen4-Exp keeps the positions of all columns in the KV cache itself, whose own `crop`
 # leaves them as they are. In 5.24 they are in its layers.
@@ -43,8 +44,8 @@ def bounds_time_steps(model: PreTrainedModel) -> bool:
 def no_way_back(kv: Cache) -> str | None:
     """Why wrong drafts can't be taken back from a KV cache; None if they can.
 
-    Each layer can be cropped, or else restored from copies of its states. Some models keep their
-    states in their own modules, and none in the layers: these can't. A model's own kind of layer
+    Each layer can be cropped, or holds states, which read no draft. Some models keep their states
+    in their own modules, and none in the layers: these can't. A model's own kind of layer
     may hold more than an inherited `crop` knows of, while it inherits `is_croppable` too. So may
     the cache itself, if a forward has put a tensor there.
     """
@@ -125,51 +126,28 @@ def has_states(layer: CacheLayerMixin) -> bool:
     return _has_states(layer) and not _has_window(layer)
 
 
-def windows_of(kv: Cache) -> list[StateSlot]:
-    """Where layers with states keep a window of keys and values, which each forward replaces.
-
-    In such a layer, recording is one switch for the window and the states. Only the window needs it
-    to be cropped, since the states are restored from copies.
-    """
-    names = ("keys", "values", "cumulative_length")
-    return [(vars(layer), name) for layer in kv.layers if _has_window(layer) for name in names]
-
-
 def record_past(kv: Cache) -> None:
     """Lets windowed layers keep the columns that leave their window, so that drafts can be cropped.
 
-    Convolutions keep them too, unless states are restored from copies.
+    In a layer with states beside a window, this is one switch for both.
     """
-    crops_states = kv.is_croppable
     for layer in kv.layers:
-        if hasattr(layer, "activate_past_recording") and (crops_states or not _has_states(layer)):
+        if hasattr(layer, "activate_past_recording"):
             layer.activate_past_recording()
 
 
-def crop_to(kv: Cache, length: int, num_after: int) -> None:
-    """Crops the `num_after` columns that a forward has added after the first `length` columns.
+def crop_to(kv: Cache, length: int) -> None:
+    """Crops what forwards have added after the first `length` columns; states stay as they are.
 
     A forward that broke off has added columns to its first layers only, so each layer is asked.
-    What is restored from copies of states is not cropped.
     """
     for layer in kv.layers:
-        if _has_states(layer) and layer.record_past:
-            _crop_convolutions(layer, num_after)
-        if hasattr(layer, "get_seq_length") and (not _has_window(layer) or layer.record_past):
-            with_keys = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
-            crop = partial(with_keys.crop, layer) if _has_states(layer) else layer.crop
+        if hasattr(layer, "get_seq_length"):
+            attention = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
+            crop = partial(attention.crop, layer) if _has_states(layer) else layer.crop
             crop(-max(layer.get_seq_length() - length, 0))
     if (positions := getattr(kv, _POSITIONS, None)) is not None:
         setattr(kv, _POSITIONS, positions[..., :length])
-
-
-def _crop_convolutions(layer: CacheLayerMixin, num_after: int) -> None:
-    """They count no columns, but a state with more columns than its kernel has grown."""
-    for index, state in layer.conv_states.items():
-        size = layer.conv_kernel_size[index]
-        if state is not None and state.shape[-1] > size:
-            end = state.shape[-1] - num_after
-            layer.conv_states[index] = state[..., end - size : end]
 
 
 def stop_recording_past(kv: Cache) -> None:

@@ -7,7 +7,6 @@ has the most tokens a second. Width 1, plain decoding, is one of the choices.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -24,19 +23,14 @@ class Choice(NamedTuple):
     rate: float  # Tokens a second.
 
 
-def best_width(
-    scores: Sequence[Sequence[float]],
-    curve: CostCurve,
-    max_nodes: int,
-    num_pending: int | None = None,
-) -> Choice:
+def best_width(scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
     `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
     The narrowest of equal ones is taken.
     """
-    search = WidthSearch(curve, max_nodes, num_pending, num_rows=len(scores))
+    search = WidthSearch(curve, max_nodes, num_rows=len(scores))
     gains = map(sum, zip_longest(*scores, fillvalue=0.0))
     for _, gain in zip(range(1, max_nodes), gains, strict=False):
         search.add(gain)
@@ -49,10 +43,6 @@ class WidthSearch:
     ``take(score)`` before each node; where it says no, growth is over, and the tree is cut to
     the first `best.width` nodes. Costs less than 1 µs a node.
 
-    `num_pending` tokens are read in front of a chain whose wrong drafts can't be taken back. If it
-    has a wrong draft, they and what was accepted are read once more. None: wrong drafts are taken
-    back.
-
     >>> search = WidthSearch(CostCurve({1: 1.0, 2: 1.1, 4: 1.3, 8: 4.0}), max_nodes=8)
     >>> [search.take(score) for score in (0.9, 0.6, 0.5, 0.4)]
     [True, True, True, False]
@@ -60,19 +50,9 @@ class WidthSearch:
     (4, 4)
     """
 
-    def __init__(
-        self,
-        curve: CostCurve,
-        max_nodes: int,
-        num_pending: int | None = None,
-        num_rows: int = 1,
-    ) -> None:
-        self._reads_again = num_pending is not None
-        self._pending = pending = num_pending or 0
-        self._table = curve.table(pending + max_nodes)
-        self._costs = self._table[pending:]  # By the number of nodes: of the forwards alone.
-        self._ends = [end - pending for end in curve.ends(pending + max_nodes) if end > pending]
-        self._num_rows = num_rows
+    def __init__(self, curve: CostCurve, max_nodes: int, num_rows: int = 1) -> None:
+        self._costs = curve.table(max_nodes)  # By the number of nodes.
+        self._ends = curve.ends(max_nodes)
         self._tokens = float(num_rows)
         self.num_nodes = 1
         self.best = Choice(1, self._tokens, self._tokens / self._costs[1])
@@ -92,22 +72,12 @@ class WidthSearch:
 
     def add(self, gain: float) -> bool:
         """Counts a node of each row in, which bring `gain` together; is that the best width?"""
-        width = self.num_nodes + 1
-        seconds = self.seconds(width, self._tokens / self._num_rows, gain / self._num_rows)
-        self.num_nodes, self._tokens = width, self._tokens + gain
-        if self._tokens / seconds <= self.best.rate:
+        self.num_nodes, self._tokens = self.num_nodes + 1, self._tokens + gain
+        rate = self._tokens / self._costs[self.num_nodes]
+        if rate <= self.best.rate:
             return False
-        self.best = Choice(width, self._tokens, self._tokens / seconds)
+        self.best = Choice(self.num_nodes, self._tokens, rate)
         return True
-
-    def seconds(self, width: int, tokens: float, score: float) -> float:
-        """What `width` nodes cost, whose last one has the chance `score`, the others `tokens`."""
-        wrong = 1 - score
-        if not self._reads_again or wrong <= 0:
-            return self._costs[width]
-        read_again = self._pending + (tokens - (width - 1) * score) / wrong
-        again = self._table[min(1 + math.ceil(read_again), len(self._table) - 1)] - self._table[1]
-        return self._costs[width] + wrong * again
 
     def _may_pay(self, score: float, num_nodes: int, tokens: float) -> bool:
         """Could any wider tree beat the best one, if every further node had this score?

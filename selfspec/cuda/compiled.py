@@ -26,7 +26,7 @@ from selfspec.compat.kernels import is_out_of_memory
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes, num_readable
-from selfspec.forward.room import Fixed, Limits
+from selfspec.forward.sizes import Limits, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
 
@@ -91,11 +91,12 @@ class CompiledLayers:
     @contextmanager
     def running(self, kv: TreeKV) -> Iterator[None]:
         """Inside, this thread's forwards over `kv` run compiled layers."""
-        assert kv.layout is not None
+        layout = kv.forward.layout
+        assert layout is not None
         before = [vars(layer).get("forward") for layer in self._layers]
         owner = threading.get_ident()
         for index, layer in enumerate(self._layers):
-            caches = kv.cache, LayerKV(kv.cache.layers[index], kv.layout)
+            caches = kv.cache, LayerKV(kv.cache.layers[index], layout)
             layer.forward = partial(self._run, owner, index, layer.forward, caches)
         try:
             yield
@@ -116,12 +117,12 @@ class CompiledLayers:
         **kwargs: Any,
     ) -> Any:
         """A layer's forward, compiled with its own keys and values in place of the whole cache."""
-        layer, kind, (whole, own) = self._layers[index], self._kinds[index], caches
+        layer, kind, (whole, layer_kv) = self._layers[index], self._kinds[index], caches
         of: Any = type(layer)
         if kind in self._broken or threading.get_ident() != owner:
             return stock(*args, **kwargs)
-        swapped = [own if arg is whole else arg for arg in args]
-        named = {name: own if arg is whole else arg for name, arg in kwargs.items()}
+        swapped = [layer_kv if arg is whole else arg for arg in args]
+        named = {name: layer_kv if arg is whole else arg for name, arg in kwargs.items()}
         try:
             return run_compiled(_of_class(of), layer, *swapped, **named)
         except Exception as error:  # What can't be traced fails in any way.
@@ -183,16 +184,16 @@ def _trial(model: Any, attention: AttentionTypes, runner: Any, limits: Limits | 
     layers = CompiledLayers.of(model)
     if isinstance(layers, str):
         return layers
-    own = _chains(model, attention, runner, limits)
+    stock = _chains(model, attention, runner, limits)
     runner.use(layers)
     ours = _chains(model, attention, runner, limits)
     if runner.reason or not layers.is_of_use:
         return runner.reason or layers.reason
-    wide, narrow, *_ = own
+    wide, narrow, *_ = stock
     noise = (wide[:, : narrow.shape[1]] - narrow).abs().max()
     step = torch.finfo(wide.dtype).eps * wide.abs().max()
     allowed = torch.maximum(_TIMES * noise, _STEPS * step)
-    far = torch.stack([(a - b).abs().max() for a, b in zip(own, ours, strict=True)]).max()
+    far = torch.stack([(a - b).abs().max() for a, b in zip(stock, ours, strict=True)]).max()
     if bool(far <= allowed):  # False for NaN, too.
         return None
     return f"its compiled layers differ from its own by {far:.2g}, where {allowed:.2g} is rounding"
@@ -202,11 +203,12 @@ def _chains(
     model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None
 ) -> list[torch.Tensor]:
     """The logits (B, W, V) of chains of each width after short prompts, of one row and of two."""
-    tokens, found = [token % num_readable(model) for token in range(max(_PROMPT, *_WIDTHS))], []
+    tokens = [token % num_readable(model) for token in range(max(_PROMPT, *_WIDTHS))]
+    outcomes: list[torch.Tensor] = []
     for num_rows in range(1, min(2, 1 if limits is None else limits.max_rows) + 1):
         kv = prefilled(model, tokens[:_PROMPT], TrialLayers(), num_rows)
         positions = torch.tensor([[_PROMPT]] * num_rows, device=model.device)
-        runner.kv.policy = Fixed(limits)
+        runner.kv.policy = Policy(limits, is_fixed=True)
         backend = TreeBackend(model, attention, runner)
         rows = backend.add(kv, positions, max_columns=_PROMPT + max(_WIDTHS))
         for width in _WIDTHS:
@@ -214,6 +216,6 @@ def _chains(
             for node in range(1, width):
                 tree.add(node - 1, tokens[node], 1.0)
             run = backend.lay_out(rows, [tree] * num_rows)
-            found.append(backend.forward(run).logits.clone())
+            outcomes.append(backend.forward(run).logits.clone())
         runner.check_memory()
-    return found
+    return outcomes

@@ -25,7 +25,7 @@ from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.forward.pause import Pause
-from selfspec.forward.room import Fixed, Limits
+from selfspec.forward.sizes import Limits, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import device_for
 
@@ -44,28 +44,39 @@ class Shortage(NamedTuple):
         return self.reason
 
 
+class _Loan(NamedTuple):
+    """Which thread has borrowed a runner, and what for."""
+
+    thread: int
+    attention: AttentionTypes
+    limits: Limits | None
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(self.limits, is_fixed=True)
+
+
 class KeptRunner:
     """A runner for a model as it is now, or why there is none."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state: Hashable = None
-        self._found: StaticRunner | str = ""
+        self._runner: StaticRunner | str = ""  # Or why there is none.
         self._trial = Pause(*_PAUSES)
-        self._refused: str | None = None  # Why no layers are compiled, once they were asked for.
+        self._refused: str | None = None  # Why no layers are compiled, once that was wanted.
         self._compiling: Pause | None = None  # After which layers are tried again, if they are.
-        # The thread that has borrowed the runner, and what for.
-        self._lent: tuple[int, AttentionTypes, Limits | None] | None = None
+        self._loan: _Loan | None = None
 
     @property
     def num_bytes(self) -> int:
         """What the runner keeps from call to call."""
-        return self._found.num_bytes if isinstance(self._found, StaticRunner) else 0
+        return self._runner.num_bytes if isinstance(self._runner, StaticRunner) else 0
 
     @property
     def layers_reason(self) -> str | None:
-        """Why layers are not compiled, or some of them are not; None if nobody has asked."""
-        layers = getattr(self._found, "layers", None)
+        """Why layers are not compiled, or some of them are not; None if nobody wanted that."""
+        layers = getattr(self._runner, "layers", None)
         return self._refused if layers is None else layers.reason
 
     @contextmanager
@@ -77,48 +88,45 @@ class KeptRunner:
             yield "another call is using this model's fixed KV slots"
             return
         try:
-            found = _capture_reason(model, attention) or self._fresh(model, attention, limits)
-            if isinstance(found, StaticRunner):
-                found.kv.policy = Fixed(limits)
-                self._lent = threading.get_ident(), attention, limits
-            yield found
+            loan = _Loan(threading.get_ident(), attention, limits)
+            runner = _capture_reason(model, attention) or self._fresh(model, loan)
+            if isinstance(runner, StaticRunner):
+                runner.kv.policy = loan.policy
+                self._loan = loan
+            yield runner
         finally:
-            self._lent = None
+            self._loan = None
             self._lock.release()
 
-    def _fresh(
-        self, model: Any, attention: AttentionTypes, limits: Limits | None
-    ) -> StaticRunner | Shortage | str:
+    def _fresh(self, model: Any, loan: _Loan) -> StaticRunner | Shortage | str:
         """The result of an earlier trial if the model has not changed since, else of a new one."""
-        again = partial(self._over, model, attention, limits)
+        again = partial(self._over, model, loan)
         shortage = Shortage("there was no memory to try captured forwards", again)
         if state_for_replays(model) == self._state:
             return self._verdict
         if not self._trial.step():
             return shortage
         try:
-            return self._try(model, attention)
+            return self._try(model, loan.attention)
         except torch.OutOfMemoryError:
             self._trial.begin()
             return shortage
 
-    def _over(
-        self, model: Any, attention: AttentionTypes, limits: Limits | None, kv: TreeKV
-    ) -> StaticRunner | str:
+    def _over(self, model: Any, loan: _Loan, kv: TreeKV) -> StaticRunner | str:
         """A new trial in the midst of a call; the runner takes over the slots of its rows."""
-        found = self._try(model, attention)
-        if isinstance(found, StaticRunner):
-            kv.policy = Fixed(limits)
-            found.take_over(kv)
-            self._lent = threading.get_ident(), attention, limits
-        return found
+        runner = self._try(model, loan.attention)
+        if isinstance(runner, StaticRunner):
+            kv.policy = loan.policy
+            runner.take_over(kv)
+            self._loan = loan
+        return runner
 
     def _try(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
         """The result of a new trial; raises `torch.OutOfMemoryError` if there is none."""
         # This frees the old runner before there is a new one.
-        self._state, self._found, self._refused, self._compiling = None, "", None, None
+        self._state, self._runner, self._refused, self._compiling = None, "", None, None
         try:
-            self._found = _tried(model, attention)
+            self._runner = _tried(model, attention)
         except BrokenTrial as broken:
             return str(broken)  # The next call tries again.
         self._state = state_for_replays(model)
@@ -126,25 +134,26 @@ class KeptRunner:
 
     @property
     def _verdict(self) -> StaticRunner | str:
-        if isinstance(self._found, StaticRunner) and self._found.reason is not None:
+        if isinstance(self._runner, StaticRunner) and self._runner.reason is not None:
             # Without graphs, eager forwards are faster than those over fixed slots.
-            self._found = self._found.reason
-        return self._found
+            self._runner = self._runner.reason
+        return self._runner
 
     def compile(self, model: Any) -> None:
         """Compiles the layers of the runner that this thread has borrowed, between two forwards.
 
         Does nothing if they are compiled, or if an earlier attempt has shown that they can't be.
         """
-        found, lent, pause = self._found, self._lent, self._compiling
-        if lent is None or lent[0] != threading.get_ident() or not isinstance(found, StaticRunner):
+        runner, loan, pause = self._runner, self._loan, self._compiling
+        if loan is None or loan.thread != threading.get_ident() or isinstance(runner, str):
             return
-        if found.layers is not None or (self._refused and not (pause and pause.step())):
+        if runner.layers is not None or (self._refused and not (pause and pause.step())):
             return
-        held = found.kv  # A trial has slots of its own, since these may hold rows.
-        found.take_over(TreeKV(lent[1], Fixed(lent[2])))
+        kv = runner.kv  # A trial has other slots, since these may hold rows.
+        runner.take_over(TreeKV(loan.attention, loan.policy))
         try:
-            self._refused, self._compiling = compile_layers(model, lent[1], found, lent[2]), None
+            self._refused = compile_layers(model, loan.attention, runner, loan.limits)
+            self._compiling = None
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -152,7 +161,7 @@ class KeptRunner:
             self._compiling = pause or Pause(*_COMPILING_PAUSES)
             self._compiling.begin()
         finally:
-            found.take_over(held)
+            runner.take_over(kv)
 
 
 def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
@@ -176,8 +185,8 @@ def _capture_reason(model: Any, attention: AttentionTypes) -> str | None:
         return f"a {device.name} captures no graphs"
     if attention.scale_period:
         return "it scales its queries by their column in the KV"
-    if kind := changing_rope(model.config):
-        return f"its {kind} rotary embedding changes with the length of a forward"
+    if rope := changing_rope(model.config):
+        return f"its {rope} rotary embedding changes with the length of a forward"
     if is_parallel(model):
         return "it is spread over several processes"
     if foreign := state_of(model).foreign:

@@ -16,9 +16,10 @@ import torch
 
 from selfspec.cuda.compiled import CompiledLayers
 from selfspec.forward.eager import Logits
-from selfspec.forward.layout import InputShape, RowState, read
+from selfspec.forward.layout import InputShape, read
 from selfspec.forward.model import AttentionTypes, logits_of
-from selfspec.forward.room import Fixed
+from selfspec.forward.sizes import Policy
+from selfspec.forward.states.slots import Branches
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import Device, Replay
 
@@ -47,6 +48,13 @@ class ForwardKey(NamedTuple):
     is_padded: bool  # Are there columns that don't count?
 
 
+class _Captured(NamedTuple):
+    """A captured forward, and what its nodes tell of running states in each replay."""
+
+    replay: Replay
+    branches: Branches | None  # None for a model without any.
+
+
 class StaticRunner:
     """Runs forwards of fixed shape; serves one call or session at a time.
 
@@ -59,7 +67,7 @@ class StaticRunner:
     def __init__(
         self, attention: AttentionTypes, device: Device, torch_device: torch.device
     ) -> None:
-        self.kv = TreeKV(attention, Fixed())
+        self.kv = TreeKV(attention, Policy(is_fixed=True))
         self.reason: str | None = None
         self.setting_up = 0.0
         self.layers: CompiledLayers | None = None
@@ -73,27 +81,32 @@ class StaticRunner:
         self._outputs = _lasting(
             (0, 1), torch.float32, torch_device
         )  # Logits of any shape: (Q, V).
-        self._replays: dict[ForwardKey, Replay] = {}
+        self._captures: dict[ForwardKey, _Captured] = {}
         self._generation = 0  # of the slots that the replays use
 
     def use(self, layers: CompiledLayers | None) -> None:
         """Runs compiled layers, or those of the model, in all forwards captured from now on."""
         self.layers, self.reason = layers, None
-        self._replays.clear()
+        self._captures.clear()
 
     @property
     def num_bytes(self) -> int:
-        """What stays from call to call: slots and logits. Inputs are small."""
-        return self.kv.nbytes + self._outputs.nbytes
+        """What stays from call to call: slots, logits and what nodes tell of running states.
+
+        Inputs are small.
+        """
+        branches = [captured.branches for captured in self._captures.values()]
+        told = sum(told.nbytes for told in branches if told is not None)
+        return self.kv.nbytes + self._outputs.nbytes + told
 
     def take_over(self, kv: TreeKV) -> None:
-        """Runs forwards over slots that hold rows already, in place of its own."""
+        """Runs forwards over slots that hold rows already, in place of those that it had."""
         self.kv = kv
-        self._replays.clear()
+        self._captures.clear()
 
     def check_memory(self) -> None:
         """Raises an error if forwards over its slots went on eagerly for want of memory."""
-        if self.reason is None and not isinstance(self.kv.policy, Fixed):
+        if self.reason is None and not self.kv.policy.is_fixed:
             raise torch.OutOfMemoryError("there is no memory for captured forwards")
 
     def fitting(self, shape: InputShape) -> InputShape:
@@ -101,9 +114,7 @@ class StaticRunner:
         rows = min(stepped(shape.rows), max(self.kv.num_rows, shape.rows))
         return shape._replace(rows=rows, width=stepped(shape.width))
 
-    def ready(
-        self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState
-    ) -> Logits | None:
+    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits | None:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
         Returns a function that runs the forward and returns its logits (R, W, V). The next forward
@@ -111,20 +122,21 @@ class StaticRunner:
         """
         self._show(shape.rows)
         if self._generation != self.kv.generation:
-            self._replays.clear()
+            self._captures.clear()
             self._generation = self.kv.generation
         if shape not in self._inputs:
             self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
         self._device.send(inputs, into=self._inputs[shape])
         num_keys = tuple(self.kv.num_keys(shape.width).items())
-        key = ForwardKey(shape, num_keys, self.kv.kind.dtype, self.kv.visible is not None)
+        key = ForwardKey(shape, num_keys, self.kv.placement[0], self.kv.visible is not None)
         self.setting_up = 0.0
-        replay = self._replays.get(key) or self._captured(model, key)
-        if replay is None:
+        captured = self._captures.get(key) or self._capture(model, key)
+        if captured is None:
             return None
 
         def forward() -> torch.Tensor:
-            replay()
+            captured.replay()
+            self.kv.states.branches = captured.branches  # No Python tells what each replay tells.
             queries = shape.rows * shape.width
             return self._outputs[:queries].view(shape.rows, shape.width, -1)
 
@@ -132,38 +144,32 @@ class StaticRunner:
 
     def _show(self, num_rows: int) -> None:
         """Copies which of a prompt's columns count, where that has changed."""
-        visible, held = self.kv.visible, self._visible
+        visible, buffer = self.kv.visible, self._visible
         if visible is None:
             return
         num_columns = visible.shape[1]
-        if num_rows > len(held) or num_columns > held.shape[1]:
+        if num_rows > len(buffer) or num_columns > buffer.shape[1]:
             columns = -(-num_columns // _MULTIPLE) * _MULTIPLE
-            shape = max(num_rows, self.kv.num_rows, len(held)), max(columns, held.shape[1])
-            held = self._visible = _lasting(shape, torch.bool, self._torch_device)
-            self._replays.clear()
+            shape = max(num_rows, self.kv.num_rows, len(buffer)), max(columns, buffer.shape[1])
+            buffer = self._visible = _lasting(shape, torch.bool, self._torch_device)
+            self._captures.clear()
         elif visible is self._shown:
             return
-        held.fill_(True)
-        held[: len(visible), :num_columns] = visible
+        buffer.fill_(True)
+        buffer[: len(visible), :num_columns] = visible
         self._shown = visible
 
-    def _captured(self, model: Any, key: ForwardKey) -> Replay | None:
+    def _capture(self, model: Any, key: ForwardKey) -> _Captured | None:
         if self.reason is not None:
             return None
         start = perf_counter()
-        captured = self._device.capture(self._work(model, key))
+        replay = self._device.capture(self._work(model, key))
         self.setting_up = perf_counter() - start
-        if isinstance(captured, str):
-            self.reason = captured
+        if isinstance(replay, str):
+            self.reason = replay
             return None
-        branches = self.kv.states.branches
-
-        def replay() -> None:
-            captured()
-            self.kv.states.branches = branches  # No Python tells what each replay tells.
-
-        self._replays[key] = replay
-        return replay
+        captured = self._captures[key] = _Captured(replay, self.kv.states.branches)
+        return captured
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
         """A function that runs the model over the inputs that were sent; it can be repeated."""
@@ -180,7 +186,7 @@ class StaticRunner:
         is_alike = self._outputs[:0].shape == logits[:0].shape
         if is_alike and self._outputs.dtype is logits.dtype and len(self._outputs) >= len(logits):
             return
-        self._replays.clear()
+        self._captures.clear()
         self._outputs = self._outputs.new_empty(0)  # The old one is free before there is a new one.
         shape = max(len(logits), _WIDE), logits.shape[1]
         self._outputs = _lasting(shape, logits.dtype, logits.device)
@@ -195,13 +201,13 @@ class StaticRunner:
             visible=self._visible if key.is_padded else None,
             dtype=key.dtype,
         )
-        self.kv.layout = layout
+        self.kv.forward = self.kv.forward._replace(layout=layout)
         layers = nullcontext() if self.layers is None else self.layers.running(self.kv)
         try:
             with layers:
                 return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
         finally:
-            self.kv.layout = None
+            self.kv.forward = self.kv.forward._replace(layout=None)
 
 
 def _lasting(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

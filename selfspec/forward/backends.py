@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
@@ -17,14 +16,18 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.columns import TextKV
 from selfspec.forward.eager import EagerForwards, Forwards, Logits
-from selfspec.forward.layout import InputShape, RowState, write
+from selfspec.forward.layout import InputShape, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
 from selfspec.forward.pause import Pause
 from selfspec.forward.prompt import Prefilled, next_positions
-from selfspec.forward.room import ENDLESS, Fixed, KVRow
-from selfspec.forward.slots import LARGE, kinds_in, split
+from selfspec.forward.rows import KVRow
+from selfspec.forward.sizes import ENDLESS
+from selfspec.forward.slots import LARGE, members_in, split
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.records import DraftTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # After a failure, captured forwards are tried again after so many steps, and at last so many.
 _PAUSES = 64, 4096
@@ -43,12 +46,11 @@ class TreeBackend:
     into its place, so that the rows lie side by side, as a forward needs them.
     """
 
-    num_pending = None  # How many committed tokens the next forward reads again; here none.
     chains_only = False
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         attention: AttentionTypes,
         forwards: Forwards | None = None,  # None: eager ones.
         *,
@@ -112,7 +114,7 @@ class TreeBackend:
 
     def add(
         self,
-        cache: Any,
+        cache: Cache,
         following: torch.Tensor,  # (..., B, 1): the position id of each row's next token
         visible: torch.Tensor | None = None,  # (B, P) bool; None if all columns count
         *,
@@ -153,8 +155,8 @@ class TreeBackend:
         start = perf_counter()
         if len(rows) < len(self.kv.rows):
             self._goes_on_eagerly("a forward over all rows failed", is_asked=False)
-        else:
-            self._captures_again()
+        elif self._captured is not None and self._pause.step():
+            self._captures_again(self._captured)
         taken = perf_counter() - start
         try:
             run = self._laid_out(rows, trees)
@@ -164,7 +166,7 @@ class TreeBackend:
                 raise
             run, taken = None, perf_counter() - start
         if run is None:
-            if isinstance(self.kv.policy, Fixed):
+            if self.kv.policy.is_fixed:
                 self._goes_on_eagerly(str(self.reason), is_verdict=True)
             run = self._laid_out(rows, trees)
         assert run is not None  # An eager forward always runs.
@@ -173,19 +175,12 @@ class TreeBackend:
 
     def _laid_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits | None:
         """The next forward as `forwards` runs it; None if it can't be captured."""
-        kv, windows = self.kv, self._attention.windows
         width = max(len(tree.tokens) for tree in trees)
-        needed = InputShape(len(rows), width, rows[0].position.shape, len(windows))
+        lead, num_types = rows[0].position.shape, len(self._attention.windows)
+        needed = InputShape(len(rows), width, lead, num_types)
         shape = self._forwards.fitting(needed)
-        _, front, firsts = kv.reserve(rows, shape.width, shape.rows)
-        state = RowState(
-            [row.num_columns for row in rows],
-            np.stack([row.position for row in rows], axis=-1),
-            [row.start for row in rows],
-            [firsts[name] for name in windows],
-            front,
-        )
-        run = self._forwards.ready(self._model, shape, write(trees, state, shape), state)
+        forward = self.kv.reserve(rows, shape.width, shape.rows)
+        run = self._forwards.ready(self._model, shape, write(trees, forward, shape))
         if run is None or shape == needed:
             return run
         return lambda: run()[: len(rows), :width]
@@ -199,7 +194,7 @@ class TreeBackend:
         refuses what was asked for otherwise, not what a fault in one forward makes necessary.
         """
         policy, captured = self.kv.policy, self._forwards
-        if not isinstance(policy, Fixed):
+        if not policy.is_fixed:
             return False
         if self._strict and is_asked:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
@@ -210,31 +205,29 @@ class TreeBackend:
 
         self._captured = None if is_verdict else again
         self._pause.begin()
-        self.kv.policy = policy.eager()
+        self.kv.policy = policy._replace(is_fixed=False)
         self._forwards = EagerForwards(self._attention, kv=self.kv, reason=reason)
         return True
 
-    def _captures_again(self) -> None:
-        """Goes back to captured forwards after a pause, if there is memory for them by now."""
-        if self._captured is None or not self._pause.step():
-            return
+    def _captures_again(self, captured: Callable[[TreeKV], Forwards | str]) -> None:
+        """Goes back to captured forwards, if there is memory for them by now."""
         try:
-            found = self._captured(self.kv)
+            forwards = captured(self.kv)
         except torch.OutOfMemoryError:
             self._pause.begin()
             return
         self._captured = None
-        if isinstance(found, str):
-            self._forwards.reason = found
+        if isinstance(forwards, str):
+            self._forwards.reason = forwards
         else:
-            self._forwards = found
+            self._forwards = forwards
 
     @property
     def shows_states(self) -> bool:
         """A replay runs no hook."""
         return isinstance(self._forwards, EagerForwards)
 
-    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
+    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
         """The logits, which the next captured forward overwrites, and the hidden states."""
         return forwarded(self._model, layout, with_states=with_states and self.shows_states)
 
@@ -261,7 +254,7 @@ class TreeBackend:
 Backend = TreeBackend | ChainBackend
 
 
-def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
+def bytes_of_rows(model: PreTrainedModel, max_rows: int) -> tuple[int, int]:
     """What one column takes in each of `max_rows` rows that come and go, and all their states.
 
     With it counts the column of a prompt that is being read, and the copy of a part that is made
@@ -272,8 +265,8 @@ def bytes_of_rows(model: Any, max_rows: int) -> tuple[int, int]:
     with torch.no_grad():
         model(input_ids=ids, use_cache=True, **{KV: cache})
     # Some layers keep nothing, or states alone.
-    has_keys = (getattr(layer, "keys", None) is not None for layer in cache.layers)
-    kinds = kinds_in(cache, ["any" if has else None for has in has_keys])
-    sizes = [len(part.members) * part.kind.num_bytes for part in split(kinds, LARGE)]
+    has_keys = [getattr(layer, "keys", None) is not None for layer in cache.layers]
+    members = members_in(cache, ["any" if has else None for has in has_keys])
+    sizes = [part.column_bytes for part in split(members, LARGE)]
     states = sum(state.nbytes for state in states_by_place(cache.layers).values())
     return sum(sizes) * (max_rows + 1) + max(sizes, default=0) * max_rows, states * (max_rows + 1)

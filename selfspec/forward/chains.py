@@ -1,31 +1,30 @@
-"""Chains on the stock cache, and copies of running states for when drafts turn out wrong."""
+"""Chains on the stock cache, for models whose attention can't take a tree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from selfspec.attention import grouped_attention
 from selfspec.compat.branching import state_functions
-from selfspec.compat.generation import belongs_to_caller, kv_of_decoder, update_arguments
-from selfspec.compat.states import (
-    columns_of,
-    crop_to,
-    record_past,
-    states_of,
-    stop_recording_past,
-    windows_of,
-)
+from selfspec.compat.generation import kv_of_decoder, update_arguments
+from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
-from selfspec.forward.eager import eager
+from selfspec.forward.eager import Logits, eager
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import Forwarded, forwarded, takes
 from selfspec.forward.prompt import Prefilled
-from selfspec.forward.states.seam import in_one_chunk
+from selfspec.forward.states.rules import Ancestry
+from selfspec.forward.states.seam import branching
+from selfspec.forward.states.slots import Moves, States, settle
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ChainBackend:
@@ -34,9 +33,8 @@ class ChainBackend:
     All rows advance by the same number of tokens. The model's own `generate` code prepares the
     inputs, so they are what its plain steps would get.
 
-    Wrong drafts are cropped. Running states can't be, so they are copied before a forward over
-    drafts. If one of these was wrong, the cache goes back to the copies, and the tokens that were
-    accepted are pending: the next forward reads them again, in front of its own.
+    Wrong drafts are cropped. Running states, if the model has any, follow the accepted tokens as
+    those of trees do: a chain is a tree without branches.
     """
 
     setting_up = 0.0
@@ -45,7 +43,7 @@ class ChainBackend:
     shows_states = True
 
     def __init__(
-        self, model: Any, *, kind: Callable[[], str] = eager, reason: str | None = None
+        self, model: PreTrainedModel, *, kind: Callable[[], str] = eager, reason: str | None = None
     ) -> None:
         self.reason = reason
         self._kind = kind
@@ -53,10 +51,10 @@ class ChainBackend:
         self._takes_number = takes(model, "logits_to_keep")
         self._functions = state_functions(model)
         self._num_new = 0  # The tokens that were committed since the prompt.
-        self._width = 0  # The columns of the last chains that are after the committed ones.
-        self._num_pending = 0
+        self._due: tuple[int, Moves] = 0, []  # What that number becomes, and moves of states.
+        self._is_open = False  # Was a forward laid out whose path is not known yet?
         self._cache: Any = None
-        self._states: KeptStates | None = None
+        self._states = States()
 
     def admit(
         self,
@@ -70,12 +68,10 @@ class ChainBackend:
         """Takes in a prompt that was read, with the arguments of the step that reads the roots."""
         self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
-        self._num_given = self._ids.shape[1]
-        self._first_front = columns_of(self._cache) or self._num_given
-        self._states = None if self._cache.is_croppable else KeptStates(self._cache)
-        # An interrupt may break off any forward over a cache that somebody else has.
-        self._keeps_always = belongs_to_caller(prompt.cache)
+        self._prompt_length = self._ids.shape[1]
+        self._first_front = columns_of(self._cache) or self._prompt_length
         record_past(self._cache)
+        self._states.take_over(self._cache.layers)
 
     @property
     def kind(self) -> str:
@@ -85,124 +81,66 @@ class ChainBackend:
     def front(self) -> int:
         return self._first_front + self._num_new
 
-    @property
-    def num_pending(self) -> int | None:
-        return None if self._states is None else self._num_pending
-
     def max_width(self, max_nodes: int) -> int:
-        """All nodes asked for, less what is read again: a token is where it will be in the text."""
-        return max(max_nodes - self._num_pending, 1)
+        """All nodes: a token is where it will be in the text."""
+        return max_nodes
 
-    def lay_out(self, rows: Sequence[object], trees: Sequence[DraftTree]) -> dict[str, Any]:
-        """The model's own inputs for the chains; shorter ones are padded with their last token."""
-        chains_ids = [tree.tokens for tree in trees]
-        self._width = max(map(len, chains_ids))
-        padded = [ids + ids[-1:] * (self._width - len(ids)) for ids in chains_ids]
-        chains = upload(torch.tensor(padded, device="cpu"), self._ids.device)
-        self._ids = torch.cat([self._ids, chains], dim=-1)
-        if self._states is not None and (self._width > 1 or self._keeps_always):
-            self._states.keep()
-        return self._inputs(self._num_pending + self._width)
+    def lay_out(self, rows: Sequence[object], trees: Sequence[DraftTree]) -> Logits:
+        """The next forward, with the model's own inputs for the chains.
 
-    def forward(self, layout: Any, *, with_states: bool = False) -> Forwarded:
+        Shorter ones are padded with their last token.
+        """
+        if self._is_open:  # The last forward broke off, and its first layers have added columns.
+            crop_to(self._cache, self.front)
+        self._is_open = True
+        chains = [tree.tokens for tree in trees]
+        width = max(map(len, chains))
+        padded = [ids + ids[-1:] * (width - len(ids)) for ids in chains]
+        new_ids = upload(torch.tensor(padded, device="cpu"), self._ids.device)
+        committed = self._ids[:, : self._prompt_length + self._num_new]
+        self._ids = torch.cat([committed, new_ids], dim=-1)
+        # The arguments are those of a step that reads the first root.
+        num_more = self._ids.shape[1] - self._prompt_length - 1
+        arguments = update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_more)
+        inputs = plain_inputs(self._model, self._ids, arguments, width)
         if self._takes_number:
-            layout["logits_to_keep"] = self._width
+            inputs["logits_to_keep"] = width
+        return partial(self._logits, inputs, width)
 
-        def run() -> torch.Tensor:
-            num_tokens = self._num_pending + self._width
-            with grouped_attention(), in_one_chunk(num_tokens, self._functions):
-                output = self._model(**layout, return_dict=True)
-            return output.logits[:, -self._width :]  # type: ignore[no-any-return]
+    def _logits(self, inputs: dict[str, Any], width: int) -> torch.Tensor:
+        ancestry = Ancestry.of_chains(len(self._ids), width, self._ids.device)
+        with grouped_attention(), branching(self._states, ancestry, self._functions):
+            output = self._model(**inputs, return_dict=True)
+        return output.logits[:, -width:]  # type: ignore[no-any-return]
 
-        return forwarded(self._model, run, with_states=with_states)
+    def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
+        return forwarded(self._model, layout, with_states=with_states)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keeps the same number of tokens of every row and takes the rest back."""
-        num_kept = len(paths[0])
-        self._num_new, self._width = self._num_new + num_kept, self._width - num_kept
-        if self._states is not None:
-            self._num_pending = self._num_pending + num_kept if self._width else 0
-        self._take_back()
+        self._due = self._num_new + len(paths[0]), self._states.moves(0, paths)
+        self._settle()  # Until here nothing has changed.
+
+    def _settle(self) -> None:
+        """Does the rest of what the last commit is to do, and crops what an error has left."""
+        self._num_new, moves = self._due
+        settle(moves)
+        crop_to(self._cache, self.front)
+        self._is_open = False
 
     def num_columns(self, row: object) -> int:
         """How many columns of the one row are there, all committed."""
-        return self.front - self._num_pending
+        return self.front
 
     def text_kv(self, row: object) -> TextKV:
         return text_kv_in(self._cache)
 
     def wipe(self, rows: Sequence[int]) -> None:
-        """Does nothing: what drafts have left was cropped, and the states were put back."""
+        """Does nothing: what drafts have left was cropped, and states have read no draft."""
 
     def release(self, *, fills: bool = True) -> None:
-        """Takes back what an error has left, and lets windowed layers drop old columns again.
-
-        What is pending is read first if anybody gets the cache.
-        """
-        if self._cache is None:
-            return
-        self._take_back()
-        if fills and self._states is not None and self._num_pending:
-            self._states.keep()
-            self._width = 1  # If this breaks off, it is taken back.
-            try:
-                self.forward(self._inputs(self._num_pending))
-                self._num_pending = self._width = 0
-            finally:
-                self._take_back()
-        stop_recording_past(self._cache)
-
-    def _take_back(self) -> None:
-        """Lets the cache hold what is committed and not pending, and the ids all committed ones."""
-        self._ids = self._ids[:, : self._num_given + self._num_new]
-        if self._states is not None:
-            self._states.go_back() if self._width else self._states.forget()
-        crop_to(self._cache, self.front - self._num_pending, self._width)
-
-    def _inputs(self, num_tokens: int) -> dict[str, Any]:
-        """The model's own inputs for the last tokens of the ids, with masks and positions."""
-        # The arguments are those of a step that reads the first root.
-        num_more = self._ids.shape[1] - self._num_given - 1
-        arguments = update_arguments(self._model, dict(self._kwargs), num_new_tokens=num_more)
-        return plain_inputs(self._model, self._ids, arguments, num_tokens)
-
-
-class KeptStates:
-    """The states of a KV cache that has read a prompt, as they were before a forward.
-
-    A state can't be cropped, and a forward writes over it. The copies are made once, and change
-    places with the states that are given up.
-    """
-
-    def __init__(self, kv: Any) -> None:
-        self._places = states_of(kv)
-        with torch.inference_mode(False):  # Later calls may write to them outside of it.
-            self._copies = [torch.empty_like(held[key]) for held, key in self._places]
-        self._windows = windows_of(kv)
-        self._past: list[Any] = []
-        self._num_kept = 0  # How many states the copies still stand for.
-
-    def keep(self) -> None:
-        """Copies what the next forward will change."""
-        for (held, key), copy in zip(self._places, self._copies, strict=True):
-            copy.copy_(held[key])
-        self._past = [held[key] for held, key in self._windows]
-        self._num_kept = len(self._places)
-
-    def go_back(self) -> None:
-        """Puts back what was kept, if it was neither put back nor forgotten since.
-
-        An interrupt may break this off: the next call puts back the rest, and no state twice.
-        """
-        if self._num_kept:
-            for (held, key), past in zip(self._windows, self._past, strict=True):
-                held[key] = past
-        for index in range(self._num_kept)[::-1]:
-            held, key = self._places[index]
-            held[key], self._copies[index] = self._copies[index], held[key]
-            self._num_kept = index
-        self.forget()
-
-    def forget(self) -> None:
-        """Lets the states be as the last forward has left them."""
-        self._past, self._num_kept = [], 0
+        """Lets windowed layers drop old columns again, and gives them their states."""
+        if self._cache is not None:
+            self._settle()
+            self._states.hand_back(self._cache.layers)
+            stop_recording_past(self._cache)

@@ -6,10 +6,16 @@ Knows layers and columns; not whose text they are of, nor how long they are kept
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
 from selfspec.compat.generation import set_columns_seen
 from selfspec.compat.states import (
@@ -42,7 +48,7 @@ class Beginning(NamedTuple):
     logits: torch.Tensor | None  # (1, V)
 
 
-def layers_reason(cache: Any, num_layers: int) -> str | None:
+def layers_reason(cache: Cache, num_layers: int) -> str | None:
     """Why nothing can be put into a prompt's empty KV cache; None if it can.
 
     The model has `num_layers`. Where some run again, keys and values depend on the forward.
@@ -62,19 +68,19 @@ def layers_reason(cache: Any, num_layers: int) -> str | None:
     return None
 
 
-def window_of(layer: Any) -> int:
+def window_of(layer: CacheLayerMixin) -> int:
     """How many columns back a stock layer lets a token see; 0: all."""
     is_windowed = isinstance(layer, DynamicSlidingWindowLayer)
     return int(layer.sliding_window) if is_windowed else 0
 
 
-def first_needed(layer: Any, length: int) -> int:
+def first_needed(layer: CacheLayerMixin, length: int) -> int:
     """The first column that a stock layer holds of a text of some length."""
     window = window_of(layer)
     return max(length - window + 1, 0) if window else 0
 
 
-def text_kv_in(cache: Any) -> TextKV:
+def text_kv_in(cache: Cache) -> TextKV:
     """What a stock cache holds of its one text."""
     columns = {
         (index, name): getattr(layer, name)
@@ -86,7 +92,7 @@ def text_kv_in(cache: Any) -> TextKV:
     return TextKV(columns, states_by_place(cache.layers))
 
 
-def fill(cache: Any, beginning: Beginning) -> None:
+def fill(cache: Cache, beginning: Beginning) -> None:
     """Lets an empty stock cache hold the beginning of a text, as if it had read it.
 
     Reading on makes new tensors of columns, and leaves these as they are. States are copied.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ from selfspec.cost import CostCurve
 from selfspec.forward.backends import Backend
 from selfspec.forward.model import device_of
 from selfspec.machine.hardware import calculates_in
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LEAST_CONTEXT = 128  # All texts shorter than twice this share one curve.
 # The guess for what one more query costs, as a share of a plain step. Where weights are read from
@@ -57,15 +60,15 @@ class Costs:
         self._curves: dict[_Situation, dict[int, CostCurve]] = {}
         self._lock = threading.Lock()
 
-    def curve(self, model: Any, backend: Backend, num_rows: int) -> CostCurve:
+    def curve(self, model: PreTrainedModel, backend: Backend, num_rows: int) -> CostCurve:
         """The curve for a batch at its present length, as far as it is known or expected.
 
         Runs no forward.
         """
-        known = _Situation(num_rows, _forward_of(backend), device_of(model), model.dtype)
+        situation = _Situation(num_rows, _forward_of(backend), device_of(model), model.dtype)
         first, _ = context_bucket(backend.front)
         with self._lock:
-            curves = self._curves.setdefault(known, {})
+            curves = self._curves.setdefault(situation, {})
             if first not in curves:
                 nearest = _nearest(curves, first)
                 curves[first] = (
@@ -95,7 +98,7 @@ def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
     return curves[min(curves, key=lambda other: abs(_doublings(other) - here))] if curves else None
 
 
-def _query_of(model: Any, backend: Backend) -> float:
+def _query_of(model: PreTrainedModel, backend: Backend) -> float:
     device = device_of(model)
     # As streaming or accelerate has distributed the parts of a model.
     on = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))

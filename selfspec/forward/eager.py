@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from selfspec.forward.layout import InputShape, RowState, hiding, read
+from selfspec.forward.layout import InputShape, hiding, read
 from selfspec.forward.model import AttentionTypes, logits_of
-from selfspec.forward.room import Growing, Policy
+from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import upload
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
 
@@ -23,7 +26,8 @@ class Forwards(Protocol):
     kv: TreeKV
     # Why captured forwards can't be had; a failed capture is noted here.
     reason: str | None
-    setting_up: float  # Seconds of the last `ready` that later forwards will save.
+    # How many seconds the last `ready` has spent on a capture, which later forwards replay.
+    setting_up: float
 
     @property
     def kind(self) -> str:
@@ -35,9 +39,12 @@ class Forwards(Protocol):
         ...
 
     def ready(
-        self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState
+        self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor
     ) -> Logits | None:
-        """Sends the inputs of the next forward; returns what runs it, or None if nothing does."""
+        """Sends the inputs of the next forward, for which there are slots.
+
+        Returns what runs it, or None if nothing does.
+        """
         ...
 
 
@@ -54,13 +61,13 @@ class EagerForwards:
     def __init__(
         self,
         attention: AttentionTypes,
-        policy: Policy | None = None,  # None: that of one call.
+        policy: Policy = Policy(),  # noqa: B008 has no state
         *,
         kv: TreeKV | None = None,  # Slots that are there already.
         kind: Callable[[], str] = eager,
         reason: str | None = None,
     ) -> None:
-        self.kv = TreeKV(attention, policy or Growing()) if kv is None else kv
+        self.kv = TreeKV(attention, policy) if kv is None else kv
         self.reason = reason
         self._kind = kind
         self._windows = attention.windows
@@ -74,16 +81,16 @@ class EagerForwards:
         """The same shape: an eager forward may have any."""
         return shape
 
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor, state: RowState) -> Logits:
-        kv, visible = self.kv, self.kv.visible
-        _, front, firsts = kv.forward
-        end = front + shape.width
+    def ready(self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor) -> Logits:
+        kv, visible, width = self.kv, self.kv.visible, shape.width
+        dtype, device = kv.placement
+        end = kv.forward.front + width
         layout = read(
-            upload(inputs, kv.kind.device),
+            upload(inputs, device),
             shape,
-            windows=hiding(self._windows, state, shape.width, has_padding=visible is not None),
-            num_keys={name: end - first for name, first in firsts.items()},
+            windows=hiding(self._windows, kv.forward, width, has_padding=visible is not None),
+            num_keys={name: end - first for name, first in kv.forward.firsts.items()},
             visible=visible,
-            dtype=kv.kind.dtype,
+            dtype=dtype,
         )
         return partial(logits_of, model, layout, kv.cache, kv.states, self._functions)

@@ -7,7 +7,7 @@ to each plain step, while the forward of a draft gets none of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import (
@@ -21,6 +21,9 @@ from transformers.cache_utils import (
 
 from selfspec.compat.generation import KV_NAMES
 from selfspec.compat.states import keeps_nothing, states_by_place
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # What the forward of a draft sets or follows.
 _FOLLOWED = frozenset(
@@ -49,7 +52,7 @@ NO_TOKENS = "its KV has columns that are no tokens, such as images"
 
 
 def plain_inputs(
-    model: Any, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any], num_tokens: int = 1
 ) -> dict[str, Any]:
     """What the model's own `generate()` code gives a forward over the last tokens of the ids."""
     inputs: dict[str, Any] = model.prepare_inputs_for_generation(
@@ -68,12 +71,12 @@ def only_followed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in _FOLLOWED}
 
 
-def columns_reason(kv: Any) -> str | None:
+def columns_reason(kv: Cache) -> str | None:
     """Why drafts can't go on after what a KV cache holds; None if they can."""
     return NO_TOKENS if len(numbers_of_columns(kv) - {0}) > 1 else None
 
 
-def numbers_of_columns(kv: Any) -> set[int]:
+def numbers_of_columns(kv: Cache) -> set[int]:
     """The different numbers; a layer of running states has none, and one without keys has 0."""
     return {int(x.get_seq_length()) for x in kv.layers if hasattr(x, "get_seq_length")}
 

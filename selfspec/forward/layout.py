@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from selfspec.forward.rows import Forward
 from selfspec.forward.states.rules import Ancestry
 from selfspec.records import DraftTree
 
@@ -34,22 +35,12 @@ from selfspec.records import DraftTree
 class Window(NamedTuple):
     """How far back an attention type sees, in columns.
 
-    `kind` is ``"full"``, ``"sliding"`` (the last `size` columns) or ``"chunked"`` (the columns of
+    `form` is ``"full"``, ``"sliding"`` (the last `size` columns) or ``"chunked"`` (the columns of
     the same chunk of `size`, where the first chunk begins at the row's first token).
     """
 
-    kind: str = "full"
+    form: str = "full"
     size: int = 0
-
-
-class RowState(NamedTuple):
-    """How far the rows of a forward have come."""
-
-    lengths: Sequence[int]  # committed columns of each row, padding included
-    positions: NDArray[np.int64]  # (..., B): the position id of each row's root
-    starts: Sequence[int]  # the first column of each row that counts
-    firsts: Sequence[int]  # the column that each attention type's first slot holds
-    front: int  # the column where the trees begin
 
 
 class InputShape(NamedTuple):
@@ -69,7 +60,7 @@ class InputShape(NamedTuple):
         return [2 * rows * width, 1, by_type, rows * width * prod(lead), unseen]
 
 
-class _OfType(NamedTuple):
+class _Columns(NamedTuple):
     """What an attention type needs; columns are counted from the one of its first slot."""
 
     lengths: torch.Tensor  # (R,)
@@ -84,7 +75,7 @@ class _Inputs(NamedTuple):
     ids: torch.Tensor  # (R, W)
     depths: torch.Tensor  # (R, W)
     front: torch.Tensor  # (1,)
-    types: list[_OfType]
+    types: list[_Columns]
     positions: torch.Tensor  # (..., R, W)
     unseen: torch.Tensor  # (R, W, W) bool: is node j neither node i nor one of its ancestors?
 
@@ -133,25 +124,26 @@ def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
 
 
 def hiding(
-    windows: Mapping[str, Window], state: RowState, width: int, *, has_padding: bool
+    windows: Mapping[str, Window], forward: Forward, width: int, *, has_padding: bool
 ) -> dict[str, Window | None]:
     """The windows of a forward, without those that hide nothing from any of its queries.
 
     A type that needs no mask at all has None. In most plain steps no type needs one, and stock's
     attention computes them as it does without selfspec.
     """
-    last_column = state.front + width - 1  # No query has a higher column.
-    needs_none = width == 1 and not has_padding and min(state.lengths) == state.front
-    found: dict[str, Window | None] = {}
-    for (name, window), first in zip(windows.items(), state.firsts, strict=True):
-        hides = window.kind == "chunked"
-        if window.kind == "sliding":
-            hides = first <= last_column - window.size
-        found[name] = window if hides else None if needs_none else _FULL
-    return found
+    last_column = forward.front + width - 1  # No query has a higher column.
+    needs_none = width == 1 and not has_padding and min(forward.lengths) == forward.front
+    without_mask = None if needs_none else _FULL
+    hiding_some: dict[str, Window | None] = {}
+    for name, window in windows.items():
+        hides = window.form == "chunked"
+        if window.form == "sliding":
+            hides = forward.firsts[name] <= last_column - window.size
+        hiding_some[name] = window if hides else without_mask
+    return hiding_some
 
 
-def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> torch.Tensor:
+def write(trees: Sequence[DraftTree], forward: Forward, shape: InputShape) -> torch.Tensor:
     """The inputs (numbers,) of one forward over the rows' trees and branches, on the CPU.
 
     What the CPU can work out costs the device no operation.
@@ -164,16 +156,17 @@ def write(trees: Sequence[DraftTree], state: RowState, shape: InputShape) -> tor
         missing = width - len(tree.tokens)
         ids += tree.tokens + tree.tokens[:1] * missing
         depths += tree.depths + [0] * missing
-    columns = [*state.lengths, *nothing, *state.starts, *nothing]
-    numbers = [*ids, *depths, state.front]
-    for first in state.firsts:
+    starts = [row.start for row in forward.rows]
+    columns = [*forward.lengths, *nothing, *starts, *nothing]
+    numbers = [*ids, *depths, forward.front]
+    for first in forward.firsts.values():
         numbers += [column - first for column in columns] if first else columns
-        numbers += range(state.front - first, state.front - first + width)
+        numbers += range(forward.front - first, forward.front - first + width)
         numbers.append(first)
-    positions = state.positions
+    positions = forward.positions
     if surplus:
         positions = np.zeros((*lead, rows), np.int64)
-        positions[..., :-surplus] = state.positions
+        positions[..., :-surplus] = forward.positions
     parts = np.array(numbers, np.int64)
     depths_of = parts[rows * width : 2 * rows * width].reshape(rows, width)
     unseen = ~ancestors([tree.parents for tree in trees], width)
@@ -198,14 +191,13 @@ def read(
     inputs = _split(flat, shape)
     columns = torch.arange(max(num_keys.values(), default=0), device=flat.device)
     shown = None if visible is None else visible[: shape.rows]
-    own = dict(zip(windows, inputs.types, strict=True))
-    masks = {
-        name: None
-        if window is None
-        else _mask(inputs, own[name], window, columns[: num_keys[name]], shown, dtype)
-        for name, window in windows.items()
-    }
-    slots = {name: each.slots for name, each in own.items()}
+    masks: dict[str, torch.Tensor | None] = {}
+    slots: dict[str, torch.Tensor] = {}
+    for (name, window), of_type in zip(windows.items(), inputs.types, strict=True):
+        slots[name], masks[name] = of_type.slots, None
+        if window is not None:
+            keys = columns[: num_keys[name]]
+            masks[name] = _mask(inputs, of_type, window, keys, shown, dtype)
     ancestry = Ancestry(inputs.unseen, inputs.depths)
     return Layout(inputs.ids, inputs.positions, masks, slots, inputs.front[0], ancestry)
 
@@ -214,15 +206,13 @@ def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
     rows, width, lead, num_types = shape
     nodes, front, by_type, positions, words = torch.split(flat, shape.sizes)
     ids, depths = nodes.view(2, rows, width).unbind()
-    types = torch.split(
-        by_type.view(num_types, 2 * rows + width + 1), [rows, rows, width, 1], dim=1
-    )
+    types = by_type.view(num_types, 2 * rows + width + 1).unbind()
     unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
     return _Inputs(
         ids,
         depths,
         front,
-        [_OfType(*each) for each in zip(*types, strict=True)],
+        [_Columns(*torch.split(numbers, [rows, rows, width, 1])) for numbers in types],
         positions.view(*lead, rows, width),
         unseen,
     )
@@ -230,25 +220,26 @@ def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
 
 def _mask(
     inputs: _Inputs,
-    own: _OfType,
+    of_type: _Columns,
     window: Window,
     columns: torch.Tensor,  # (K,): those of the keys
     visible: torch.Tensor | None,  # (R, columns)
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The mask (R, 1, W, K) of a window: 0 where a node may look, else the lowest number."""
-    lengths, unseen, width = own.lengths[:, None, None], inputs.unseen, len(own.slots)
+    lengths, unseen = of_type.lengths[:, None, None], inputs.unseen
+    width = len(of_type.slots)
     hidden = columns >= lengths.expand(-1, width, -1)  # (R, W, K)
     if visible is not None:
-        known = (columns + own.first).clamp(max=visible.shape[1] - 1)
+        known = (columns + of_type.first).clamp(max=visible.shape[1] - 1)
         hidden |= ~visible.index_select(1, known)[:, None]
-    if window.kind != "full":
+    if window.form != "full":
         queries = lengths + inputs.depths[..., None]  # (R, W, 1)
-        starts = own.starts[:, None, None]
+        starts = of_type.starts[:, None, None]
         hidden |= _is_outside(window, columns, queries, starts)
-        if window.kind == "chunked" or window.size < width:  # Else no tree is as deep as it.
+        if window.form == "chunked" or window.size < width:  # Else no tree is as deep as it.
             unseen = unseen | _is_outside(window, queries.mT, queries, starts)
-    hidden.index_copy_(2, own.slots, unseen)
+    hidden.index_copy_(2, of_type.slots, unseen)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
 
@@ -260,7 +251,7 @@ def _is_outside(
 
     `starts` are the columns where each row's first chunk begins.
     """
-    if window.kind == "sliding":
+    if window.form == "sliding":
         return keys <= queries - window.size
     return (keys - starts) // window.size != (queries - starts) // window.size
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,9 @@ from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import States
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
 
 # The types of layers that keep states and have no attention. Their masks hide padding of a prompt.
 STATE_TYPES = ("linear_attention", "conv")
@@ -38,7 +41,7 @@ class AttentionTypes(NamedTuple):
     functions: tuple[Function, ...] = ()
 
 
-def device_of(model: Any) -> torch.device:
+def device_of(model: PreTrainedModel) -> torch.device:
     """The model's device; for one that accelerate offloads, the device that its hooks run it on.
 
     The first weights of such a model may have no values before its forward, and then `model.device`
@@ -66,7 +69,7 @@ def in_this_thread(register: Callable[..., Any], act: Callable[..., Any]) -> Ite
 
 
 def at_output_head(
-    model: Any, on_states: Callable[[torch.Tensor], torch.Tensor | None]
+    model: PreTrainedModel, on_states: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> AbstractContextManager[None]:
     """Inside, `on_states` gets what enters the output head in this thread's forwards.
 
@@ -85,7 +88,9 @@ class Forwarded(NamedTuple):
     states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for
 
 
-def forwarded(model: Any, run: Callable[[], torch.Tensor], *, with_states: bool) -> Forwarded:
+def forwarded(
+    model: PreTrainedModel, run: Callable[[], torch.Tensor], *, with_states: bool
+) -> Forwarded:
     """Runs a forward that gives logits (B, Q, V), and keeps what enters the output head."""
     if not with_states:
         return Forwarded(run())
@@ -95,33 +100,38 @@ def forwarded(model: Any, run: Callable[[], torch.Tensor], *, with_states: bool)
     return Forwarded(logits, states[-1][:, -logits.shape[1] :] if states else None)
 
 
-def num_readable(model: Any) -> int:
+def num_readable(model: PreTrainedModel) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
     return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
 
 
-def max_positions(model: Any) -> int | None:
+def max_positions(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "max_position_embeddings", None)
 
 
-def vocab_size(model: Any) -> int:
+def vocab_size(model: PreTrainedModel) -> int:
     """The width of its logits, which may be padded beyond the tokenizer's vocabulary."""
     return int(model.config.get_text_config(decoder=True).vocab_size)
 
 
-def takes(model: Any, argument: str) -> bool:
+def takes(model: PreTrainedModel, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
 def logits_of(
-    model: Any, layout: Layout, cache: Any, states: States, functions: Sequence[Function]
+    model: PreTrainedModel,
+    layout: Layout,
+    cache: Cache,
+    states: States,
+    functions: Sequence[Function],
 ) -> torch.Tensor:
     """The logits (B, Q, V) of one forward of the model over trees."""
     masks = layout.masks
     if functions and len(masks) > 1:
         masks = {**masks, **dict.fromkeys(STATE_TYPES)}
-    with grouped_attention(), branching(states, layout.ancestry, functions):
+    branches = branching(states, layout.ancestry, functions) if functions else nullcontext()
+    with grouped_attention(), branches:
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),

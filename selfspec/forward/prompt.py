@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import pad
+from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import (
     belongs_to_caller,
@@ -28,6 +29,9 @@ from selfspec.compat.states import columns_of
 from selfspec.forward.columns import Beginning, fill, layers_reason
 from selfspec.forward.inputs import only_followed, other_inputs, plain_inputs
 from selfspec.forward.model import at_output_head
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel
 
 # The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
 # to be run for each of them, which is slow on a CPU.
@@ -42,7 +46,7 @@ def num_teaching(states: torch.Tensor) -> int:
 
 
 def given_positions(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: torch.Tensor,  # (B, P)
     arguments: dict[str, Any],  # those of the step that reads the token after these
 ) -> torch.Tensor | None:
@@ -54,10 +58,10 @@ def given_positions(
     return plain_inputs(model, pad(input_ids, (0, 1)), arguments).get("position_ids")
 
 
-def placing_reason(given: torch.Tensor | None, arguments: dict[str, Any]) -> str | None:
+def placing_reason(positions: torch.Tensor | None, arguments: dict[str, Any]) -> str | None:
     """Why the nodes of a tree can't be given the positions of plain steps; None if they can."""
-    if given is not None:
-        is_whole = not given.is_floating_point() or bool((given == given.long()).all())
+    if positions is not None:
+        is_whole = not positions.is_floating_point() or bool((positions == positions.long()).all())
         return None if is_whole else "the positions of its plain steps are no whole numbers"
     mask = arguments.get("attention_mask")
     if mask is not None and not mask.all():
@@ -67,13 +71,17 @@ def placing_reason(given: torch.Tensor | None, arguments: dict[str, Any]) -> str
     return None
 
 
-def next_positions(model: Any, input_ids: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+def next_positions(
+    model: PreTrainedModel, input_ids: torch.Tensor, arguments: dict[str, Any]
+) -> torch.Tensor:
     """(..., B, 1): the position ids of the rows' next tokens; columns, where none are given."""
-    given = given_positions(model, input_ids, arguments)
-    assert not (reason := placing_reason(given, arguments)), reason  # A `Prompt` asks for chains.
-    if given is None:
-        given = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
-    positions = given.long()[..., -1:]  # Phi-3 reads all again where its rotary factors change.
+    positions = given_positions(model, input_ids, arguments)
+    reason = placing_reason(positions, arguments)
+    assert reason is None, reason  # A `Prompt` asks for chains.
+    if positions is None:
+        positions = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
+    # Of several, the last one: Phi-3 reads all again where its rotary factors change.
+    positions = positions.long()[..., -1:]
     return positions.expand(*positions.shape[:-2], len(input_ids), 1)
 
 
@@ -105,6 +113,20 @@ class Prefilled:
         pairs = zip(self.input_ids, self.visible, strict=True)
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
 
+    def repeated(self, number: int) -> Prefilled:
+        """The same for a number of copies of each row; its cache gets them too."""
+        if number == 1:
+            return self
+        self.cache.batch_repeat_interleave(number)
+        tensors = {name: v for name, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
+        more = {name: v.repeat_interleave(number, dim=0) for name, v in tensors.items()}
+        return Prefilled(
+            self.input_ids.repeat_interleave(number, dim=0),
+            {**self.model_kwargs, **more},
+            self.logits.repeat_interleave(number, dim=0),
+            None if self.hidden is None else self.hidden.repeat_interleave(number, dim=0),
+        )
+
 
 class PromptReader:
     """The prompt of one call while it is read.
@@ -115,10 +137,10 @@ class PromptReader:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         input_ids: torch.Tensor,  # (B, P)
         model_kwargs: dict[str, Any],
-        generation_config: Any,
+        generation_config: GenerationConfig,
         *,
         learns: bool,
         on_logits: OnLogits | None = None,  # Gets the logits of all tokens, part by part.
@@ -131,7 +153,7 @@ class PromptReader:
         self._input_ids = input_ids
         self._kwargs = model_kwargs
         self._config = generation_config
-        self._num_read = 0
+        self.num_read = 0  # How many columns were read, here or for another text.
         self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
         self._keeps_states = learns and model.get_output_embeddings() is not None
         self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
@@ -139,12 +161,8 @@ class PromptReader:
     @property
     def num_left(self) -> int:
         """How many columns are still to be read."""
-        known = self._num_read or columns_of(kv_of(self._kwargs)) or 0
+        known = self.num_read or columns_of(kv_of(self._kwargs)) or 0
         return max(int(self._input_ids.shape[1]) - known, 0)
-
-    @property
-    def has_begun(self) -> bool:
-        return self._num_read > 0
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -159,7 +177,7 @@ class PromptReader:
     def cache(self) -> Any:
         return kv_of(self._kwargs)
 
-    def own_reason(self) -> str | None:
+    def sharing_reason(self) -> str | None:
         """Why what was read for another text is of no use for it; None if it is.
 
         Then each column of its KV depends on the ids up to there, and on nothing else.
@@ -186,7 +204,22 @@ class PromptReader:
     def begin(self, beginning: Beginning) -> None:
         """Goes on after what was read for another text."""
         fill(self.cache, beginning)
-        self._num_read, self._logits = beginning.num_columns, beginning.logits
+        self.num_read, self._logits = beginning.num_columns, beginning.logits
+
+    def begin_anew(self) -> bool:
+        """Forgets what was read, after a part that broke off; does nothing where others have it.
+
+        That is a caller with its cache, or whoever has got logits.
+        """
+        cache = self.cache
+        is_ours = type(cache) is DynamicCache and not belongs_to_caller(cache)
+        if not is_ours or cache.offloading or self._on_logits is not None:
+            return False
+        empty = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        vars(cache).clear()  # Others hold it, and so its memory.
+        vars(cache).update(vars(empty))
+        self.num_read, self._logits, self.hidden = 0, None, None
+        return True
 
     def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:
         """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
@@ -197,13 +230,13 @@ class PromptReader:
         self._num_states = max(self._num_states, num_states)
         length = int(self._input_ids.shape[1])
         is_whole = num_tokens is None or self._has_one_part
-        end = length if is_whole else min(self._num_read + (num_tokens or 0), length)
+        end = length if is_whole else min(self.num_read + (num_tokens or 0), length)
         kwargs = dict(self._kwargs)
         step = _PART_OF_LOGITS if self._on_logits is not None and not self._has_one_part else end
         logits, outputs = self._logits, None
         while logits is None:
-            outputs = self._read_until(min(self._num_read + step, end), kwargs)
-            if self._num_read == end:
+            outputs = self._read_until(min(self.num_read + step, end), kwargs)
+            if self.num_read == end:
                 logits = outputs.logits[:, -1].clone()  # A view would keep the whole prompt's.
         if end < length:
             return None
@@ -214,17 +247,17 @@ class PromptReader:
         return Prefilled(self._input_ids, kwargs, logits, hidden)
 
     def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
-        start = self._num_read
-        with self.keeping_states(kwargs) as asked:
+        start = self.num_read
+        with self.keeping_states(kwargs) as arguments:
             if end - start < self._input_ids.shape[1]:
-                asked = self._of_part(start, end, asked)
-            if self._on_logits is not None and "logits_to_keep" in asked:
-                asked = {**asked, "logits_to_keep": 0}
+                arguments = self._of_part(start, end, arguments)
+            if self._on_logits is not None and "logits_to_keep" in arguments:
+                arguments = {**arguments, "logits_to_keep": 0}
             ids = self._input_ids[:, start:end]
-            outputs = read_prompt(self._model, ids, self._config, dict(asked))
+            outputs = read_prompt(self._model, ids, self._config, dict(arguments))
         if self._on_logits is not None:
             self._on_logits(start, outputs.logits)
-        self._num_read = end
+        self.num_read = end
         return outputs
 
     @property
@@ -235,7 +268,7 @@ class PromptReader:
 
     def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments for some columns of the prompt, with those in front of them in its KV."""
-        num_known = columns_of(kv_of(kwargs)) or self._num_read  # States count no columns.
+        num_known = columns_of(kv_of(kwargs)) or self.num_read  # States count no columns.
         until = num_known + end - start
         if (mask := kwargs.get("attention_mask")) is not None:
             kwargs = {**kwargs, "attention_mask": mask[:, :until]}
@@ -252,9 +285,9 @@ class PromptReader:
 
         def keep_last(hidden: torch.Tensor) -> torch.Tensor:
             number = max(num_teaching(hidden), self._num_states)
-            held = [] if self.hidden is None else [self.hidden]
+            earlier = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
-            self.hidden = torch.cat([*held, hidden[:, -number:]], dim=1)[:, -number:]
+            self.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]
             return hidden if self._on_logits is not None else hidden[:, -1:]
 
         with at_output_head(self._model, keep_last):

@@ -6,8 +6,7 @@ and stock's cache layers; not which rows there are, nor how many slots they need
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 from selfspec.compat.generation import set_columns_seen
+from selfspec.forward.sizes import Size
 from selfspec.machine.device import upload
 
 LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
@@ -27,15 +27,7 @@ ColumnMove = tuple[int, int, int]  # row, column from, column to
 Member = tuple[int, str]  # a layer's index, and "keys" or "values"
 
 
-class Room(NamedTuple):
-    """How large slots are, and which column of the text the first one holds."""
-
-    rows: int
-    columns: int
-    first: int
-
-
-class Kind(NamedTuple):
+class Format(NamedTuple):
     """What all keys and values in one tensor have in common."""
 
     attention_type: str
@@ -50,62 +42,6 @@ class Kind(NamedTuple):
         return self.num_heads * self.dim * self.dtype.itemsize
 
 
-class KVLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer as the model sees it: writes a tree's keys and values after the front."""
-
-    is_sliding = False
-    is_croppable = False
-    keys: torch.Tensor | None
-    values: torch.Tensor | None
-
-    def __init__(self, kv: Any, attention_type: str) -> None:
-        super().__init__()
-        # In a cycle of references, the KV of a call would outlive it until Python looks for cycles.
-        self._kv = weakref.proxy(kv)
-        self.attention_type = attention_type
-        self.is_initialized = True
-        self.stores: dict[str, torch.Tensor] = {}  # (B, H, capacity, D) for "keys" and "values"
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Does nothing, since the slots exist before the layer is used."""
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes after the front and returns all slots up to there, without copying them."""
-        kv, keys, values = self._kv, self.stores["keys"], self.stores["values"]
-        if kv.layout is not None:
-            slots = kv.layout.slots[self.attention_type]
-            keys.index_copy_(2, slots, key_states)
-            values.index_copy_(2, slots, value_states)
-            end = kv.layout.num_keys(self.attention_type)
-        else:
-            start = kv.forward.front - kv.forward.firsts[self.attention_type]
-            width = key_states.shape[-2]
-            end = start + width
-            # Unlike an assignment to a slice, this raises an error where the slots end too early.
-            keys.narrow(2, start, width).copy_(key_states)
-            values.narrow(2, start, width).copy_(value_states)
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
-        return self.keys, self.values
-
-    def get_max_length(self) -> int:
-        """-1, which means no maximum: slots are added when needed."""
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many keys the next forward sees, and the column of the first one."""
-        if self._kv.layout is not None:
-            return self._kv.layout.num_keys(self.attention_type), 0
-        first_column = self._kv.forward.firsts[self.attention_type]
-        return self._kv.forward.front - first_column + query_length, first_column
-
-    def get_seq_length(self) -> int | torch.Tensor:
-        """How many columns are in front of the next tree; a tensor where a capture needs one."""
-        layout = self._kv.layout
-        return self._kv.forward.front if layout is None else layout.front  # type: ignore[no-any-return]
-
-
 class Slots:
     """One tensor with slots for the keys or the values of some layers, its members.
 
@@ -113,52 +49,61 @@ class Slots:
     no query sees further back, and older columns may be dropped.
     """
 
-    def __init__(self, kind: Kind, members: Sequence[Member]) -> None:
-        self.kind = kind
+    def __init__(self, format: Format, members: Sequence[Member]) -> None:
+        self.format = format
         self.members = members
         self.first = self.window = 0
-        self.tensor = new_slots(kind, len(members), 0, 0)  # (members, rows, H, capacity, D)
+        self.tensor = new_slots(format, len(members), 0, 0)  # (members, rows, H, capacity, D)
 
     @property
-    def room(self) -> Room:
-        return Room(self.tensor.shape[1], self.tensor.shape[3], self.first)
+    def attention_type(self) -> str:
+        return self.format.attention_type
 
-    def begin(self, held: CacheLayerMixin, length: int, window: int) -> None:
+    @property
+    def size(self) -> Size:
+        return Size(self.tensor.shape[1], self.tensor.shape[3], self.first)
+
+    @property
+    def column_bytes(self) -> int:
+        """What one column of one row takes."""
+        return len(self.members) * self.format.num_bytes
+
+    def begin(self, layer: CacheLayerMixin, length: int, window: int) -> None:
         """Is to hold what a stock layer does of a text of some length."""
-        is_short = window and isinstance(held, DynamicSlidingWindowLayer)
+        is_short = window and isinstance(layer, DynamicSlidingWindowLayer)
         self.window = window if is_short else 0
-        self.first = length - held.keys.shape[2] if is_short else 0
+        self.first = length - layer.keys.shape[2] if is_short else 0
 
     def num_in(self, layers: Sequence[CacheLayerMixin]) -> int:
         """How many columns of a text the stock layers hold that belong here."""
         index, name = self.members[0]
-        held: torch.Tensor = getattr(layers[index], name)
-        return held.shape[2]
+        columns: torch.Tensor = getattr(layers[index], name)
+        return columns.shape[2]
 
-    def resize(self, room: Room, num_held: int) -> None:
-        """Moves what the first rows hold into a new tensor, or drops columns if the size stays."""
-        if room[:2] == self.room[:2]:
-            held = self.tensor[:, :num_held, :, room.first - self.first :].clone()
-        elif num_held:
-            held = self.tensor[:, :num_held, :, room.first - self.first :][..., : room.columns, :]
-            self.tensor = new_slots(self.kind, len(self.members), *room[:2])
-        else:  # What is held for nobody is freed before there is a new tensor.
-            held = self.tensor = self.tensor[:, :0, :, :0].clone()
-            self.tensor = new_slots(self.kind, len(self.members), *room[:2])
-        self.tensor[:, :num_held, :, : held.shape[3]] = held
-        self.first = room.first
+    def resize(self, size: Size, num_rows: int) -> None:
+        """Moves what the first rows have into a new tensor, or drops columns if the size stays."""
+        columns = self.tensor[:, :num_rows, :, size.first - self.first :]
+        if size[:2] == self.size[:2]:
+            columns = columns.clone()
+        else:
+            columns = columns[..., : size.columns, :]
+            if not num_rows:  # What nobody uses is freed before there is a new tensor.
+                columns = self.tensor = columns[:, :, :, :0].clone()
+            self.tensor = new_slots(self.format, len(self.members), size.rows, size.columns)
+        self.tensor[:, :num_rows, :, : columns.shape[3]] = columns
+        self.first = size.first
 
     def fill(self, row: int, layers: Sequence[CacheLayerMixin], length: int) -> None:
         """Moves the last columns of a text of some length out of stock layers, from a row on.
 
-        Each stock tensor is freed at once, so that a text is not held twice for long.
+        Each stock tensor is freed at once, so that a text is not there twice for long.
         """
         for member, (index, name) in enumerate(self.members):
-            held: torch.Tensor = getattr(layers[index], name)
-            start = length - self.first - held.shape[2]
-            slots = self.tensor[member, row : row + len(held)]
-            slots[:, :, start : start + held.shape[2]] = held
-            setattr(layers[index], name, held.new_empty(0))
+            columns: torch.Tensor = getattr(layers[index], name)
+            start = length - self.first - columns.shape[2]
+            slots = self.tensor[member, row : row + len(columns)]
+            slots[:, :, start : start + columns.shape[2]] = columns
+            setattr(layers[index], name, columns.new_empty(0))
 
     def give_back(
         self, layers: Sequence[CacheLayerMixin], rows: slice, length: int, *, copies: bool
@@ -171,49 +116,50 @@ class Slots:
             if isinstance(stock, DynamicSlidingWindowLayer):
                 start = max(end - stock.sliding_window + 1, 0)
                 set_columns_seen(stock, length)
-            held = self.tensor[member, rows, :, start:end]
-            setattr(stock, name, held.clone() if copies else held)
+            columns = self.tensor[member, rows, :, start:end]
+            setattr(stock, name, columns.clone() if copies else columns)
 
 
-def new_slots(kind: Kind, num_members: int, num_rows: int, capacity: int) -> torch.Tensor:
+def new_slots(format: Format, num_members: int, num_rows: int, capacity: int) -> torch.Tensor:
     """Slots full of zeros: a hidden slot has weight 0, and 0 times old memory may be NaN.
 
     They are not made in inference mode, since later calls could not write to them outside of it. On
     a CPU they take neither memory nor time before they are written to: there may be many rows to
     come, and torch would write each of their zeros.
     """
-    shape = (num_members, num_rows, kind.num_heads, capacity, kind.dim)
+    shape = (num_members, num_rows, format.num_heads, capacity, format.dim)
     with torch.inference_mode(False):
-        if kind.device.type == "cpu" and (num_bytes := prod(shape) * kind.dtype.itemsize):
+        if format.device.type == "cpu" and (num_bytes := prod(shape) * format.dtype.itemsize):
             data = torch.from_numpy(np.zeros(num_bytes, np.uint8))
-            return data.view(kind.dtype).view(shape)
-        return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
+            return data.view(format.dtype).view(shape)
+        return torch.zeros(shape, dtype=format.dtype, device=format.device)
 
 
-def kinds_in(cache: Cache, attention_types: Sequence[str | None]) -> dict[Kind, list[Member]]:
-    """The members of each kind among the layers of a cache that holds something."""
-    kinds: dict[Kind, list[Member]] = {}
+def members_in(cache: Cache, attention_types: Sequence[str | None]) -> dict[Format, list[Member]]:
+    """The members of each format among the layers of a cache that holds something."""
+    members: dict[Format, list[Member]] = {}
     for index, (layer, name) in enumerate(zip(cache.layers, attention_types, strict=True)):
         if name is None:
             continue
         for member in ("keys", "values"):
-            held: torch.Tensor = getattr(layer, member)
-            kind = Kind(name, held.shape[1], held.shape[3], held.dtype, held.device)
-            kinds.setdefault(kind, []).append((index, member))
-    return kinds
+            columns: torch.Tensor = getattr(layer, member)
+            _, num_heads, _, dim = columns.shape
+            format = Format(name, num_heads, dim, columns.dtype, columns.device)
+            members.setdefault(format, []).append((index, member))
+    return members
 
 
-def split(kinds: dict[Kind, list[Member]], num_tokens: int) -> list[Slots]:
-    """Slots for the members of each kind; several parts of them if so many tokens are large.
+def split(all_members: Mapping[Format, list[Member]], num_tokens: int) -> list[Slots]:
+    """Slots for the members of each format; several parts of them if those of all are large.
 
-    Only one part is held twice while its slots are filled or become more.
+    Only one part is there twice while its slots are filled or become more.
     """
     parts = []
-    for kind, members in kinds.items():
-        num_bytes = len(members) * kind.num_bytes * num_tokens
+    for format, members in all_members.items():
+        num_bytes = len(members) * format.num_bytes * num_tokens
         share = max(len(members) // min(-(-num_bytes // _SMALL), _MAX_PARTS), 1)
         starts = range(0, len(members), share)
-        parts += [Slots(kind, members[start : start + share]) for start in starts]
+        parts += [Slots(format, members[start : start + share]) for start in starts]
     return parts
 
 
@@ -229,7 +175,7 @@ def move_columns(parts: Iterable[Slots], moves: Sequence[ColumnMove]) -> None:
     table = torch.tensor(moves, device="cpu").T
     tables: dict[Any, torch.Tensor] = {}
     for part in parts:
-        device = part.kind.device
+        device = part.format.device
         if device not in tables:
             tables[device] = upload(table, device)
         rows, sources, targets = tables[device]

@@ -62,7 +62,7 @@ class Fallback(Budget):
     def __init__(self, alpha: float = 0.01, factor: float = 0.5, *, as_written: bool = True):
         self.alpha, self.factor, self.as_written = alpha, factor, as_written
 
-    def step(self, allowed: int, num_pending: int | None = None) -> Step:
+    def step(self, allowed: int) -> Step:
         return _FallbackStep(allowed, self)
 
     def break_even_tokens(self, seconds: float) -> float:
@@ -132,7 +132,7 @@ class DraftCursor(Cursor):
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
         """What it finds likely after a path; nothing where it has no position left."""
         wanted = [*self._unread, *state]
-        if state not in self._after and wanted and len(wanted) <= self._text.room:
+        if state not in self._after and wanted and len(wanted) <= self._text.num_left:
             likely = self._text.read(wanted)
             self._text.crop(len(state))
             self._unread = []

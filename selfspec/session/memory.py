@@ -8,7 +8,7 @@ from selfspec.compat.generation import kv_of
 from selfspec.engine import Engine
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
-from selfspec.forward.room import Limits
+from selfspec.forward.sizes import Limits
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.prompt import Prompt
 from selfspec.runner import ModelRunner
@@ -37,7 +37,7 @@ class SharedMemory:
                 return  # A recurrent or windowed state takes little room.
             most = most_read = self._max_bytes // kv_bytes(self._runner.model, 1)
         else:
-            most = (self.limits.max_tokens or 0) - self.limits.spare
+            most = (self.limits.max_tokens or 0) - self.limits.surplus
             most_read = most // self._max_rows  # All places are set aside while one is read.
         if prompt.max_columns > most or prompt.num_tokens > most_read:
             raise UnsupportedError(

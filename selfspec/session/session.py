@@ -19,6 +19,7 @@ from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, without_frames
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
+from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
 from selfspec.session.alone import Assistant, lent_engine
@@ -28,10 +29,6 @@ from selfspec.session.pace import ReadingPace
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
-
-
-class ReaderGone(Exception):
-    """Ends a text that nobody reads any more."""
 
 
 class Session:
@@ -101,7 +98,7 @@ class Session:
         if engine is None or engine.backend.kv is None:
             return 0
         num_tokens = sum(row.num_columns for row in engine.rows)
-        return engine.backend.kv.bytes_each * num_tokens
+        return engine.backend.kv.column_bytes * num_tokens
 
     @property
     def kept_kv_bytes(self) -> int:
@@ -135,6 +132,8 @@ class Session:
         for prompt in self._prompts_of(index):
             if not prompt.rows:
                 self._reading = None
+                if self._engine is not None:
+                    self._engine.sharing.left(prompt)
                 self._spec.count(prompt)
             for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
@@ -236,7 +235,7 @@ class Session:
 
     def _read_part(self, prompt: Prompt, num_tokens: int, engine: Engine) -> int:
         """Reads on in a prompt, and starts its rows at the end; returns how much was read."""
-        if self._keeps_kv and not prompt.reader.has_begun:
+        if self._keeps_kv and not prompt.reader.num_read:
             left = self.memory.left_beside(prompt, engine)
             if left is not None:  # Texts that have ended have it.
                 engine.sharing.limit_to(left)

@@ -19,7 +19,9 @@ import selfspec
 from selfspec.ability import probe as probe_module
 from selfspec.ability.probe import attention_types, probe
 from selfspec.ability.trial_layers import TrialLayers
+from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
+from selfspec.forward import chains
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from tests.fakes import new_model, prompt, tiny_model
@@ -85,24 +87,26 @@ def test_layers_with_states_are_told_from_those_without():
     assert (types.by_layer, types.states) == ((FULL, FULL), {0, 1})
 
 
-def test_compiled_layers_with_states_get_chains() -> None:
+def test_compiled_layers_with_states_are_decoded_plainly() -> None:
     model = new_model("lfm2")
     for layer in model.model.layers:
         layer.compile(backend="eager")
     ability = probe(model)
-    assert ability.mode == "chain"
+    assert ability.mode == "plain"
     assert "torch.compile runs layers that keep running states" in ability.reason
 
 
-def test_layers_run_by_other_kernels_get_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_run_by_other_kernels_are_decoded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a kernel stands for a whole layer, so that it calls no function that we know."""
-    known = probe_module.state_functions
 
     def some(model: Any) -> Any:
-        return tuple(each for each in known(model) if "delta_rule" not in each[1])
+        return tuple(each for each in state_functions(model) if "delta_rule" not in each[1])
 
     monkeypatch.setattr(probe_module, "state_functions", some)
-    assert probe(tiny_model("qwen3-5")).mode == "chain"
+    monkeypatch.setattr(chains, "state_functions", some)
+    ability = probe(tiny_model("qwen3-5"))
+    assert ability.mode == "plain"
+    assert "by code of its own" in ability.reason
 
 
 def test_layers_that_share_the_keys_of_others_get_chains() -> None:

@@ -34,11 +34,11 @@ def nothing_moves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if found is None:
             return None
         keys = tuple(self.kv.num_keys(shape.width).items())
-        replay = next(r for k, r in self._replays.items() if k[:2] == (shape, keys))
+        captured = next(c for key, c in self._captures.items() if key[:2] == (shape, keys))
         used = [self._visible, self._inputs[shape], self._outputs]
         held = [part.tensor for part in self.kv._parts]
         places = [(x.data_ptr(), x.shape) for x in [*used, *held, *model.parameters()]]
-        assert known.setdefault(replay, places) == places
+        assert known.setdefault(captured.replay, places) == places
         seen.append(shape)
         return found
 
@@ -168,7 +168,7 @@ def test_after_a_shortage_a_session_that_never_ends_captures_again(
 ) -> None:
     """A second shortage, at the next attempt, doubles the pause; rows go on all the time."""
     use_recorders(monkeypatch)
-    monkeypatch.setattr("selfspec.forward.room.Fixed.least", 0)
+    monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", 0)
     monkeypatch.setattr("selfspec.forward.backends._PAUSES", (8, 64))
     kinds = list[str]()
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=2)
@@ -238,7 +238,7 @@ def test_one_forward_that_fails_ends_no_row_and_no_captures(
 @pytest.mark.parametrize("at", [0, 2])
 def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     use_recorders(monkeypatch)
-    monkeypatch.setattr("selfspec.forward.room.Fixed.least", 0)
+    monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", 0)
     spec = wild()
     spec.models.run(tiny_model()).ability()
     given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}

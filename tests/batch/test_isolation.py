@@ -365,7 +365,7 @@ def test_no_memory_for_more_columns(name: str, monkeypatch: pytest.MonkeyPatch) 
     make_room = TreeKV._make_room
 
     def scarce(self: TreeKV, part: Any, rows: Any, end: int, **asked: Any) -> bool:
-        if end > part.room.columns and end > 128:
+        if end > part.size.columns and end > 128:
             raise torch.OutOfMemoryError("on purpose")
         return make_room(self, part, rows, end, **asked)
 

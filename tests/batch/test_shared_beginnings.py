@@ -11,7 +11,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
 from selfspec.batch.prompts import inputs_of
+from selfspec.forward import eager
+from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
+from selfspec.forward.tree_kv import TreeKV
 from tests.batch.test_session import SETTINGS, FixedPace, wild
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
@@ -320,6 +323,48 @@ def test_a_text_that_fails_keeps_nothing() -> None:
     (answer,) = session.work()
     assert str(answer.error) == "this text fails"
     assert session.kept_kv_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])
+@pytest.mark.parametrize("num_steps", [1, 3, 9])
+def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> None:
+    """In the midst of its prompt, or of its text."""
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True, "pace": FixedPace(8)}
+    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
+    session.submit(0, list(IDS), 0, {"max_new_tokens": 30})
+    for _ in range(num_steps):
+        assert not session.step()
+    session.cancel(0)
+    assert not session.work()
+    assert session.kept_kv_bytes > 0
+    (kept,) = kept_of(texts(session, [(IDS, 0)]))
+    assert kept == min(8 * num_steps, 40)
+
+
+@pytest.mark.parametrize("call", ["read_prompt", "logits_of", "add"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-next"])
+def test_kept_texts_give_their_memory_to_those_that_run(
+    name: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it ends while a prompt is read, in a step, or for slots, that is done once more."""
+    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True, "pace": FixedPace(8)}
+    session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
+    texts(session, [(IDS, 0)])
+    place = {"read_prompt": prompt_module, "logits_of": eager, "add": TreeKV}[call]
+    stock, sizes = getattr(place, call), []
+
+    def scarce(*args: Any, **kwargs: Any) -> Any:
+        sizes.append(session.kept_kv_bytes)
+        outcome = None if call == "add" else stock(*args, **kwargs)
+        if sizes[-1] and (call == "add" or len(sizes) > 1):
+            raise torch.OutOfMemoryError
+        return stock(*args, **kwargs) if call == "add" else outcome
+
+    monkeypatch.setattr(place, call, scarce)
+    other = tuple(token + 1 for token in IDS)
+    (answer,) = texts(session, [(other, 1)])
+    assert 0 in sizes
+    assert answer.stats.num_prompt_tokens_kept == 0
 
 
 def test_images_are_read_with_their_prompts() -> None:

@@ -40,7 +40,6 @@ from selfspec.compat import (
     versions,
 )
 from selfspec.draft.sources.grammar import TokenBytes
-from selfspec.forward.chains import KeptStates
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
 from tests.heads import heads_of, model_with_heads, needs_heads
@@ -279,11 +278,6 @@ def test_states_are_found_in_the_layers(name):
     assert states.no_way_back(cache) is None
     assert len(states.states_of(cache)) == kinds
     assert len(states.states_of(cache, ["recurrent_states"])) == int(kinds == 2)
-    assert states.windows_of(cache) == []
-    states.record_past(cache)
-    assert [layer.record_past for layer in cache.layers if hasattr(layer, "record_past")] == (
-        {"lfm2": [True], "llama": []}.get(name, [False])
-    )
 
 
 @pytest.mark.parametrize("name", ["qwen3-next", "bamba", "lfm2"])
@@ -335,7 +329,7 @@ def test_what_a_model_keeps_in_the_cache_itself_is_cropped_or_there_is_no_way_ba
     cache.position_ids = torch.arange(9).expand(3, 2, 9)  # As Qwen4-Exp keeps them in 5.17.
     assert states.no_way_back(cache) is None
     for _ in range(2):  # What is cropped already stays.
-        states.crop_to(cache, 6, 3)
+        states.crop_to(cache, 6)
         assert torch.equal(cache.position_ids, torch.arange(6).expand(3, 2, 6))
     cache.sums = torch.zeros(9)
     assert "holds 'sums', which crop() leaves as it is" in states.no_way_back(cache)
@@ -373,26 +367,19 @@ def test_a_layer_of_a_cache_may_keep_nothing():
     assert kept in ([False, False, True], [False] * 3)  # Before 5.18 it is a layer of states.
 
 
-def test_a_window_beside_states_is_kept_whole():
+def test_a_window_beside_states_is_cropped_and_the_states_stay():
     layer = LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=4)
     cache = Cache(layers=[layer])
     conv, state, keys = torch.ones(1, 2, 3), torch.ones(1, 2, 2), torch.ones(1, 1, 6, 2)
     layer.update_conv_state(conv)
     layer.update_recurrent_state(state)
     layer.update(keys, keys)
-    assert states.windows_of(cache) == [
-        (vars(layer), name) for name in ("keys", "values", "cumulative_length")
-    ]
-    kept = KeptStates(cache)
-    kept.keep()
-    layer.update_conv_state(2 * conv)
-    layer.update_recurrent_state(2 * state)
+    states.record_past(cache)
     layer.update(2 * keys[:, :, :3], 2 * keys[:, :, :3])
-    kept.go_back()
-    states.crop_to(cache, 6, 3)
+    states.crop_to(cache, 6)
     assert torch.equal(layer.conv_states[0], conv)
     assert torch.equal(layer.recurrent_states[0], state)
-    assert torch.equal(layer.keys, keys[:, :, :3])
+    assert torch.equal(layer.keys[:, :, -3:], keys[:, :, :3])
     assert layer.get_seq_length() == 6
 
 

@@ -50,10 +50,10 @@ def test_scores_that_promise_too_much_are_trusted_less():
     ledger = Ledger()
     assert ledger.trust == 1.0
     for _ in range(40):
-        ledger.observe_drafts(2.0, 1)
+        ledger.observe(1.0, 0.0, promised=2.0, num_accepted=1)
     assert ledger.trust == pytest.approx(0.5, abs=0.1)
     for _ in range(80):
-        ledger.observe_drafts(2.0, 4)
+        ledger.observe(1.0, 0.0, promised=2.0, num_accepted=4)
     assert ledger.trust == 1.0
 
 
@@ -130,17 +130,14 @@ def test_while_all_is_drafted_plain_steps_are_timed_now_and_then():
     assert plain == 4
 
 
-# -- where accepted tokens are read again ----------------------------------------------------------
+# -- chains -------------------------------------------------------------------------------------
 
 
 def chains(budget: MeasuredBudget, right: float, costs: CostCurve, num_tokens: int) -> float:
-    """How many times sooner chains bring a text if that share of guesses is right, as they say.
-
-    Behind a wrong one, the accepted tokens of the step are pending.
-    """
-    dice, pending, seconds, num_left = random.Random(3), 0, 0.0, num_tokens
+    """How many times sooner chains bring a text if that share of guesses is right, as they say."""
+    dice, seconds, num_left = random.Random(3), 0.0, num_tokens
     while num_left > 0:
-        step = budget.step(max(16 - pending, 1), pending)
+        step = budget.step(16)
         tree, search, score = DraftTree.of_root(1), step.search(), right
         while search is not None and len(tree) < step.max_nodes and search(tree, score):
             tree.add(len(tree) - 1, 2, score)
@@ -150,9 +147,8 @@ def chains(budget: MeasuredBudget, right: float, costs: CostCurve, num_tokens: i
         while kept < len(tree) and dice.random() < right:
             kept += 1
         record = StepRecord(row=0, tree=tree, path=list(range(kept)), committed_ids=[2] * kept)
-        took = StepTime(pending + len(tree), 0.0, costs.seconds(pending + len(tree)))
+        took = StepTime(len(tree), 0.0, costs.seconds(len(tree)))
         step.observe(took, [record])
-        pending = pending + kept if kept < len(tree) else 0
         seconds, num_left = seconds + took.rest, num_left - kept
     return (num_tokens - num_left) * costs.seconds(1) / seconds
 
@@ -163,7 +159,7 @@ GENTLE = CostCurve({1: 1.0, 16: 1.5})
 
 @pytest.mark.parametrize("right", [0.0, 0.2, 0.5])
 @pytest.mark.parametrize("costs", [STEEP, GENTLE])
-def test_chains_that_are_read_again_lose_hardly_anything(right, costs):
+def test_chains_lose_hardly_anything(right, costs):
     assert chains(MeasuredBudget(CostCurve.unknown(0.2)), right, costs, 400) > 0.98
 
 

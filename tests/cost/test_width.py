@@ -1,6 +1,6 @@
 """The best width is the best of all widths, and stopping early never loses it."""
 
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -76,31 +76,9 @@ def test_no_node_is_refused_while_equal_ones_behind_it_could_pay(scores, curve, 
         taken.append(score)
 
 
-# -- where accepted tokens are read again ----------------------------------------------------------
-
-
 @settings(deadline=None)
-@given(falling.filter(lambda scores: 1.0 not in scores), curves, st.integers(0, 6))
-def test_what_a_wrong_draft_lets_be_read_again_counts(scores, curve, num_pending):
-    """By the chance of each number of accepted drafts; the time is that of their mean."""
-    costs = WidthSearch(curve, len(scores) + 1, num_pending)
-    for width in range(2, len(scores) + 2):
-        chain = [1.0, *scores[: width - 1]]
-        wrong = 1 - chain[-1]
-        chances = [before - behind for before, behind in pairwise(chain)]
-        again = sum(chance * (num_pending + 1 + i) for i, chance in enumerate(chances)) / wrong
-        least, most = (
-            curve.seconds(num_pending + width)
-            + wrong * (curve.seconds(1 + max(round(again + off), 1)) - curve.seconds(1))
-            for off in (-0.5, 1.5)
-        )
-        seconds = costs.seconds(width, sum(chain[:-1]), chain[-1])
-        assert least - 1e-9 <= seconds <= most + 1e-9
-
-
-@settings(deadline=None)
-@given(falling, curves, st.integers(1, 30), st.integers(0, 6))
-def test_one_chain_has_the_width_of_a_batch_of_one(scores, curve, max_nodes, num_pending):
-    search = grown(WidthSearch(curve, max_nodes, num_pending), scores)
-    choice = best_width([scores[: search.num_nodes - 1]], curve, max_nodes, num_pending)
+@given(falling, curves, st.integers(1, 30))
+def test_one_tree_has_the_width_of_a_batch_of_one(scores, curve, max_nodes):
+    search = grown(WidthSearch(curve, max_nodes), scores)
+    choice = best_width([scores[: search.num_nodes - 1]], curve, max_nodes)
     assert search.best == pytest.approx(choice)

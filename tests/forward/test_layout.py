@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec.forward.layout import InputShape, Layout, RowState, Window, hiding, read, write
+from selfspec.forward.layout import InputShape, Layout, Window, hiding, read, write
+from selfspec.forward.rows import Forward, KVRow
 from selfspec.records import DraftTree
 from tests.oracles import MaskOracle
 from tests.strategies import tree_of, trees
@@ -76,7 +77,11 @@ def laid_out(
     width = max(map(len, batch.trees))
     starts = [min(set(range(batch.prompt_length)) - hidden) for hidden in batch.hidden]
     positions = np.array(batch.lengths if positions is None else positions)
-    state = RowState(batch.lengths, positions, starts, firsts, batch.front)
+    rows_of = [
+        KVRow(num_columns=length, start=start, position=positions[..., number])
+        for number, (length, start) in enumerate(zip(batch.lengths, starts, strict=True))
+    ]
+    forward = Forward(rows_of, batch.front, dict(zip(windows, firsts, strict=True)))
     known = batch.visible()
     rows, nodes, keys = more or (0, 0, 0)
     shape = InputShape(len(batch.trees) + rows, width + nodes, positions.shape[:-1], len(windows))
@@ -84,10 +89,10 @@ def laid_out(
         known = torch.nn.functional.pad(known, (0, 1 + keys, 0, rows), value=True)
     shown: Any = windows
     if more is None:
-        shown = hiding(windows, state, width, has_padding=known is not None)
+        shown = hiding(windows, forward, width, has_padding=known is not None)
     num_keys = [batch.front - first + shape.width + keys for first in firsts]
     return read(
-        write(batch.trees, state, shape),
+        write(batch.trees, forward, shape),
         shape,
         windows=shown,
         num_keys=dict(zip(windows, num_keys, strict=True)),
@@ -124,7 +129,7 @@ def seen_by_walking(batch: Batch, window: Window, first_column: int) -> list[lis
 @given(batches(), windows, st.data())
 def test_masks_equal_an_ancestor_walk(batch, window, data):
     first_column = 0
-    if window.kind != "full":  # what lies before it, nobody can see any more
+    if window.form != "full":  # what lies before it, nobody can see any more
         last_seen = min(batch.lengths) - window.size + 1
         first_column = data.draw(st.integers(0, max(last_seen, 0)))
     mask = mask_of(batch, window, first_column)
@@ -148,7 +153,7 @@ def test_ids_and_positions_are_the_trees_own(batch):
 @given(batches(), windows, st.tuples(*[st.integers(0, 4)] * 3), st.data())
 def test_surplus_rows_nodes_and_keys_change_nothing(batch, window, more, data):
     first_column = 0
-    if window.kind != "full":
+    if window.form != "full":
         last_seen = min(batch.lengths) - window.size + 1
         first_column = data.draw(st.integers(0, max(last_seen, 0)))
     rows, width = len(batch.trees), max(map(len, batch.trees))

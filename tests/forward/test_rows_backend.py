@@ -10,39 +10,19 @@ import torch
 from transformers import DynamicCache
 
 from selfspec.forward import slots as module
-from selfspec.forward.layout import Window
-from selfspec.forward.model import AttentionTypes
-from selfspec.forward.room import Limits, Shared
-from tests.forward.test_tree_kv import HeldKV
-
-HEADS = (2, 1)  # of the two layers
-EACH = 8 * 3 * 5  # What a token takes.
-
-
-def written(cache: DynamicCache, stamps: list[list[int]]) -> list[torch.Tensor]:
-    """One forward's keys (B, H, Q, D), which carry each token's stamp; what the layers show."""
-    shown = []
-    for layer, heads in enumerate(HEADS):
-        keys = torch.tensor(stamps, dtype=torch.float64)[:, None, :, None]
-        keys = keys.expand(-1, heads, -1, 3).clone()
-        shown.append(cache.update(keys, -keys[..., :2], layer)[0])
-    return shown
-
-
-def prompt_of(stamps: list[int]) -> DynamicCache:
-    cache = DynamicCache()
-    written(cache, [stamps])
-    return cache
-
-
-def rows_kv(max_rows: int, max_tokens: int | None) -> HeldKV:
-    """Both layers are windowed, and keep all columns all the same."""
-    attention = AttentionTypes(("a", "a"), {"a": Window("sliding", 4)}, 0)
-    return HeldKV(attention, Shared(Limits(max_rows, max_tokens)))
+from selfspec.forward.sizes import Limits, Policy
+from tests.forward.test_tree_kv import HeldKV, new_kv, states, write
 
 
 def add_row(kv: HeldKV, stamps: list[int], max_columns: int) -> None:
-    kv.admit(prompt_of(stamps), most=max_columns)
+    """Windows of these rows keep all columns all the same."""
+    cache = DynamicCache()
+    write(cache, [stamps])
+    kv.admit(cache, most=max_columns)
+
+
+def rows_kv(max_rows: int, max_tokens: int | None) -> HeldKV:
+    return new_kv(4, Policy(Limits(max_rows, max_tokens)))
 
 
 def all_max_columns(kv: HeldKV) -> list[int]:
@@ -54,10 +34,11 @@ def assert_holds(kv: HeldKV, texts: list[list[int]]) -> None:
     if not texts:
         return
     kv.reserve(kv.rows, 1)
-    for shown in written(kv.cache, [[7] for _ in texts]):
-        assert not shown.isnan().any()
+    for layer, shown in enumerate(write(kv.cache, [[7] for _ in texts])):
         for row, text in enumerate(texts):
-            assert shown[row, :, : len(text), 0].tolist() == [text] * shown.shape[1]
+            for got, true in zip(shown, states(layer, [text]), strict=True):
+                assert not got.isnan().any()
+                assert torch.equal(got[row, :, : len(text)], true[0])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -84,20 +65,21 @@ def test_rows_keep_what_is_theirs(max_tokens: int | None, seed: int) -> None:
             width = dice.randrange(1, 4)
             kv.reserve(kv.rows, width)
             trees = [[next(stamps) for _ in range(width)] for _ in texts]
-            written(kv.cache, trees)
+            write(kv.cache, trees)
             paths = [[0, *sorted(dice.sample(range(1, width), width // 2))] for _ in texts]
             kv.commit(paths)
             for text, tree, path in zip(texts, trees, paths, strict=True):
                 text += [tree[node] for node in path]
         assert kv.lengths == [len(text) for text in texts]
-        assert max_tokens is None or kv.nbytes <= max_tokens * EACH
+        assert max_tokens is None or kv.nbytes <= max_tokens * kv.column_bytes
         assert_holds(kv, texts)
 
 
 def test_what_an_earlier_row_left_is_wiped_out() -> None:
     """A model may say NaN, and 0 times NaN is NaN."""
     kv = rows_kv(2, 40)
-    ill = prompt_of([1, 2, 3, 4])
+    ill = DynamicCache()
+    write(ill, [[1, 2, 3, 4]])
     for layer in ill.layers:
         layer.keys.fill_(float("nan"))
     kv.admit(ill, most=20)
@@ -112,16 +94,16 @@ def test_without_a_limit_it_takes_what_the_texts_need() -> None:
     kv = rows_kv(64, None)
     max_columns, texts = 100_000, [[1, 2, 3]]
     add_row(kv, texts[0], max_columns)
-    assert kv.nbytes <= 64 * EACH
+    assert kv.nbytes <= 64 * kv.column_bytes
     for stamp in range(4, 1000):
         kv.reserve(kv.rows, 1)
-        written(kv.cache, [[stamp]])
+        write(kv.cache, [[stamp]])
         kv.commit([[0]])
         texts[0].append(stamp)
-        assert kv.nbytes <= 2 * (stamp + 64) * EACH
+        assert kv.nbytes <= 2 * (stamp + 64) * kv.column_bytes
     texts.append([5])
     add_row(kv, texts[1], max_columns)
-    assert kv.nbytes <= 2 * 2 * (1000 + 64) * EACH
+    assert kv.nbytes <= 2 * 2 * (1000 + 64) * kv.column_bytes
     assert_holds(kv, texts)
 
 

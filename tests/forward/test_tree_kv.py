@@ -19,14 +19,17 @@ from hypothesis.stateful import (
 from transformers import DynamicCache, LlamaConfig, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from selfspec.forward import sizes
 from selfspec.forward import slots as module
 from selfspec.forward.inputs import can_hold_trees, foreign_layer
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.model import AttentionTypes
-from selfspec.forward.room import ENDLESS, Fixed, Growing, KVRow, Policy
-from selfspec.forward.tree_kv import TreeKV, length_bucket
+from selfspec.forward.rows import KVRow
+from selfspec.forward.sizes import ENDLESS, Policy, length_bucket
+from selfspec.forward.tree_kv import TreeKV
 from tests.strategies import paths_down, trees
 
+EAGER, FIXED = Policy(), Policy(is_fixed=True)
 # (attention type, heads, dim of K, dim of V): the first and third differ only in what V holds
 LAYERS = (
     ("full_attention", 2, 3, 3),
@@ -35,6 +38,13 @@ LAYERS = (
     ("sliding_attention", 2, 2, 2),
 )
 TYPES = [layer[0] for layer in LAYERS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_more():
+    """Slots are outgrown soon."""
+    with mock.patch.object(sizes, "_MORE", 8):
+        yield
 
 
 def states(layer: int, stamps: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,6 +71,15 @@ def write(cache: DynamicCache, stamps: list[list[int]]) -> list[tuple[torch.Tens
     return [cache.update(*states(layer, stamps), layer) for layer in range(len(LAYERS))]
 
 
+def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
+    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
+        assert isinstance(mine, type(theirs))
+        assert torch.equal(mine.keys, theirs.keys)
+        assert torch.equal(mine.values, theirs.values)
+        assert mine.get_seq_length() == theirs.get_seq_length()
+        assert mine.get_mask_sizes(3) == theirs.get_mask_sizes(3)
+
+
 class HeldKV(TreeKV):
     """Makes the rows that it gets."""
 
@@ -76,14 +95,12 @@ class HeldKV(TreeKV):
         self.keep_rows([self.rows[index] for index in indices])
 
 
-def new_kv(window: int, policy: Policy | None = None) -> HeldKV:
+def new_kv(window: int, policy: Policy = EAGER) -> HeldKV:
     windows = {"full_attention": Window(), "sliding_attention": Window("sliding", window)}
-    return HeldKV(AttentionTypes(tuple(TYPES), windows, 0), policy or Growing(8))
+    return HeldKV(AttentionTypes(tuple(TYPES), windows, 0), policy)
 
 
-def adopt(
-    cache: DynamicCache, window: int, num_rows: int = 1, policy: Policy | None = None
-) -> HeldKV:
+def adopt(cache: DynamicCache, window: int, num_rows: int = 1, policy: Policy = EAGER) -> HeldKV:
     kv = new_kv(window, policy)
     kv.admit(cache, num_rows)
     return kv
@@ -92,7 +109,7 @@ def adopt(
 def write_tree(kv: HeldKV, stamps: list[list[int]], *, captured: bool = False):
     """One forward's worth of a tree; what attention gets to see."""
     width = len(stamps[0])
-    _, front, firsts = kv.reserve(kv.rows, width)
+    _, front, firsts, _ = kv.reserve(kv.rows, width)
     assert kv.cache.get_seq_length() == front == kv.front
     for layer in kv.cache.layers:
         first_column = firsts[layer.attention_type]
@@ -102,10 +119,9 @@ def write_tree(kv: HeldKV, stamps: list[list[int]], *, captured: bool = False):
         slots = {name: first[name] + torch.arange(width) for name in first}
         masks = {name: torch.empty(1, 1, width, keys) for name, keys in kv.num_keys(width).items()}
         nothing = torch.empty(0)
-        kv.layout = Layout(nothing, nothing, masks, slots, torch.tensor(front), None)
-    seen = write(kv.cache, stamps)
-    kv.layout = None
-    return seen
+        layout = Layout(nothing, nothing, masks, slots, torch.tensor(front), None)
+        kv.forward = kv.forward._replace(layout=layout)
+    return write(kv.cache, stamps)
 
 
 class KvMachine(RuleBasedStateMachine):
@@ -126,8 +142,8 @@ class KvMachine(RuleBasedStateMachine):
         self.rows = [self.new_stamps(prompt_length) for _ in range(num_rows)]  # the oracle
         self.cache = stock_cache(window)
         write(self.cache, self.rows)
-        with mock.patch.object(Fixed, "least", least):
-            self.kv = new_kv(self.window, Fixed() if self.is_fixed else Growing(least))
+        self.least = least
+        self.kv = new_kv(self.window, Policy(is_fixed=self.is_fixed))
         self.add()
 
     def add(self) -> None:
@@ -135,7 +151,8 @@ class KvMachine(RuleBasedStateMachine):
             self.kv.admit(self.cache, len(self.rows))
 
     def small_steps(self):
-        return mock.patch("selfspec.forward.room._MULTIPLE", self.multiple)
+        steps = {"_MULTIPLE": self.multiple, "_MORE": self.least, "_MORE_FIXED": self.least}
+        return mock.patch.multiple(sizes, **steps)
 
     def new_stamps(self, count: int) -> list[int]:
         """Each token that was ever written has a number of its own."""
@@ -196,16 +213,10 @@ class KvMachine(RuleBasedStateMachine):
         self.kv.release()
         length = min(map(len, self.rows))
         self.rows = [row[:length] for row in self.rows]
-        assert [type(layer) for layer in self.cache.layers] == [
-            type(layer) for layer in stock_cache(self.window).layers
-        ]
         as_stock = stock_cache(self.window)
         write(as_stock, self.rows)
-        for got, true in zip(self.cache.layers, as_stock.layers, strict=True):
-            assert torch.equal(got.keys, true.keys)
-            assert torch.equal(got.values, true.values)
-            assert got.get_seq_length() == true.get_seq_length() == length
-            assert got.get_mask_sizes(3) == true.get_mask_sizes(3)
+        assert_same_cache(self.cache, as_stock)
+        assert self.cache.get_seq_length() == length
 
     @invariant()
     def lengths_and_sizes_are_right(self):
@@ -248,28 +259,22 @@ def prompted(*stamps: int, num_rows: int = 1, window: int = 4) -> DynamicCache:
     return cache
 
 
-def assert_same_cache(ours: DynamicCache, stock: DynamicCache) -> None:
-    for mine, theirs in zip(ours.layers, stock.layers, strict=True):
-        assert torch.equal(mine.keys, theirs.keys)
-        assert torch.equal(mine.values, theirs.values)
-        assert mine.get_seq_length() == theirs.get_seq_length()
-
-
 def capacity(kv: HeldKV, layer: int) -> int:
     return kv.cache.layers[layer].stores["keys"].shape[2]
 
 
-@pytest.mark.parametrize("policy", [Growing, Fixed])
+@pytest.mark.parametrize("policy", [EAGER, FIXED])
 def test_full_slots_double_and_windowed_ones_forget(policy, monkeypatch):
-    monkeypatch.setattr(Fixed, "least", 0)
-    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, policy())
-    sizes = set()
+    monkeypatch.setattr(sizes, "_MORE", 0)
+    monkeypatch.setattr(sizes, "_MORE_FIXED", 0)
+    kv = adopt(prompted(1, 2, 3, window=40), 40, 1, policy)
+    capacities = set()
     for _ in range(300):
-        chain_steps(kv, 1, width=4, captured=policy is Fixed)
-        sizes.add(capacity(kv, 0))
+        chain_steps(kv, 1, width=4, captured=policy is FIXED)
+        capacities.add(capacity(kv, 0))
         assert capacity(kv, 1) <= 128  # Two windows, rounded up to 64.
     assert capacity(kv, 0) < 2 * kv.front + 64
-    assert len(sizes) <= 8  # That is how often it was copied on the way from 3 to 1203.
+    assert len(capacities) <= 8  # That is how often it was copied on the way from 3 to 1203.
 
 
 def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
@@ -278,12 +283,12 @@ def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
     monkeypatch.setattr(
         module.Slots, "resize", lambda part, *at: dropped.append(at) or resize(part, *at)
     )
-    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, Fixed())
+    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, FIXED)
     chain_steps(kv, 16, 4, captured=True)
     before = kv.cache.layers[1].stores["keys"].data_ptr()
     chain_steps(kv, 100, 4, captured=True)
     assert kv.cache.layers[1].stores["keys"].data_ptr() == before
-    num_parts = sum(part.kind.attention_type == "sliding_attention" for part in kv._parts)
+    num_parts = sum(part.attention_type == "sliding_attention" for part in kv._parts)
     assert 0 < len(dropped) / num_parts < 100 / 4
 
 
@@ -314,7 +319,7 @@ def test_its_memory_ends_with_its_last_user():
     assert slots() is None
 
 
-@pytest.mark.parametrize("policy", [Growing, Fixed])
+@pytest.mark.parametrize("policy", [EAGER, FIXED])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("at", range(8))
 def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error, policy):
@@ -332,7 +337,7 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error
     for layer in cache.layers:
         layer.__class__ = type("Interrupted", (Interrupted, type(layer)), {})
     with pytest.raises(error):
-        adopt(cache, 4, 1, policy())
+        adopt(cache, 4, 1, policy)
     assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
 
 
@@ -346,10 +351,10 @@ def scarce(monkeypatch, num_before: int) -> None:
     """Memory runs out behind so many tensors of slots."""
     num_left, new_slots = iter(range(num_before)), module.new_slots
 
-    def new(kind, num_members, num_rows, capacity):
+    def new(format, num_members, num_rows, capacity):
         if capacity and next(num_left, None) is None:
             raise torch.OutOfMemoryError("on purpose")
-        return new_slots(kind, num_members, num_rows, capacity)
+        return new_slots(format, num_members, num_rows, capacity)
 
     monkeypatch.setattr(module, "new_slots", new)
 
@@ -358,7 +363,7 @@ def scarce(monkeypatch, num_before: int) -> None:
 def test_running_out_of_memory_in_a_step_leaves_what_was_committed(monkeypatch, num_before):
     """Some windowed slots have dropped columns by then, and others not."""
     cache, stock = (prompted(1, 2, 3, 4, 5, window=3) for _ in range(2))
-    kv = adopt(cache, 3, 1, Growing(4))
+    kv = adopt(cache, 3, 1, EAGER)
     for stamp in range(6, 9):
         write_tree(kv, [[stamp]])
         write(stock, [[stamp]])
@@ -390,10 +395,10 @@ def test_an_interrupt_while_a_path_is_moved_commits_nothing(monkeypatch):
 
 def test_sizes_suit_both_calls_unless_that_is_dear():
     """Slots get another address only if there are not enough of them."""
-    kv, sizes, generations = new_kv(4, Fixed()), [], []
+    kv, sizes, generations = new_kv(4, FIXED), [], []
     for num_rows, length in ((1, 640), (1, 100), (2, 512), (64, 64), (1, 64)):
         kv.admit(prompted(*range(length), num_rows=num_rows), num_rows, most=length)
-        sizes.append(kv._parts[0].room[:2])
+        sizes.append(kv._parts[0].size[:2])
         generations.append(kv.generation)
         kv.release()
     assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]
@@ -403,7 +408,7 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
 
 def test_no_call_finds_what_another_left():
     """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    kv = adopt(prompted(1, 2), 4, 1, Fixed())
+    kv = adopt(prompted(1, 2), 4, 1, FIXED)
     kv.reserve(kv.rows, 1)
     for layer in kv.cache.layers:
         layer.stores["values"].fill_(torch.nan)
@@ -417,7 +422,7 @@ def test_no_call_finds_what_another_left():
     ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
 )
 def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
-    kv = new_kv(4, Fixed())
+    kv = new_kv(4, FIXED)
     kv.admit(prompted(*range(front)), most=320)
     kv.reserve(kv.rows, width)
     assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
@@ -425,7 +430,7 @@ def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
 
 def test_what_is_handed_back_is_no_slot():
     cache = prompted(1, 2)
-    kv = adopt(cache, 4, 1, Fixed())
+    kv = adopt(cache, 4, 1, FIXED)
     kv.reserve(kv.rows, 1)
     slots = {layer.stores["keys"].untyped_storage().data_ptr() for layer in kv.cache.layers}
     kv.release()
@@ -474,7 +479,7 @@ def test_a_row_moves_without_the_slots_that_are_empty():
     """But with all that a captured forward may see: a row that left may have left a NaN there."""
     cache = stock_cache(4)
     write(cache, [[1, 2, 3], [4, 5, 6]])
-    kv = adopt(cache, 4, 2, Growing(50))
+    kv = adopt(cache, 4, 2, EAGER)
     write_tree(kv, [[7] * 5, [8] * 5])
     for part in kv._parts:
         part.tensor[:, 0] = torch.nan

@@ -24,7 +24,7 @@ from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.generation import KV
 from selfspec.cuda import compiled
 from selfspec.cuda.runner import ForwardKey, StaticRunner
-from selfspec.forward.room import Fixed
+from selfspec.forward import sizes
 from selfspec.runner import ModelRunner
 from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
@@ -79,7 +79,7 @@ def test_texts_that_cross_length_buckets(
     name: str, num_rows: int, room: int, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     """17 + 250 tokens: keys come in 256 columns, then in more; arenas of 16 more are outgrown."""
-    monkeypatch.setattr("selfspec.forward.room.Fixed.least", room)
+    monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", room)
     run_graphs(tiny_model(name), prompt(num_rows), max_new_tokens=250, **SAMPLE)
 
 
@@ -529,12 +529,22 @@ def test_without_memory_to_compile_layers_are_compiled_later(
     assert called
 
 
+def test_what_nodes_tell_of_states_counts(log: list[str]) -> None:
+    model, spec = tiny_model("qwen3-5"), SelfSpec(budget="fixed", max_nodes=8)
+    both = run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
+    runner = spec.models.run(model)._captured._runner
+    told = [captured.branches.nbytes for captured in runner._captures.values()]
+    assert min(told) > 0
+    outputs = 64 * model.config.vocab_size * 4
+    assert both.stats.captured_bytes == runner.kv.nbytes + outputs + sum(told)
+
+
 def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
     """Of one row as of three, narrow or wide; statistics count it with the slots."""
     model, spec = tiny_model(), SelfSpec(budget="fixed", max_nodes=8)
     for num_rows in (1, 3, 2, 1):
         both = run_graphs(model, prompt(num_rows), spec, drafts=False, **GREEDY)
-    runner = spec.models.run(model)._captured._found
+    runner = spec.models.run(model)._captured._runner
     assert isinstance(runner, StaticRunner)
     one = 64 * model.config.vocab_size * 4
     assert both.stats.captured_bytes - runner.kv.nbytes == one
@@ -553,10 +563,10 @@ def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[st
     model, inputs, spec = tiny_model(), prompt(), SelfSpec()
     run_graphs(model, inputs, spec, drafts=False, **GREEDY)
 
-    def full(*_args: Any, **_kwargs: Any) -> None:
+    def full(*_args: Any) -> None:
         raise torch.OutOfMemoryError("on purpose")
 
-    monkeypatch.setattr(Fixed, "room", full)
+    monkeypatch.setattr(sizes, "lasting", full)
     longer = prompt(1, 300)
     both = run_both(model, longer, spec, drafts=False, **GREEDY)
     assert "no memory for fixed KV slots" in str(both.stats.eager_reason)

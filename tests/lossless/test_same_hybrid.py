@@ -33,22 +33,23 @@ from tests.lossless.test_same_criteria import Counting
 from tests.lossless.test_same_failures import PLACES, Fuse
 from tests.lossless.test_same_kv import answered
 from tests.lossless.test_same_predictions import ALONE, KINDS, edited, predicting
-from tests.zoo import BOUNDED, HYBRID, PAD, RECURRENT
+from tests.zoo import BOUNDED, HYBRID, RECURRENT
 
 NAMES = (*HYBRID, *RECURRENT, *BOUNDED)
-# Before transformers 5.24, the states of recurrent models are out of reach.
-DRAFTED = tuple(name for name in NAMES if KV == "cache" or name not in RECURRENT)
-# Attention that branches in no model of its kind, and code of a model's own.
-CHAINS = ("inkling", "qwen4", "zaya")
-# Here convolutions take wrong drafts back, so that nothing is read again.
-TAKEN_BACK = ("inkling",)
+# Zaya moves its states on by code of its own. Before transformers 5.24, those of recurrent models
+# are out of reach.
+DRAFTED = tuple(
+    name for name in NAMES if name != "zaya" and (KV == "cache" or name not in RECURRENT)
+)
+# Attention that branches in no model of its kind.
+CHAINS = ("inkling", "qwen4")
 # A state beside attention, in one layer with it, alone, and convolutions alone.
 FEW = ("qwen3-5", "falcon-h1", "mamba2", "lfm2")
 # Their layers with states are those of another family.
 TWINS = ("bailing", "granite-hybrid", "lfm2-moe", "qwen3-5-moe", "qwen3-next")
 
 
-WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3", "zaya") if name in HYBRID]
+WINDOWED = [name for name in ("inkling", "lara-mini", "lfm3") if name in HYBRID]
 RETURNED = {"return_dict_in_generate": True}
 
 
@@ -72,13 +73,10 @@ def test_predictions(name: str, call: Call) -> None:
     for kind, least in {"right": 5.0, "edited": 1.5, "wrong": 0.9}.items():
         more = {"told": predicting(KINDS[kind]), "drafts": False, **call.options}
         both = run_both(model, inputs, SelfSpec(**ALONE), **more)
-        stats, has_pads = both.stats, (both.stock.ids == PAD).any()
+        stats = both.stats
         if name in DRAFTED:
             assert stats.tokens_per_step > least
             assert stats.num_nodes > stats.num_steps
-            reads_again = name in CHAINS and name not in TAKEN_BACK and kind != "right"
-            # Beside padding, a model without positions gets chains, and no drafts at pads.
-            assert (stats.num_read_again > 0) == reads_again or (has_pads and name in RECURRENT)
 
 
 @pytest.mark.parametrize("name", few(NAMES, FEW))
@@ -146,7 +144,7 @@ def test_wrong_drafts_leave_no_positions() -> None:
 
 
 @pytest.mark.parametrize("length", [slow(1), 2, slow(5), 14])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "qwen4"])
 def test_no_state_holds_more_than_the_text(name: str, length: int) -> None:
     """An accepted chain that runs past the limit leaves nothing behind."""
     model, inputs = tiny_model(name), prompt()
@@ -185,12 +183,12 @@ def test_processors(name: str, call: Call) -> None:
     [
         ("qwen3-5", "processor"),
         ("falcon-h1", "layer"),
-        ("zaya", "processor"),
+        ("qwen4", "processor"),
         ("lfm2", "layer"),
-        *(slow(name, "layer") for name in ("qwen3-5", "zaya")),
+        *(slow(name, "layer") for name in ("qwen3-5", "qwen4")),
         *(slow(name, "processor") for name in ("falcon-h1", "lfm2")),
-        *(slow(name, "criterion") for name in ("qwen3-5", "falcon-h1", "zaya", "lfm2")),
-        *(slow(name, "streamer") for name in ("qwen3-5", "falcon-h1", "zaya", "lfm2")),
+        *(slow(name, "criterion") for name in ("qwen3-5", "falcon-h1", "qwen4", "lfm2")),
+        *(slow(name, "streamer") for name in ("qwen3-5", "falcon-h1", "qwen4", "lfm2")),
     ],
 )
 def test_interrupts_leave_the_states_of_a_beginning(name: str, place: str) -> None:

@@ -268,7 +268,7 @@ def failing(base: type, name: str) -> Any:
 
 def budget_of(step: type[Step]) -> Budget:
     class OfSteps(Budget):
-        def step(self, allowed: int, num_pending: int | None = None) -> Step:
+        def step(self, allowed: int) -> Step:
             return step(allowed)
 
     return OfSteps()

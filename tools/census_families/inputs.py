@@ -63,7 +63,7 @@ def media_inputs(model: Any, num_rows: int = 1, *, kind: str = "image") -> Input
     Raises what the model raises at one that is not made as it wants it.
     """
     takes = _parameters(model.forward)
-    media, num_places = _media(model, kind)
+    media, num_places = medium(model, kind)
     token = _id_of(model.config, _IDS[kind])
     places = [] if token is None else [token] * num_places
     rows = [[*_BEFORE[2 * row :], *places, *_AFTER] for row in range(num_rows)]
@@ -87,7 +87,7 @@ def _padded(rows: list[list[int]]) -> Inputs:
 
 
 @cache
-def _media(model: Any, kind: str) -> tuple[Inputs, int]:
+def medium(model: Any, kind: str) -> tuple[Inputs, int]:
     """The first form of an image or a sound that the model takes, and its number of places."""
     model_type = model.config.model_type
     name = {"image": "get_image_features", "sound": "get_audio_features"}[kind]

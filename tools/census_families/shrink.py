@@ -76,7 +76,7 @@ def small_model(model_type: str) -> Any:
     torch.manual_seed(0)
     name = all_families()[model_type]
     model = getattr(transformers, name if isinstance(name, str) else name[0])(config).eval()
-    _open_gates(model)
+    open_gates(model)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     model.generation_config.num_beams = 1
@@ -86,7 +86,7 @@ def small_model(model_type: str) -> Any:
 
 
 @torch.no_grad()
-def _open_gates(model: Any) -> None:
+def open_gates(model: Any) -> None:
     """Training begins with gates and projections of zeros, through which no image is seen."""
     for name, parameter in model.named_parameters():
         if "bias" not in name and "norm" not in name and not parameter.any():

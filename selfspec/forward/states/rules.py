@@ -30,6 +30,13 @@ class Ancestry:
         self._windows: dict[int, torch.Tensor] = {}
         self._elsewhere: dict[torch.device, Ancestry] = {}
 
+    @classmethod
+    def of_chains(cls, num_rows: int, width: int, device: torch.device) -> Ancestry:
+        """Each node goes on from all before it."""
+        steps = torch.arange(width, device=device)
+        unseen = steps > steps[:, None]
+        return cls(unseen.expand(num_rows, -1, -1), steps.expand(num_rows, -1))
+
     def on(self, device: torch.device) -> Ancestry:
         """The same on the device of a layer."""
         if device == self.depths.device:
@@ -49,8 +56,8 @@ class Ancestry:
             depths = self.depths[..., None] - steps  # below 0: before the root
             is_it = self.depths[:, None, None] == depths[..., None]  # (B, W, size, W)
             nodes = torch.arange(self.depths.shape[1], device=steps.device)
-            found = ((is_it & ~self.unseen[:, :, None]) * nodes).sum(-1)
-            self._windows[size] = torch.where(depths < 0, depths, found) + size
+            in_nodes = ((is_it & ~self.unseen[:, :, None]) * nodes).sum(-1)
+            self._windows[size] = torch.where(depths < 0, depths, in_nodes) + size
         return self._windows[size]
 
 

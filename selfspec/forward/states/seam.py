@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import silu
@@ -32,59 +32,36 @@ from selfspec.forward.states.slots import States
 Function = tuple[ModuleType, str]
 
 
-def branching(
-    states: States, ancestry: Ancestry, functions: Sequence[Function]
-) -> AbstractContextManager[None]:
+@contextmanager
+def branching(states: States, ancestry: Ancestry, functions: Sequence[Function]) -> Iterator[None]:
     """Inside, in this thread, states branch. Use it for one forward.
 
     The functions are back in their places when no thread is inside any more. One that other code
     has replaced meanwhile is left alone.
     """
     states.begin(ancestry)
-    return _acting(_Forward(states=states), functions)
-
-
-def in_one_chunk(num_tokens: int, functions: Sequence[Function]) -> AbstractContextManager[None]:
-    """Inside, in this thread, forwards over a chain are one chunk of so many tokens.
-
-    Functions without kernels would pad it to the 64 or 256 tokens of a prompt's chunks.
-    """
-    return _acting(_Forward(num_tokens=num_tokens), functions)
-
-
-class _Forward(NamedTuple):
-    states: States | None = None
-    num_tokens: int = 0
-
-
-class _ThisThread(threading.local):
-    forward = _Forward()
-
-
-@contextmanager
-def _acting(forward: _Forward, functions: Sequence[Function]) -> Iterator[None]:
-    outside, _this_thread.forward = _this_thread.forward, forward
+    outside, _this_thread.states = _this_thread.states, states
     _replacement.enter(functions)
     try:
         yield
     finally:
         _replacement.leave(functions)
-        _this_thread.forward = outside
+        _this_thread.states = outside
+
+
+class _ThisThread(threading.local):
+    states: States | None = None
 
 
 class _Branching:
     """Stands for a function of transformers."""
 
     def __init__(self, name: str, stock: Callable[..., Any]) -> None:
-        self.name, self.stock = name, stock
+        self.stock = stock
         self._rule = _RULES[ROLES[name]]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # Such layers get chains.
-            return self.stock(*args, **kwargs)
-        states, num_tokens = _this_thread.forward
-        if num_tokens and "chunk" in self.name:
-            kwargs["chunk_size"] = num_tokens
+        states = None if torch.compiler.is_compiling() else _this_thread.states
         if states is None:
             return self.stock(*args, **kwargs)
         named = (kwargs.get("initial_state"), kwargs.get("initial_states"))

@@ -6,16 +6,16 @@ known. Then the states move on, layer by layer, and nothing is copied before or 
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from selfspec.compat.modules import num_writes
-from selfspec.compat.states import StatePlace, states_by_place
+from selfspec.compat.states import CONVOLUTION, StatePlace, states_by_place
+from selfspec.errors import UnsupportedError
+from selfspec.forward.layers import StateLayer
 from selfspec.forward.states.rules import (
     Ancestry,
     Paths,
@@ -30,36 +30,6 @@ from selfspec.forward.states.rules import (
 Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
 # Of each state that is to move on: where it is, its writes so far, its rows, and what they are due.
 Moves = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
-_CONVOLUTION = "conv_states"
-
-
-class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
-    """The states of one layer, as the model sees them in a forward over trees."""
-
-    is_croppable = False
-    is_compileable = False
-
-    def __init__(self, states: States, index: int) -> None:
-        super().__init__()
-        self._states: States = weakref.proxy(states)
-        self._index = index
-        self.record_past = True  # So that a convolution of a single token asks for its columns.
-
-    def lazy_initialization(self, *_: Any, **__: Any) -> None:
-        """Does nothing, since the states exist before the layer is used."""
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, **_: Any
-    ) -> torch.Tensor:
-        """(B, C, size + W): the columns of the state, then those of the nodes."""
-        place = self._index, _CONVOLUTION, state_idx
-        return self._states.columns(place, conv_states)
-
-    def update_recurrent_state(
-        self, recurrent_states: torch.Tensor, state_idx: int = 0, **_: Any
-    ) -> torch.Tensor:
-        """Does nothing, since a path decides on the next state."""
-        return recurrent_states
 
 
 class Branches(NamedTuple):
@@ -71,26 +41,32 @@ class Branches(NamedTuple):
     ancestry: Ancestry
     told: dict[StatePlace, torch.Tensor | Told]
 
+    @property
+    def nbytes(self) -> int:
+        parts = [told if isinstance(told, Told) else (told,) for told in self.told.values()]
+        return sum(tensor.nbytes for part in parts for tensor in part)
+
 
 class States:
     """The states of all rows that have a place, in one tensor for each state of each layer.
 
     `branches` belongs to the last forward, until its paths are known. `layers` are what the model
-    sees, by their numbers.
+    sees, by their numbers: layers of ours, or stock layers that were taken over.
     """
 
     def __init__(self) -> None:
-        self.layers: dict[int, StateLayer] = {}
+        self.layers: dict[int, Any] = {}
         self.branches: Branches | None = None
         self.generation = 0  # Grows when states get another address.
         self._stores: dict[StatePlace, torch.Tensor] = {}  # (rows, size, C) or (rows, H, K, V)
+        self._shapes: dict[StatePlace, torch.Size] = {}  # (C, size), (size,) or (H, K, V)
         # By the ids of the tensors that layers show, which live as long as they are here.
         self._shown: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._columns: dict[int, tuple[torch.Tensor, StatePlace]] = {}
         self._places = slice(0, 0)
 
     @property
-    def kind(self) -> tuple[torch.dtype, torch.device]:
+    def placement(self) -> tuple[torch.dtype, torch.device]:
         store = next(iter(self._stores.values()))
         return store.dtype, store.device
 
@@ -103,16 +79,35 @@ class States:
 
         If this breaks off, no other row has changed.
         """
-        found = {p: _turned(p, state) for p, state in states_by_place(layers).items()}
-        kinds = [{p: _kind(s) for p, s in some.items()} for some in (found, self._stores)]
-        if kinds[0] != kinds[1] and not first:
-            self._stores = {place: _new_store(held, 0) for place, held in found.items()}
+        states = states_by_place(layers)
+        new = {place: _turned(place, state) for place, state in states.items()}
+        if not first and _formats(new) != _formats(self._stores):
+            self._stores = {place: _new_store(state, 0) for place, state in new.items()}
+            self._shapes = {place: state.shape[1:] for place, state in states.items()}
         self.make_room(num_rows)
-        for place, held in found.items():
-            self._stores[place][first : first + len(held)] = held
+        for place, state in new.items():
+            self._stores[place][first : first + len(state)] = state
+
+    def take_over(self, layers: Sequence[Any]) -> None:
+        """Lets stock layers show the states of their rows, and write nothing to them."""
+        num_rows = max(map(len, states_by_place(layers).values()), default=0)
+        self.add(layers, 0, num_rows)
+        for index in {index for index, *_ in self._stores}:
+            layer, stand_in = layers[index], StateLayer(self, index)
+            self.layers[index] = layer
+            layer.update_conv_state = stand_in.update_conv_state
+            layer.update_recurrent_state = stand_in.update_recurrent_state
+        self.show(slice(0, num_rows))
+
+    def hand_back(self, layers: Sequence[Any]) -> None:
+        """Lets the stock layers that were taken over keep their states themselves again."""
+        self.give_back(layers, self._places)
+        for layer in self.layers.values():
+            del layer.update_conv_state, layer.update_recurrent_state
+        self.layers = {}
 
     def make_room(self, num_rows: int) -> None:
-        """Makes room for so many rows."""
+        """Makes room for this many rows."""
         for place, store in self._stores.items():
             if len(store) < num_rows:
                 new = _new_store(store, num_rows)
@@ -124,15 +119,15 @@ class States:
         """Lets the layers show the states of these rows, which the next forwards are over."""
         self._places, self._shown = places, {}
         for place, state in self.shown_of(places).items():
-            index, kind, number = place
+            index, name, number = place
             layer = self.layers[index]
-            getattr(layer, kind)[number] = state
+            getattr(layer, name)[number] = state
             layer.has_previous_state[number] = True
             self._shown[id(state)] = state, place
 
-    def place_of(self, *given: Any) -> StatePlace | None:
+    def place_of(self, *tensors: Any) -> StatePlace | None:
         """Which state is among these; None if none is that the layers show in this forward."""
-        for tensor in given:
+        for tensor in tensors:
             for shown in (self._shown, self._columns):
                 if id(tensor) in shown:
                     return shown[id(tensor)][1]
@@ -140,10 +135,10 @@ class States:
 
     def columns(self, place: StatePlace, nodes: torch.Tensor) -> torch.Tensor:
         """The columns (B, C, size + W) that a convolution sees: of its state, and of nodes."""
-        held = self._stores[place][self._places]
-        told = torch.cat([held, nodes.mT.to(held.dtype)], dim=1)
+        store = self._stores[place][self._places]
+        told = torch.cat([store, _turned(place, nodes).to(store.dtype)], dim=1)
         self.tell(place, told)
-        columns = told.mT
+        columns = self._as_shown(place, told)
         self._columns[id(columns)] = columns, place
         return columns
 
@@ -165,7 +160,7 @@ class States:
             return []
         branches, self.branches = self.branches, None
         if branches is None or branches.told.keys() != self._stores.keys():
-            raise RuntimeError("a forward over drafts has not told of each running state")
+            raise UnsupportedError("a forward has run running states by code of its own")
         rows, due = slice(first, first + len(paths)), dict[StatePlace, Writes]()
         for device in {store.device for store in self._stores.values()}:
             mine = (place for place, store in self._stores.items() if store.device == device)
@@ -183,14 +178,20 @@ class States:
 
     def give_back(self, layers: Sequence[Any], rows: slice) -> None:
         """Lets stock layers hold the states of some rows."""
-        for (index, kind, number), state in self.shown_of(rows).items():
+        for (index, name, number), state in self.shown_of(rows).items():
             with torch.inference_mode(False):
-                held = state.clone(memory_format=torch.contiguous_format)
-            getattr(layers[index], kind)[number] = held
+                copy = state.clone(memory_format=torch.contiguous_format)
+            getattr(layers[index], name)[number] = copy
 
     def shown_of(self, rows: slice) -> dict[StatePlace, torch.Tensor]:
         """Views of the states of some rows, as layers have them."""
-        return {place: _turned(place, store[rows]) for place, store in self._stores.items()}
+        return {place: self._as_shown(place, store[rows]) for place, store in self._stores.items()}
+
+    def _as_shown(self, place: StatePlace, state: torch.Tensor) -> torch.Tensor:
+        """A view of what is stored as layers have it."""
+        if place[1] != CONVOLUTION:
+            return state
+        return state.mT.view(len(state), *self._shapes[place][:-1], state.shape[1])
 
     def clear(self, *, keeps_stores: bool) -> None:
         """Forgets all rows, and unless it `keeps_stores`, where their states were."""
@@ -213,8 +214,10 @@ def settle(moves: Moves) -> None:
 
 
 def _turned(place: StatePlace, state: torch.Tensor) -> torch.Tensor:
-    """The columns of a convolution (B, C, size) as (B, size, C), and back; others as they are."""
-    return state.mT if place[1] == _CONVOLUTION else state
+    """The columns of a convolution (B, C, size), or (B, size), as (B, size, C); others as is."""
+    if place[1] != CONVOLUTION:
+        return state
+    return state[:, None].mT if state.dim() == 2 else state.mT
 
 
 def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -223,14 +226,16 @@ def _new_store(like: torch.Tensor, num_rows: int) -> torch.Tensor:
         return like.new_zeros(num_rows, *like.shape[1:])
 
 
-def _kind(state: torch.Tensor) -> Any:
-    return state.shape[1:], state.dtype, state.device
+def _formats(states: Mapping[StatePlace, torch.Tensor]) -> dict[StatePlace, Any]:
+    """What the states of a row are like, whatever they hold."""
+    return {p: (state.shape[1:], state.dtype, state.device) for p, state in states.items()}
 
 
 def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writes]:
     """What lets the windows of convolutions follow paths."""
     number, width = paths.is_on.shape
-    found, numbers = dict[StatePlace, Writes](), dict[int, torch.Tensor]()
+    moves: dict[StatePlace, Writes] = {}
+    numbers: dict[int, torch.Tensor] = {}
     for place, told in branches.told.items():
         if isinstance(told, Told):
             continue
@@ -240,8 +245,8 @@ def _moves_of_columns(branches: Branches, paths: Paths) -> dict[StatePlace, Writ
             ends = branches.ancestry.windows(size)[rows, paths.last]
             ends = torch.where(paths.moves[:, None], ends, stays)
             numbers[size] = across_rows(ends, size + width).flatten()
-        found[place] = [partial(_shift, told[:number].flatten(0, 1), numbers[size])]
-    return found
+        moves[place] = [partial(_shift, told[:number].flatten(0, 1), numbers[size])]
+    return moves
 
 
 def _moves_of_rules(
@@ -253,12 +258,12 @@ def _moves_of_rules(
         if isinstance(told, Told):
             told = Told(*(part[: len(paths.last)] for part in told))
             alike.setdefault(tuple(part.shape for part in told), {})[place] = told
-    found: dict[StatePlace, Writes] = {}
+    moves: dict[StatePlace, Writes] = {}
     for group in alike.values():
         whole = along(Told(*map(torch.stack, zip(*group.values(), strict=True))), paths)
         for place, parts in zip(group, zip(*whole, strict=True), strict=True):
-            found[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
-    return found
+            moves[place] = [partial(decay, parts[2]), partial(add, *parts[:2])]
+    return moves
 
 
 def _shift(columns: torch.Tensor, numbers: torch.Tensor, state: torch.Tensor) -> None:

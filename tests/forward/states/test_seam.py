@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec
+from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
+from selfspec.forward.layers import StateLayer
 from selfspec.forward.states import slots
 from selfspec.forward.states.rules import Ancestry, Told
 from selfspec.forward.states.seam import branching
@@ -87,7 +88,7 @@ class Step:
         types = ["linear_attention", "linear_attention", "full_attention"]
         model = new_model("qwen3-5", layer_types=types, num_hidden_layers=len(types))
         self.states, (_, self.kv) = States(), read(model)
-        self.states.layers = {index: slots.StateLayer(self.states, index) for index in range(2)}
+        self.states.layers = {index: StateLayer(self.states, index) for index in range(2)}
         self.states.add(self.kv.layers, 0, 1)
         self.states.show(slice(0, 1))
         held = states_by_place(self.kv.layers).items()
@@ -174,7 +175,7 @@ def test_a_forward_that_tells_nothing_of_a_state_is_an_error() -> None:
     branches = step.states.branches
     assert branches is not None
     del branches.told[next(iter(step.before))]
-    with pytest.raises(RuntimeError, match="has not told of each running state"):
+    with pytest.raises(UnsupportedError, match="by code of its own"):
         step.states.moves(0, [[0]])
 
 

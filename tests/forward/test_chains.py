@@ -1,4 +1,4 @@
-"""Chains for models with running states: texts, caches and states are those of plain decoding."""
+"""Chains of models with running states: texts, caches and states are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -9,41 +9,30 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec
 from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV, kv_of, update_arguments
 from selfspec.compat.states import columns_of, states_of
-from selfspec.forward.chains import ChainBackend, KeptStates
+from selfspec.forward.chains import ChainBackend
 from selfspec.forward.prompt import Prefilled
-from tests.fakes import FutureSource, new_model, of_library, prompt, tiny_model
+from selfspec.forward.states import slots
+from selfspec.forward.states.rules import decay
+from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
-    FIXED,
     GREEDY,
-    MODES,
     NUM_COLUMNS,
     doubting,
-    knowing,
     recorded_forwards,
     run,
-    run_both,
     slow,
-    texts_of,
 )
 from tests.strategies import tree_of
 
-# States beside attention that does not branch.
+# States beside attention that does not branch, and a convolution of another kind.
 FAMILIES = ["qwen4"]
-# A backend of chains serves these too. The second writes to its states in place.
-ANY = ["qwen3-next", "bamba"]
-
-
-def failing(ids: torch.Tensor, inputs: dict[str, Any]) -> SelfSpec:
-    """A `SelfSpec` that drafts wrong tokens only."""
-    source = FutureSource(texts_of(ids, inputs), doubt=1.0)
-    return SelfSpec(extra_sources=[source], **{**FIXED, "sources": (), "max_nodes": 5})
+# A backend of chains serves these too. Plain steps of the second write to states in place.
+ANY = ["qwen3-next", "bamba", "qwen4"]
 
 
 def assert_same_cache(ours: Any, stock: Any) -> None:
@@ -62,53 +51,16 @@ def assert_same_cache(ours: Any, stock: Any) -> None:
         torch.testing.assert_close(mine[index], theirs[same], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("num_rows", [slow(1), 3])
-@pytest.mark.parametrize(
-    ("spec", "mode"),
-    [
-        *((doubting, "sample"), (knowing, "greedy"), (failing, "greedy")),
-        *(slow(*case) for case in ((doubting, "greedy"), (knowing, "sample"), (failing, "sample"))),
-    ],
-)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_texts_and_caches(name: str, spec: Any, num_rows: int, mode: str) -> None:
-    """With a cache that is handed in and one that is handed out, which both hold all."""
-    model, inputs = tiny_model(name), prompt(num_rows)
-    options = {"drafts": False, **MODES[mode]}
-    both = run_both(
-        model, inputs, spec, fresh=lambda: {KV: DynamicCache(config=model.config)}, **options
-    )
-    assert both.stats.num_nodes > both.stats.num_steps
-    assert (both.stats.num_read_again > 0) == (spec is not knowing)
-    assert_same_cache(both.our_extras[KV], both.stock_extras[KV])
-    both = run_both(model, inputs, spec, return_dict_in_generate=True, **options)
-    assert_same_cache(kv_of(both.ours.output), kv_of(both.stock.output))
-
-
-@pytest.mark.parametrize("length", [1, slow(2), 3, slow(5), 9])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_text_may_end_anywhere(name: str, length: int) -> None:
+def test_no_token_is_read_twice(name: str) -> None:
+    """After a wrong guess neither, nor at the end of the text."""
     model, inputs = tiny_model(name), prompt()
-    asked = {"max_new_tokens": length, "return_dict_in_generate": True, **GREEDY}
-    whole = run(model, inputs, **GREEDY).ids
-    for seed in range(2):
-        both = run_both(model, inputs, doubting(whole, inputs, seed=seed), drafts=False, **asked)
-        assert_same_cache(kv_of(both.ours.output), kv_of(both.stock.output))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_what_was_accepted_is_read_again_with_the_next_forward(name: str) -> None:
-    """And never in one of its own, unless the cache is given to somebody."""
-    model, inputs = tiny_model(name), prompt()
-    whole = run(model, inputs, **GREEDY).ids
-    spec = doubting(whole, inputs)
+    spec = doubting(run(model, inputs, **GREEDY).ids, inputs)
     with recorded_forwards(model) as widths:
-        run(model, inputs, custom_generate=spec, **GREEDY)
-    stats = spec.stats
+        run(model, inputs, custom_generate=spec, return_dict_in_generate=True, **GREEDY)
     after = widths[widths.index(NUM_COLUMNS) + 1 :]
-    assert len(after) == stats.num_steps
-    assert sum(after) == stats.num_nodes + stats.num_read_again
-    assert max(after) <= NUM_COLUMNS
+    assert len(after) == spec.stats.num_steps
+    assert sum(after) == spec.stats.num_nodes
 
 
 class Chain:
@@ -152,49 +104,21 @@ class Chain:
         return cache
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
-@pytest.mark.parametrize("name", ANY)
+@pytest.mark.parametrize(
+    ("name", "num_rows"),
+    [*((name, 1) for name in ANY), ("qwen3-next", 3), ("bamba", 3)],  # Rows that stop in no text.
+)
 def test_steps_of_any_kind_in_any_order(name: str, num_rows: int) -> None:
     dice = random.Random(5)
     for _ in range(6):
-        chain, pending = Chain(name, num_rows), 0
+        chain = Chain(name, num_rows)
         for _ in range(dice.randrange(1, 6)):
-            assert chain.backend.num_pending == pending
             assert chain.backend.front == NUM_COLUMNS + chain.at
-            assert chain.backend.max_width(16) == 16 - pending
-            right, wrong = dice.randrange(3), dice.choice([0, 0, 1, 3])
-            chain.step(right, wrong)
-            pending = pending + right + 1 if wrong else 0
-            assert columns_of(chain.cache) == NUM_COLUMNS + chain.at - pending
+            assert chain.backend.max_width(16) == 16
+            chain.step(dice.randrange(3), dice.choice([0, 0, 1, 3]))
+            assert columns_of(chain.cache) == NUM_COLUMNS + chain.at
         chain.backend.release()
         assert_same_cache(chain.cache, chain.plain_cache())
-
-
-@pytest.mark.parametrize("name", ANY)
-def test_a_chain_is_one_chunk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stock's own functions would pad it to the chunks of a prompt."""
-    chain, sizes = Chain(name), []
-    for module, function in state_functions(chain.model):
-        if "chunk" in function:
-            stock = getattr(module, function)
-
-            def watched(*args: Any, stock: Any = stock, **kwargs: Any) -> Any:
-                sizes.append((args[0].shape[1], kwargs["chunk_size"]))
-                return stock(*args, **kwargs)
-
-            monkeypatch.setattr(module, function, watched)
-    chain.step(1, 2)
-    chain.step(0, 1)
-    assert [number for number, _ in sizes] == [size for _, size in sizes] == [4, 4]
-
-
-@pytest.mark.parametrize("fills", [True, False])
-def test_nothing_is_read_for_nobody(fills: bool) -> None:
-    chain = Chain("qwen3-next")
-    chain.step(1, 2)
-    with recorded_forwards(chain.model) as widths, torch.no_grad():
-        chain.backend.release(fills=fills)
-    assert widths == [2] * fills
 
 
 class Interrupt(Exception):
@@ -204,9 +128,8 @@ class Interrupt(Exception):
 @pytest.mark.parametrize("num_wrong", [0, 2])
 @pytest.mark.parametrize("name", ANY)
 def test_a_forward_that_breaks_off_leaves_what_is_committed(name: str, num_wrong: int) -> None:
-    """Behind its first layer; also a plain step over a cache of the caller's."""
+    """Behind its first layer; the next forward goes on from there."""
     chain = Chain(name)
-    chain.backend._keeps_always = True
     chain.step(1, 1)
     chain.step(0, num_wrong)
     first = next(m for m in chain.model.modules() if isinstance(m, torch.nn.ModuleList))[0]
@@ -218,8 +141,8 @@ def test_a_forward_that_breaks_off_leaves_what_is_committed(name: str, num_wrong
     handle = first.register_forward_hook(break_off)
     with pytest.raises(Interrupt):
         chain.step(1, num_wrong)
-    with torch.no_grad():
-        chain.backend.release()
+    chain.step(1, num_wrong)
+    chain.backend.release()
     assert_same_cache(chain.cache, chain.plain_cache())
 
 
@@ -266,35 +189,34 @@ def test_chains_that_limit_what_steps_do_not_are_found_out() -> None:
     assert reason == "a forward over several tokens bounds its time steps, and plain steps do not"
 
 
-class Stumbling(dict[Any, Any]):
-    """States of a layer; an interrupt comes before the first one is put back."""
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize("name", ANY)
+def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(
+    name: str, is_after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes before or after a first state was written; the rest is done in the end."""
+    chain, errors = Chain(name), [KeyboardInterrupt]
+    chain.step(1, 2)
 
-    has_stumbled = False
+    def stumbling(*args: Any) -> None:
+        if errors and not is_after:
+            raise errors.pop()
+        decay(*args)
+        if errors:
+            raise errors.pop()
 
-    def __setitem__(self, key: Any, state: Any) -> None:
-        if not self.has_stumbled:
-            self.has_stumbled = True
-            raise KeyboardInterrupt
-        super().__setitem__(key, state)
-
-
-def test_an_interrupt_while_states_go_back_puts_none_back_twice():
-    model = tiny_model("bamba")
-    cache = DynamicCache(config=model.config)
-    with torch.no_grad():
-        model(**prompt(1, 5), **{KV: cache}, use_cache=True)
-        layer = next(layer for layer in cache.layers if hasattr(layer, "conv_states"))
-        layer.conv_states = Stumbling(layer.conv_states)
-        layer.recurrent_states = Stumbling(layer.recurrent_states)
-        places = states_of(cache)
-        kept = [held[key].clone() for held, key in places]
-        states = KeptStates(cache)
-        states.keep()
-        model(prompt(1, 3)["input_ids"], **{KV: cache}, use_cache=True)
-    for _ in range(2):
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "decay", stumbling)
         with pytest.raises(KeyboardInterrupt):
-            states.go_back()
-    states.go_back()
-    assert all(
-        torch.equal(held[key], state) for (held, key), state in zip(places, kept, strict=True)
+            chain.step(1, 2)
+    chain.backend.release()
+    chain.at = chain.backend.front - NUM_COLUMNS
+    assert_same_cache(chain.cache, chain.plain_cache())
+
+
+def test_states_that_code_of_its_own_moves_on_get_no_chain() -> None:
+    ability = probe(tiny_model("zaya"))
+    assert (ability.mode, ability.reason) == (
+        "plain",
+        "its running states are moved on by code of its own",
     )

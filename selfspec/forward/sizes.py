@@ -1,0 +1,173 @@
+"""How many slots the keys and values of some rows get, which is decided here and nowhere else.
+
+A `Policy` looks at the size that a tensor of slots has and at what the rows need, and returns the
+size that it should have. If that is the same, nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+ENDLESS = 1 << 62  # A number of columns that nobody knows.
+_MULTIPLE = 64  # Columns come in multiples of this where other rows or calls may use them, too.
+# When slots of one call run out, it gets this many more, or twice as many as there were.
+_MORE = 256
+_MORE_FIXED = 4096  # The same for captured forwards, since more slots void what was captured.
+_LEAST_LENGTH = 256
+
+
+class Size(NamedTuple):
+    """The slots of each row, and which column of the text the first slot holds."""
+
+    rows: int
+    columns: int
+    first: int = 0
+
+
+class Need(NamedTuple):
+    """What the rows need that are there: slots for all columns before `end`.
+
+    The longest row may come to need `most`; where memory is short, that is `end`. No query sees
+    further back than `window` columns (0: it sees all), and the shortest row has `shortest`.
+    """
+
+    rows: int
+    end: int
+    most: int = ENDLESS
+    window: int = 0
+    shortest: int = 0
+
+
+class Limits(NamedTuple):
+    """How many rows may be there together, and how many slots they may have; None: any number.
+
+    All rows have as many columns as the longest, and `surplus` more, which wider captured forwards
+    need. One column of all rows takes `column_bytes`, with what is needed while a prompt is read,
+    and their running states take `state_bytes`.
+    """
+
+    max_rows: int
+    max_tokens: int | None = None
+    surplus: int = 0
+    column_bytes: int = 0
+    state_bytes: int = 0
+
+    def bytes_for(self, longest: int) -> int:
+        """What all rows take where the longest may come to need this many columns."""
+        return _rounded(longest + self.surplus) * self.column_bytes + self.state_bytes
+
+    def fits(self, all_max_columns: Sequence[int]) -> bool:
+        """Can rows be here together that may come to need this many columns each?"""
+        num_tokens = len(all_max_columns) * (max(all_max_columns) + self.surplus)
+        is_small = self.max_tokens is None or num_tokens <= self.max_tokens
+        return is_small and len(all_max_columns) <= self.max_rows
+
+
+class Policy(NamedTuple):
+    """For the rows of one call, which come at once; with limits for rows that come and go.
+
+    If it `is_fixed`, captured forwards run over the slots, which stay where they are when the rows
+    have gone.
+    """
+
+    limits: Limits | None = None
+    is_fixed: bool = False
+
+    @property
+    def drops(self) -> bool:
+        """May columns go that no window shows? Not if shorter rows may come."""
+        return self.limits is None
+
+    def size(self, now: Size, need: Need) -> Size:
+        """The size that slots of a size should have."""
+        if self.limits is None:
+            size = for_one_call(now, need, _MORE_FIXED if self.is_fixed else _MORE)
+        else:
+            size = for_many(now, need, self.limits, _MORE_FIXED if self.is_fixed else 0)
+        return lasting(now, size, self.limits) if self.is_fixed else size
+
+
+def for_one_call(now: Size, need: Need, more: int) -> Size:
+    """Twice what is needed, or all that may be; columns in front of a window go first.
+
+    >>> for_one_call(Size(0, 0), Need(rows=2, end=300), more=256)
+    Size(rows=2, columns=600, first=0)
+    >>> for_one_call(Size(2, 600), Need(rows=2, end=600), more=256)
+    Size(rows=2, columns=600, first=0)
+    >>> for_one_call(Size(2, 600), Need(rows=2, end=601, most=700), more=256)
+    Size(rows=2, columns=700, first=0)
+    >>> for_one_call(Size(1, 60), Need(rows=1, end=61, window=30, shortest=60), more=256)
+    Size(rows=1, columns=60, first=31)
+    """
+    rows, columns, first = now
+    if need.rows <= rows and need.end - first <= columns:
+        return now
+    if need.window:
+        first = max(first, need.shortest - need.window + 1)
+        if need.rows <= rows and need.end - first + need.window // 2 <= columns:
+            return Size(rows, columns, first)  # There are slots for half a window more.
+    needed = need.end - first
+    wanted = needed + (need.window or max(needed, more))
+    return Size(need.rows, max(min(wanted, need.most - first), needed), first)
+
+
+def for_many(now: Size, need: Need, limits: Limits, more: int) -> Size:
+    """More rows at a time, and no more tokens than there may be.
+
+    With a limit of tokens, each row has at once all that it may need.
+
+    >>> for_many(Size(1, 128), Need(rows=2, end=100), Limits(max_rows=8), more=0)
+    Size(rows=2, columns=256, first=0)
+    >>> for_many(Size(2, 256), Need(rows=2, end=200), Limits(max_rows=8), more=0)
+    Size(rows=2, columns=256, first=0)
+    >>> for_many(Size(2, 256), Need(2, 200, most=900), Limits(8, max_tokens=2000), more=0)
+    Size(rows=2, columns=960, first=0)
+    """
+    columns, end = now.columns, need.end
+    if limits.max_tokens is not None:
+        end = max(end, need.most + limits.surplus)
+    is_small = limits.max_tokens is None or now.rows * columns <= limits.max_tokens
+    if need.rows <= now.rows and end <= columns and is_small:
+        return now
+    if limits.max_tokens is not None:
+        rounded = _rounded(end)
+        columns = rounded if need.rows * rounded <= limits.max_tokens else end
+        return Size(min(limits.max_rows, limits.max_tokens // columns), columns)
+    wanted = max(min(end + max(end, more), need.most), end)
+    rows = now.rows
+    if need.rows > rows:
+        rows = max(need.rows, min(2 * rows, limits.max_rows))
+    return Size(rows, max(_rounded(wanted), columns))
+
+
+def lasting(now: Size, new: Size, limits: Limits | None) -> Size:
+    """A size for all rows that may come, in multiples of 64 columns.
+
+    It suits the last use and this one, unless that takes over twice the memory.
+
+    >>> lasting(Size(1, 640), Size(2, 500), None)
+    Size(rows=2, columns=640, first=0)
+    >>> lasting(Size(1, 6400), Size(64, 64), None)
+    Size(rows=64, columns=64, first=0)
+    """
+    if new[:2] == now[:2] or (limits is not None and limits.max_tokens is not None):
+        return new
+    max_rows = new.rows if limits is None else limits.max_rows
+    new = Size(max_rows, _rounded(new.columns), new.first)
+    both = Size(max(new.rows, now.rows), max(new.columns, now.columns), new.first)
+    largest = max(new.rows * new.columns, now.rows * now.columns)
+    return both if both.rows * both.columns <= 2 * largest else new
+
+
+def length_bucket(length: int) -> int:
+    """How many keys a captured forward gets if it needs `length` of them.
+
+    >>> [length_bucket(length) for length in (1, 256, 257, 3000)]
+    [256, 256, 512, 4096]
+    """
+    return max(_LEAST_LENGTH, 1 << (length - 1).bit_length())
+
+
+def _rounded(columns: int) -> int:
+    return -(-columns // _MULTIPLE) * _MULTIPLE
