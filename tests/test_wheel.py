@@ -66,6 +66,6 @@ def test_the_wheel_holds_the_package_with_its_model_and_its_recipes(
 @pytest.mark.slow
 def test_the_demo_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     surroundings = {**os.environ, "PYTHONPATH": str(installed), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "selfspec.cli", "demo", "--seconds", "1"]
+    command = [sys.executable, "-m", "selfspec", "demo", "--seconds", "1"]
     said = subprocess.check_output(command, cwd=tmp_path, env=surroundings, text=True)
     assert "Same text: 3 of 3" in said

@@ -25,7 +25,7 @@ SERVERS = (TRANSFORMERS, "continuous", "plain", SELFSPEC)
 _HOST = "127.0.0.1"
 _PATIENCE = 10  # Seconds that a server has to end by itself.
 _TRANSFORMERS = [sys.executable, "-m", "transformers.cli.transformers", "serve"]
-_SELFSPEC = [sys.executable, "-m", "selfspec.cli", "serve"]
+_SELFSPEC = [sys.executable, "-m", "selfspec", "serve"]
 _PROGRAMS = {  # What stands in front of the model's name, and after it.
     TRANSFORMERS: (_TRANSFORMERS, []),
     "continuous": (_TRANSFORMERS, ["--continuous-batching"]),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 _BROKEN = "\ufffd"  # Decoders write this for a character whose bytes are incomplete.
@@ -56,3 +57,32 @@ class TextStream:
             ids, skip_special_tokens=self._skips_special, clean_up_tokenization_spaces=False
         )
         return str(text)
+
+
+class LiveText(TextStream):
+    """The same as a streamer of `generate()`: `show` gets each piece of the only row's answer."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_ids: Sequence[int],
+        show: Callable[[str], object],
+    ) -> None:
+        super().__init__(tokenizer, prompt_ids)
+        self.text = ""
+        self._show = show
+        self._prompt_came = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes the prompt, then one token at a time."""
+        if self._prompt_came:
+            self._say(self.add(int(value)))
+        self._prompt_came = True
+
+    def end(self) -> None:
+        self._say(self.rest())
+
+    def _say(self, piece: str) -> None:
+        if piece:
+            self.text += piece
+            self._show(piece)

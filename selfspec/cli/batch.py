@@ -55,9 +55,9 @@ def batch(
         if not progress.left and not num_bad:
             say(f"All {total} lines are answered in {answers}.")
             return 0
-        if num_bad:
-            say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
         if progress.left:
+            if num_bad:
+                say(f"{num_bad} of {total} lines can't be read; see {files.errors}.")
             try:
                 writer = load_writer(options, num_texts=max_rows, sees=True, packs=config.may_pack)
                 answered = _results(writer, files.open_lines(progress), config, max_rows)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from selfspec.batch.prompts import encoded
-from selfspec.cli.live_text import LiveText
+from selfspec.batch.text_stream import LiveText
 from selfspec.cli.writer import Writer
 from selfspec.errors import CliError
 from selfspec.plugin import SelfSpec

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from selfspec.cli.live_text import LiveText
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say, working
 from selfspec.cli.options import Flag, Knobs, Model, WriteOptions
@@ -47,6 +46,8 @@ def generate(
     question = [{"role": "user", "content": text}] if chat else text
     ids, _ = writer.prompt_encoder().arguments_for(question, Settings())
     assert isinstance(ids, list)  # A text has no images.
+    from selfspec.batch.text_stream import LiveText
+
     out = sys.stdout
     with ExitStack() as spinner:
 
@@ -66,6 +67,8 @@ def generate(
 
 
 def _read(path: Path | None, option: str) -> str:
+    if path is not None and not path.exists():
+        raise CliError(f"{option} must be a file that exists (got {str(path)!r})")
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
         return data.decode("utf-8-sig")

@@ -62,7 +62,7 @@ class Loaded:
         if chats and not tokenizer.chat_template:
             raise CliError(
                 f"chat needs a MODEL with a chat template, and {options.model!r} has none; name "
-                "another, or continue text with 'selfspec generate'"
+                "another, or continue text with 'selfspec generate' without --chat"
             )
         if note := memory_note(options):
             say(note)

@@ -84,7 +84,7 @@ def read_prompts(path: Path, option: str) -> list[PromptLine]:
 
 def read_line(number: int, data: bytes) -> PromptLine:
     """What a line asks for. Spaces around it do not change its checksum."""
-    line = checked(_Line, json_object(data, "a line"))
+    line = checked(_Line, json_object(data, 'a line, such as {"prompt": "…"},'))
     forms = [name for name in _FORMS if getattr(line, name) is not None]
     if len(forms) != 1:
         names = ", ".join(forms or list(line.model_extra or ())[:5]) or "no field"

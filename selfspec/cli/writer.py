@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from selfspec.cli.live_text import LiveText
 from selfspec.cli.loading import Loaded
 from selfspec.cli.messages import working
 from selfspec.cli.options import WriteOptions
@@ -14,6 +13,7 @@ from selfspec.serving.encoder import Encoder, num_tokens
 if TYPE_CHECKING:
     from selfspec import SelfSpec
     from selfspec.batch.requests import PromptInputs
+    from selfspec.batch.text_stream import LiveText
 
 
 def load_writer(options: WriteOptions, **needs: bool | int) -> Writer:

@@ -34,7 +34,7 @@ def amount_in_bytes(
     except (OverflowError, ValueError):
         num_bytes = 0
     if num_bytes < 1:
-        examples = "'2GB', '64M' or '500MiB'" + (" or '25%'" if whole is not None else "")
+        examples = "'2GB', '64M' or '25%'" if whole is not None else "'2GB' or '64M'"
         raise ConfigError(
             f"{name} must be a number of bytes, or text such as {examples} (got {amount!r:.80})"
         )

@@ -43,7 +43,7 @@ def is_open(port: int) -> bool:
 @contextmanager
 def serving(folder: str, port: int, memory: Path, said: Path) -> Iterator[Any]:
     """Inside, the command answers in a process of its own."""
-    command = [sys.executable, "-m", "selfspec.cli", "serve", folder, "--name", "tiny", "-v"]
+    command = [sys.executable, "-m", "selfspec", "serve", folder, "--name", "tiny", "-v"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--remember", str(memory)]
     own = {**os.environ, "SELFSPEC_API_KEY": KEY}
     with said.open("w") as stream:

@@ -1,5 +1,0 @@
-"""Runs the commands as `python -m selfspec.cli`, in case `selfspec` is not on the path."""
-
-from selfspec.cli.app import main
-
-main()
