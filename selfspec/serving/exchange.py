@@ -46,7 +46,7 @@ class Reply:
     def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
-        names = [each.function.name for each in tools]
+        names = [tool.function.name for tool in tools]
         self._choice = choice
         self._new_stream = partial(
             TextStream, tokenizer, skips_special=settings.skip_special_tokens
@@ -58,7 +58,7 @@ class Reply:
         self._shows_stop = settings.include_stop_str_in_output
         shown = {*self._stops, *(form.marks if names else ())}
         added = tokenizer.added_tokens_decoder if shown and settings.skip_special_tokens else {}
-        special = {id: str(each) for id, each in added.items() if each.special}
+        special = {id: str(token) for id, token in added.items() if token.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
         self._held = ""  # The end of the text, where a stop string may have begun.
         self.is_stopped = False
@@ -96,7 +96,7 @@ class Reply:
         offsets = self._offsets[start : self._num_scored]
         return Piece(self._choice, text, None, calls, scores, offsets)
 
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
         with self._lock:
             if self._num_told == self._num_decoded:
                 self._decode([int(input_ids[0, -1])])
@@ -150,9 +150,9 @@ class Reply:
         if self.is_stopped:
             return ""
         text = self._held + text
-        if found := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
+        if places := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
             self.is_stopped, self._held = True, ""
-            place, length = min(found)
+            place, length = min(places)
             return text[: place + length * self._shows_stop]
         begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
         end = len(text) - max(begun, default=0)
@@ -256,7 +256,7 @@ class Exchange:
         def prepare(inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
             nonlocal num_bytes
             parts = inputs.values() if isinstance(inputs, Mapping) else ()
-            num_bytes += sum(getattr(each, "nbytes", 0) for each in parts)
+            num_bytes += sum(getattr(tensor, "nbytes", 0) for tensor in parts)
             return self._texts.prepare(inputs, seed, arguments)
 
         try:

@@ -88,8 +88,8 @@ class PredictionCursor(Cursor):
         matches = self._places.longer(state.matches, token)
         if not matches or matches[0][1] < _SURE:
             # Other occurrences too: longest match first, then forward, then nearest.
-            left, found = state.left, dict(self._near(state.left, token)) | dict(matches)
-            matches = sorted(found.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
+            left, others = state.left, dict(self._near(state.left, token)) | dict(matches)
+            matches = sorted(others.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
         if matches and matches[0][1] >= _SURE:
             return Whereabouts(tuple(matches[:_MAX_MATCHES]), matches[0][0], ())
         astray = (*state.astray, token)[:_LONGEST_CHANGE]
