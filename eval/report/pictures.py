@@ -119,7 +119,7 @@ def _bars(on: Axes, frame: pd.DataFrame, colors: Colors, **more: Any) -> None:
 
 def _speed_ups(summary: Summary, colors: Colors) -> Picture | None:
     found = {
-        name: {task: each["speed_up"] for task, each in parts.items() if each["speed_up"]}
+        name: {task: part["speed_up"] for task, part in parts.items() if part["speed_up"]}
         for name, parts in summary["methods"].items()
     }
     found = {name: parts for name, parts in found.items() if parts}
