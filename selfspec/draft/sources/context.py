@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 
-from selfspec.draft.sources.matches import Match, IndexedText
+from selfspec.draft.sources.matches import IndexedText, Match
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 

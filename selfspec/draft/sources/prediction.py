@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from selfspec.draft.sources.matches import Match, IndexedText
+from selfspec.draft.sources.matches import IndexedText, Match
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
