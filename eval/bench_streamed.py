@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.jobs.start import in_new_process
-from eval.jobs.streamed import ACCELERATE, METHODS, SMALL, Job, Result
+from eval.jobs.streamed import ACCELERATE, SMALL, STREAMED_METHODS, Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import (
     EVERY,
@@ -73,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
     knobs = checked_knobs(options)
     check_at_least(options, 1, "rounds")
     if options.methods is None:
-        options.methods = [name for name in METHODS if name != SMALL or options.draft_model]
+        options.methods = [
+            name for name in STREAMED_METHODS if name != SMALL or options.draft_model
+        ]
     if SMALL in options.methods and not options.draft_model:
         raise EvalError(f"method {SMALL!r} must have --draft-model FOLDER (got none); name one")
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
@@ -163,8 +165,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help="a folder with safetensors files")
     add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
-    names = f"of {', '.join(METHODS)}; default: all that can take part"
-    add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=names)
+    names = f"of {', '.join(STREAMED_METHODS)}; default: all that can take part"
+    add("--methods", nargs="+", choices=STREAMED_METHODS, metavar="NAME", help=names)
     add("--draft-model", metavar="FOLDER", help="a small model, resident, that drafts too")
     add("--dtype", choices=_DTYPES, default="bfloat16", help="default: bfloat16")
     add_length(parser, 32)

@@ -156,7 +156,7 @@ class PromptReader:
         self.num_read = 0  # How many columns were read, here or for another text.
         self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
         self._keeps_states = learns and model.get_output_embeddings() is not None
-        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered the head at the end
 
     @property
     def num_left(self) -> int:
@@ -216,7 +216,7 @@ class PromptReader:
         if not is_ours or cache.offloading or self._on_logits is not None:
             return False
         empty = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        vars(cache).clear()  # Others hold it, and so its memory.
+        vars(cache).clear()  # The cache itself, since others have it too.
         vars(cache).update(vars(empty))
         self.num_read, self._logits, self.hidden = 0, None, None
         return True
