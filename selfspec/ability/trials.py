@@ -201,7 +201,7 @@ def verdict(
             continue
         if rounding is None:  # Two outcomes may happen to have the same bits.
             rounding = max(distance_of(right_again(), right), torch.finfo(model.dtype).eps / 4)
-        # An answer that is the right one but for rounding shows no fault.
+        # A wrong answer that differs from the right one by rounding alone shows no fault.
         shows_fault = distance_of(wrong.answer, right[wrong.rows]) > BEYOND_ROUNDING * rounding
         if to_right > _CLEARLY_WRONG * to_wrong and shows_fault:
             return f"its outcome is no nearer to the right one than to {wrong.fault}"

@@ -207,7 +207,8 @@ def results(
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            text = record(line, answer, reply.end(answer), model_name)
+            piece = reply.end(answer)._replace(prompt_ids=reply.prompt_ids)
+            text = record(line, answer, piece, model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 
