@@ -29,6 +29,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
 from selfspec.draft.sources.grammar import GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
+from selfspec.forward.inputs import other_inputs
 from selfspec.forward.prompt import (
     OnLogits,
     Prefilled,
@@ -159,7 +160,8 @@ class Prompt:
         cache = kv_of(self.model_kwargs)
         if number == 1 or self.ability.mode != "tree" or self.has_callers_cache:
             return 1
-        if any(map(has_states, cache.layers)):
+        # Images may be encoded already, in what is no tensor.
+        if any(map(has_states, cache.layers)) or other_inputs(self.model_kwargs):
             return 1
         tensors = {n: v for n, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
         if not tensors.keys() <= {"attention_mask", "position_ids"}:

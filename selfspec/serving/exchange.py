@@ -66,6 +66,8 @@ class Reply:
         # How many tokens were decoded, told by the criterion's caller, and taken to be sent.
         self._num_decoded = self._num_told = self._num_taken = 0
         self._text, self._calls = "", list[dict[str, Any]]()  # What was decoded, but not taken.
+        self._tells_ids = isinstance(settings, TextRequest) and settings.return_token_ids
+        self.prompt_ids: list[int] | None = None
         self._scores: TokenScores | None = None
         self._num_scored = 0
         self._offsets: list[int] = []  # Where each token begins, if there are scores.
@@ -74,8 +76,11 @@ class Reply:
             prompt = settings.prompts[choice // settings.n]
             self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
-    def expect(self, scores: TokenScores) -> None:
-        """Sends the scores of the tokens too, and of the prompt's, where they are asked for."""
+    def expect(self, prompt: Prompt) -> None:
+        """Sends the ids and scores of the tokens too, and of the prompt's, where asked for."""
+        if self._tells_ids:
+            self.prompt_ids = prompt.input_ids[0].tolist()
+        scores: TokenScores = prompt.scores
         if not scores.is_asked:
             return
         self._scores = scores
@@ -94,7 +99,8 @@ class Reply:
         scores = self._next_scores()
         start, self._num_scored = self._num_scored, self._num_scored + len(scores)
         offsets = self._offsets[start : self._num_scored]
-        return Piece(self._choice, text, None, calls, scores, offsets)
+        ids = ids if self._tells_ids else ()
+        return Piece(self._choice, text, None, calls, scores, ids, offsets)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
         with self._lock:
@@ -174,7 +180,7 @@ def choices_of(
             stops = settings.stop and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
             prompt = prepare(ids, seed + number, {**arguments, **criteria})
-            reply.expect(prompt.scores)
+            reply.expect(prompt)
             choices.append((prompt, reply))
             prompt.scope = scope
     return choices
@@ -232,7 +238,7 @@ class Exchange:
         prompts, replies = zip(*self._choices, strict=True)
         self._choices = []  # A prompt that has ended is not kept.
         for choice in range(len(prompts)):
-            yield Piece(choice, "")
+            yield Piece(choice, "", prompt_ids=replies[choice].prompt_ids)
         async for choice, event in self._texts.events(prompts):
             self.first_at = self.first_at or perf_counter()
             if not isinstance(event, Answer):
@@ -242,7 +248,7 @@ class Exchange:
             else:
                 self.answers[choice] = event
                 piece = replies[choice].end(event)
-            if any(piece[1:5]):
+            if not piece.is_first:
                 yield piece
 
     async def all_pieces(self) -> list[Piece]:

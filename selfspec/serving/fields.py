@@ -165,11 +165,8 @@ def _path(value: Any, error: ErrorDetails) -> list[int | str]:
     *parts, last = error["loc"] or ("",)
     path: list[int | str] = []
     for part in parts[:-1] if last == "[key]" else [*parts, last]:
-        if part in (
-            value
-            if isinstance(value, dict)
-            else range(len(value) if isinstance(value, list) else 0)
-        ):
+        is_key = isinstance(value, dict) and part in value
+        if is_key or (isinstance(value, list) and part in range(len(value))):
             value = value[part]
         elif error["type"] != "missing" or part is not last:
             continue

@@ -23,8 +23,9 @@ _DONE = b"data: [DONE]\n\n"
 class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
-    `calls` are parts of calls of tools, as OpenAI streams them. `scores` are those of its tokens,
-    where they are asked for, and `offsets` say where in the text each of these begins.
+    `calls` are parts of calls of tools, as OpenAI streams them. Where they are asked for, there are
+    the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece; `offsets`
+    say where in the text the token of each score begins.
     """
 
     choice: int
@@ -32,15 +33,21 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     calls: Sequence[dict[str, Any]] = ()
     scores: Sequence[TokenScore] = ()
+    ids: Sequence[int] = ()
     offsets: Sequence[int] = ()
+    prompt_ids: Sequence[int] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return not any(self[1:6])
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Piece:
         """All pieces of a choice as one, with whole calls."""
-        texts, _ends, *lists = list(zip(*pieces, strict=True))[1:]
-        calls, scores, offsets = (list(chain.from_iterable(part_list)) for part_list in lists)
+        texts, _ends, *lists, _prompts = list(zip(*pieces, strict=True))[1:]
+        calls, scores, ids, offsets = (list(chain.from_iterable(parts)) for parts in lists)
         about = (pieces[0].choice, "".join(texts), pieces[-1].finish_reason)
-        return cls(*about, joined(calls), scores, offsets)
+        return cls(*about, joined(calls), scores, ids, offsets, pieces[0].prompt_ids)
 
 
 class Form:
@@ -62,13 +69,15 @@ class Form:
             of_choices[piece.choice].append(piece)
         whole = [Piece.of(of_choices[choice]) for choice in sorted(of_choices)]
         choices = [self._choice(piece, "message", is_first=True) for piece in whole]
-        return {"object": self._object, **self._same, "choices": choices, "usage": usage}
+        about = {"object": self._object, **self._same, **self._of_prompt(*whole[:1])}
+        return {**about, "choices": choices, "usage": usage}
 
     def chunk(self, *pieces: Piece, **more: object) -> bytes:
         """One event of a stream; the first one of a choice names the role."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
-        choices = [self._choice(piece, "delta", is_first=not any(piece[1:5])) for piece in pieces]
-        return event({"object": name, **self._same, "choices": choices, **more})
+        choices = [self._choice(piece, "delta", is_first=piece.is_first) for piece in pieces]
+        about = {"object": name, **self._same, **self._of_prompt(*pieces)}
+        return event({**about, "choices": choices, **more})
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """The last events of a stream."""
@@ -78,9 +87,18 @@ class Form:
         """The last event of a stream that is broken off."""
         return event(error_body(error))
 
+    def _of_prompt(self, *pieces: Piece) -> dict[str, Any]:
+        """What a chat says of its one prompt; completions have it in each choice, as in vLLM."""
+        ids = [piece.prompt_ids for piece in pieces if piece.prompt_ids is not None]
+        return {"prompt_token_ids": ids[0]} if ids and self._is_chat else {}
+
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
-        end = {"finish_reason": piece.finish_reason}
+        end: dict[str, Any] = {"finish_reason": piece.finish_reason}
+        if piece.ids:
+            end["token_ids"] = piece.ids
         if not self._is_chat:
+            if piece.prompt_ids is not None:
+                end["prompt_token_ids"] = piece.prompt_ids
             scores = _of_completion(piece) if piece.scores else None
             return {"index": piece.choice, "text": piece.text, "logprobs": scores, **end}
         role = {"role": "assistant"} if is_first else {}

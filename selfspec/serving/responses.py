@@ -56,11 +56,9 @@ def _message(item: object) -> object:
         call = {"id": fields.pop("call_id", None), "function": fields}
         return {"role": "assistant", "tool_calls": [call]}
     if item_type == "function_call_output":
-        output = {
-            "tool_call_id": fields.pop("call_id", None),
-            "content": fields.pop("output", None),
-        }
-        return {"role": "tool", **fields, **output, "content": _parts(output["content"])}
+        call_id = fields.pop("call_id", None)
+        content = _parts(fields.pop("output", None))
+        return {"role": "tool", **fields, "tool_call_id": call_id, "content": content}
     raise ValueError(
         f"must be items that are messages, or calls of functions (got {item_type!r:.40})"
     )
@@ -126,6 +124,7 @@ class Responses(Chat):
     logprobs: Annotated[bool, BeforeValidator(_wants_scores), Field(alias="include")] = False
     store: bool = False
     n: Literal[1] = 1
+    return_token_ids: Literal[False] = False
 
     @property
     def prompts(self) -> list[Any]:
@@ -174,7 +173,7 @@ class ResponseForm:
 
     def chunk(self, piece: Piece) -> bytes:
         """The events of some more text, or of the beginning."""
-        if not any(piece[1:5]):
+        if piece.is_first:
             response = self._response("in_progress")
             names = ("response.created", "response.in_progress")
             return b"".join(self._event(name, response=response) for name in names)

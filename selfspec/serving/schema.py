@@ -15,14 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from selfspec.serving.fields import Fields, RequestError, whole_characters
-from selfspec.serving.messages import (
-    Content,
-    FilledText,
-    Messages,
-    Name,
-    Tool,
-    ToolChoice,
-)
+from selfspec.serving.messages import Content, FilledText, Messages, Name, Tool, ToolChoice
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
@@ -30,7 +23,6 @@ _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the p
 _LONGEST_STOP = 256  # characters
 _SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
-
 
 _log = logging.getLogger("selfspec")
 
@@ -239,6 +231,7 @@ class TextRequest(Settings):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
     prediction: PredictedContent | None = None
 
     @property
