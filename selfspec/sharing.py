@@ -72,8 +72,12 @@ class Sharing:
         return work()
 
     def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
-        """A prompt was read, which others may share from now on."""
-        if self._store is None or prompt.stats.kept_reason is not None:
+        """A prompt was read, which others may share from now on, if it has one row.
+
+        Of several, each may leave before the prompt has ended.
+        """
+        has_one_row = len(prompt.rows) == 1
+        if self._store is None or prompt.stats.kept_reason is not None or not has_one_row:
             return
         (row,) = prompt.rows
         row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))

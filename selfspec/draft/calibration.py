@@ -25,7 +25,7 @@ _MOST_ROWS = 4 * _MAX_ROWS
 _FADE = 0.998
 
 # The evidence of each source that names a token, in the order of the sources.
-Kinds = tuple[Evidence, ...]
+JointEvidence = tuple[Evidence, ...]
 # Hits and trials.
 _Rate = tuple[float, float]
 
@@ -55,7 +55,7 @@ def combine(probabilities: Iterable[float]) -> float:
     return 1.0 - wrong
 
 
-class _Chances(dict[Kinds, float]):
+class _Chances(dict[JointEvidence, float]):
     """What was counted of each kind of evidence, and the prior of single ones; others are guessed.
 
     Joint evidence that is new starts from its parts as if they were independent. Where a draft
@@ -66,7 +66,7 @@ class _Chances(dict[Kinds, float]):
         super().__init__()
         self._prior = prior
 
-    def __missing__(self, kinds: Kinds) -> float:
+    def __missing__(self, kinds: JointEvidence) -> float:
         if len(kinds) == 1:
             return self.setdefault(kinds, self._prior(kinds[0]))
         if kinds[-1].source == DRAFT_MODEL:
@@ -80,11 +80,11 @@ class Calibration:
     def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
         self._prior = prior
         self._chances = _Chances(prior)
-        self._rates: dict[Kinds, _Rate] = {}
+        self._rates: dict[JointEvidence, _Rate] = {}
         self._lock = threading.Lock()
 
     @property
-    def probability(self) -> Callable[[Kinds], float]:
+    def probability(self) -> Callable[[JointEvidence], float]:
         """Tells how often such a candidate came true, or is guessed to; one look-up."""
         return self._chances.__getitem__
 
@@ -127,7 +127,7 @@ class Calibration:
             if len(self._rates) > _MOST_ROWS:
                 self._forget_rare()
 
-    def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
+    def _count(self, kinds: JointEvidence, hits: float, trials: float) -> None:
         self._rates[kinds] = (hits, trials)
         self._chances[kinds] = hits / trials
 
