@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     """Measures all, and prints a table and the JSON line."""
     check_at_least(options, 1, "rounds", "samples", "clients", "prompts")
     tokenizer = load_tokenizer(options.model)
-    questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
+    questions = [question.turns[0] for question, _ in load_questions(options, tokenizer)]
     texts = Texts(tokenizer, questions)
     found: Found = {}
     if served := [what for what in ("samples", "chat", "clients") if what in options.what]:
@@ -234,7 +234,7 @@ def _rows(found: Found, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 
 
 def _shown(seconds: Sequence[float]) -> str:
-    return ", ".join(f"{each:.2f}" for each in seconds) + " s"
+    return ", ".join(f"{time:.2f}" for time in seconds) + " s"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.jobs.start import in_new_process
-from eval.jobs.streamed import ACCELERATE, METHODS, SMALL, Job, Result
+from eval.jobs.streamed import ACCELERATE, SMALL, STREAMED_METHODS, Job, Result
 from eval.models.loading import load_tokenizer
 from eval.options import (
     EVERY,
@@ -73,7 +73,9 @@ def run(options: argparse.Namespace) -> int:
     knobs = checked_knobs(options)
     check_at_least(options, 1, "rounds")
     if options.methods is None:
-        options.methods = [name for name in METHODS if name != SMALL or options.draft_model]
+        options.methods = [
+            name for name in STREAMED_METHODS if name != SMALL or options.draft_model
+        ]
     if SMALL in options.methods and not options.draft_model:
         raise EvalError(f"method {SMALL!r} must have --draft-model FOLDER (got none); name one")
     prompts = [ids[0].tolist() for _, ids in load_questions(options, load_tokenizer(options.model))]
@@ -100,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             f"{text}, ",
         )
         first = next(iter(found.values()))
-        rows = {name: _figures(each, first) for name, each in found.items()}
+        rows = {name: _figures(result, first) for name, result in found.items()}
         title = f"Within {text}: {budget.num_bytes / 1e6:.0f} MB"
         note = "Medians over the rounds. Same text: answers equal to those of the first method."
         cells = [{"method": name, "num_texts": len(prompts), **row} for name, row in rows.items()]
@@ -141,9 +143,11 @@ def _rate(result: Result) -> float:
 
 def _figures(found: Sequence[Result], first: Sequence[Result]) -> dict[str, Any]:
     """The figures of one method beside the first, as medians over rounds where rounds differ."""
-    last, rates = found[-1], [_rate(each) for each in found]
+    last, rates = found[-1], [_rate(result) for result in found]
     num_tokens = sum(len(text) - 1 for text in last.texts)
-    hidden = [1 - each.seconds_waited / each.seconds_read for each in found if each.seconds_read]
+    hidden = [
+        1 - result.seconds_waited / result.seconds_read for result in found if result.seconds_read
+    ]
     return {
         "tokens_per_second": median(rates),
         "least": min(rates),
@@ -151,10 +155,10 @@ def _figures(found: Sequence[Result], first: Sequence[Result]) -> dict[str, Any]
         "ratio": median(rates) / median(map(_rate, first)),
         "tokens_per_step": num_tokens / last.num_steps,
         "nodes_per_step": None if last.num_nodes is None else last.num_nodes / last.num_steps,
-        "bytes_per_step": median(each.bytes_read / each.num_forwards for each in found),
+        "bytes_per_step": median(result.bytes_read / result.num_forwards for result in found),
         "hidden": max(0.0, median(hidden)) if hidden else None,
-        "peak_bytes": max(each.peak_bytes for each in found),
-        "peak_cached": max(each.peak_cached for each in found),
+        "peak_bytes": max(result.peak_bytes for result in found),
+        "peak_cached": max(result.peak_cached for result in found),
         "same_texts": sum(a == b for a, b in zip(last.texts, first[-1].texts, strict=True)),
     }
 
@@ -163,8 +167,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", required=True, help="a folder with safetensors files")
     add("--max-memory", nargs="+", default=["25%", "50%", "75%", "100%"], metavar="AMOUNT")
-    names = f"of {', '.join(METHODS)}; default: all that can take part"
-    add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=names)
+    names = f"of {', '.join(STREAMED_METHODS)}; default: all that can take part"
+    add("--methods", nargs="+", choices=STREAMED_METHODS, metavar="NAME", help=names)
     add("--draft-model", metavar="FOLDER", help="a small model, resident, that drafts too")
     add("--dtype", choices=_DTYPES, default="bfloat16", help="default: bfloat16")
     add_length(parser, 32)

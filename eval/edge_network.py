@@ -197,7 +197,7 @@ def _drawn(case: str, figures: dict[str, Lines]) -> Iterator[Picture]:
 
 
 def _numbers(found: dict[str, dict[str, Lines]]) -> dict[str, Any]:
-    """For the JSON line: what is saved, and every point of every figure."""
+    """For the JSON line: what is saved."""
     saved = {
         case: {
             f"{claim.figure}, {claim.scheme}": round(_saved(claim, lines[claim.figure]), 2)
@@ -209,15 +209,7 @@ def _numbers(found: dict[str, dict[str, Lines]]) -> dict[str, Any]:
         "network": asdict(Network()),
         "schemes": DESCRIPTIONS,
         "saved_percent": saved,
-        "figures": _rounded(found),
     }
-
-
-def _rounded(found: Any) -> Any:
-    """The same, with points named by text and seconds of three digits."""
-    if isinstance(found, dict):
-        return {n if isinstance(n, str) else f"{n:g}": _rounded(v) for n, v in found.items()}
-    return round(found, 3)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

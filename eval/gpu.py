@@ -54,7 +54,7 @@ _MANY_PROMPTS, _MANY_ROWS = 16, 8
 _NO_DRAFTS: dict[str, Any] = {"max_nodes": 1, "sources": ()}
 
 
-class Asked(NamedTuple):
+class Workload(NamedTuple):
     """A model, the prompts (1, L), the most new tokens of each, and stock's texts once known."""
 
     model: Any
@@ -71,7 +71,7 @@ class Cell(NamedTuple):
     row: str
     column: str
     needs_card: bool
-    measure: Callable[[Asked], str]
+    measure: Callable[[Workload], str]
 
 
 class Saved:
@@ -140,7 +140,7 @@ def _measured(
     end: float,
 ) -> dict[tuple[str, ...], str]:
     """Measures and saves the cells of one model; returns those that have no figure, and why."""
-    reasons, asked = dict[tuple[str, ...], str](), None
+    reasons, workload = dict[tuple[str, ...], str](), None
     for cell in CELLS:
         key = (cell.table, shape, cell.row, cell.column)
         if key in saved.values:
@@ -151,15 +151,15 @@ def _measured(
             reasons[key] = _NO_TIME
         else:
             try:
-                if asked is None:
+                if workload is None:
                     stock = list(saved.stock.get(shape, []))
-                    asked = Asked(load(), *given, options.max_new_tokens, stock)
-                    print(f"{shape}: {json.dumps(where(asked.model))}", flush=True)
-                saved.add(key, cell.measure(asked), list(asked.stock))
+                    workload = Workload(load(), *given, options.max_new_tokens, stock)
+                    print(f"{shape}: {json.dumps(where(workload.model))}", flush=True)
+                saved.add(key, cell.measure(workload), list(workload.stock))
             except Exception as error:  # Such as no memory: the other cells go on.
                 reasons[key] = one_line(error)
             print(*key, saved.values.get(key) or reasons[key], sep=" | ", flush=True)
-    del asked
+    del workload
     gc.collect()
     return reasons
 
@@ -167,9 +167,9 @@ def _measured(
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """All that a cell depends on but for its shape."""
     names = ("model", "dtype", "device", "max_new_tokens", "task", "limit", "every", "offset")
-    asked = {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in names}
     questions = sha256(options.questions.read_bytes()).hexdigest()
-    return {**asked, "questions": questions, "card": _card(), **versions()}
+    return {**chosen, "questions": questions, "card": _card(), **versions()}
 
 
 def _loaded(options: argparse.Namespace, shape: str) -> Any:
@@ -198,36 +198,36 @@ def _tables(values: dict[tuple[str, ...], str]) -> Iterator[Table]:
         yield Table(title, ["what", "model", *columns], body)
 
 
-def _answers(method: Method, asked: Asked) -> tuple[float, list[list[int]]]:
+def _answers(method: Method, workload: Workload) -> tuple[float, list[list[int]]]:
     """The milliseconds of a token, and the texts; the first prompt, with its captures, is out."""
-    if reason := method.refusal(asked.model):
+    if reason := method.refusal(workload.model):
         raise EvalError(reason)
     seconds, texts = [], []
-    for prompt in asked.prompts:
+    for prompt in workload.prompts:
         limits: dict[str, Any] = {
-            "max_new_tokens": asked.max_new_tokens,
+            "max_new_tokens": workload.max_new_tokens,
             "temperature": 0.0,
             "seed": 0,
         }
-        ids = prompt.to(asked.model.device)
-        result = timed(asked.model, partial(method.answer, asked.model, ids, **limits))
+        ids = prompt.to(workload.model.device)
+        result = timed(workload.model, partial(method.answer, workload.model, ids, **limits))
         texts.append(result.output[0, ids.shape[1] :].tolist())
         seconds.append(result.seconds)
     counted = slice(1 if len(texts) > 1 else 0, None)
     return 1000 * sum(seconds[counted]) / sum(map(len, texts[counted])), texts
 
 
-def _by_stock(name: str, asked: Asked) -> str:
-    ms, texts = _answers(new_method(name), asked)
+def _by_stock(name: str, workload: Workload) -> str:
+    ms, texts = _answers(new_method(name), workload)
     if name == STOCK:
-        asked.stock[:] = texts
-    return f"{ms:.2f}{_same(texts, asked)}"
+        workload.stock[:] = texts
+    return f"{ms:.2f}{_same(texts, workload)}"
 
 
-def _by_us(knobs: dict[str, Any], kind: str | None, asked: Asked) -> str:
+def _by_us(knobs: dict[str, Any], kind: str | None, workload: Workload) -> str:
     """Of a `SelfSpec` with these knobs; refuses another kind of forward than was asked for."""
     spec = SelfSpec(**knobs)
-    ms, texts = _answers(SelfSpecMethod("ours", spec), asked)
+    ms, texts = _answers(SelfSpecMethod("ours", spec), workload)
     if kind is not None and spec.stats.forward != kind:
         raise EvalError(f"forwards were {spec.stats.forward}: {spec.stats.eager_reason}")
     if spec.config.compile and spec.stats.eager_reason:
@@ -235,19 +235,19 @@ def _by_us(knobs: dict[str, Any], kind: str | None, asked: Asked) -> str:
     step = sum(spec.stats.seconds.values()) - spec.stats.seconds["forward"]
     beside = 1000 * step / max(spec.stats.num_steps, 1)
     told_more = f"; {spec.stats.tokens_per_step:.2f} tokens a step, {beside:.2f} ms beside"
-    return f"{ms:.2f}{_same(texts, asked)}{told_more}"
+    return f"{ms:.2f}{_same(texts, workload)}{told_more}"
 
 
-def _same(texts: list[list[int]], asked: Asked) -> str:
+def _same(texts: list[list[int]], workload: Workload) -> str:
     """How many texts are stock's, if stock was measured in this run."""
-    if not asked.stock:
+    if not workload.stock:
         return ""
-    return f" ({sum(map(list.__eq__, texts, asked.stock))} of {len(texts)} texts)"
+    return f" ({sum(map(list.__eq__, texts, workload.stock))} of {len(texts)} texts)"
 
 
-def _forward_ms(compiles: bool, width: int, num_tokens: int, asked: Asked) -> str:
+def _forward_ms(compiles: bool, width: int, num_tokens: int, workload: Workload) -> str:
     ways, seconds = {"captures": True, "compiles": compiles}, []
-    forward = fixed_forward(asked.model, width, num_tokens, **ways)
+    forward = fixed_forward(workload.model, width, num_tokens, **ways)
     for _ in range(_FORWARDS):
         start = perf_counter()
         forward()[0, 0, 0].item()  # Which waits for the device.
@@ -255,21 +255,22 @@ def _forward_ms(compiles: bool, width: int, num_tokens: int, asked: Asked) -> st
     return f"{1000 * median(seconds):.2f}"
 
 
-def _many(way: str, asked: Asked) -> str:
-    prompts = [asked.prompts[n % len(asked.prompts)][0].tolist() for n in range(_MANY_PROMPTS)]
-    many = Many(
-        asked.model, asked.tokenizer, prompts, asked.max_new_tokens, _MANY_ROWS, None, knobs={}
-    )
+def _many(way: str, workload: Workload) -> str:
+    prompts = [
+        workload.prompts[n % len(workload.prompts)][0].tolist() for n in range(_MANY_PROMPTS)
+    ]
+    limits = workload.max_new_tokens, _MANY_ROWS, None
+    many = Many(workload.model, workload.tokenizer, prompts, *limits, knobs={})
     return f"{max(answered(way, many).ends):.2f}"
 
 
-def _kernels(compiles: bool, asked: Asked) -> str:
+def _kernels(compiles: bool, workload: Workload) -> str:
     """Kernels that one forward starts when it is not replayed, all and by layer."""
-    forward = fixed_forward(asked.model, 8, _AFTER[0], captures=False, compiles=compiles)
+    forward = fixed_forward(workload.model, 8, _AFTER[0], captures=False, compiles=compiles)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         forward()
     kernels = sum(event.device_type.name == "CUDA" for event in profiler.events())
-    return f"{kernels}, {kernels / len(decoder_layers(asked.model)):.1f} a layer"
+    return f"{kernels}, {kernels / len(decoder_layers(workload.model)):.1f} a layer"
 
 
 def _ours(row: str, needs_card: bool, kind: str | None, **knobs: Any) -> Cell:

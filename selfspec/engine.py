@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TypeAlias
 
 from selfspec.ability.families import unplaced_id
-from selfspec.cost import Budget, MeasuredBudget, Step, StepTime
+from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
@@ -55,21 +55,17 @@ class Engine:
         backend: Backend,
         *,
         learned: Callable[[int], Learned],  # For a vocabulary of some size.
-        budget: Budget | None = None,  # None: what the config says.
+        budget: Budget,
         device: Device = CPU,  # until the first prompt shows another one
         on_step: Collection[OnStep] = (),
         kept_kv: KeptKV | str | None = None,  # None: nothing is shared. Or why it can't be.
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        config = runner.config
         self.backend = backend
-        self.config = config.changed(top_k=1) if backend.chains_only else config
+        self.config = runner.config.changed(top_k=1) if backend.chains_only else runner.config
         self.prompts: list[Prompt] = []  # Those whose texts are being written.
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
-        if budget is None:
-            is_measured = config.budget == "measured"
-            budget = MeasuredBudget(ledger=runner.ledger) if is_measured else Budget()
         self.budget = budget
         self._run_as = ("", 0, (0, 0))
         # A source that belongs to the model looks at hidden states.
@@ -93,7 +89,7 @@ class Engine:
         if not reader.num_read:
             self.sharing.begin(prompt, others)
         num_read = reader.num_left if num_tokens is None else min(reader.num_left, num_tokens)
-        runner.before_forward(len(prompt.input_ids) * max(num_read, 1))
+        runner.before_forward(len(reader.input_ids) * max(num_read, 1))
         read_from = self._clock()
         stats.spend("prepare", read_from - start)
         try:
@@ -104,7 +100,7 @@ class Engine:
                 prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
-                    self._join(prompt, prefilled)
+                    self._join(prompt, prefilled.repeated(prompt.num_copies))
         except Exception as error:
             self.sharing.give_way(error)
             if prompt.fails_alone and prompt.rows:
@@ -173,7 +169,10 @@ class Engine:
         for drafted, seen in self._forwards(drafts.trees, laps):
             records = walked(drafted, seen.logits)
             laps.end("verify")
-            self._commit(drafted, records)
+            self.backend.commit([[] if record is None else record.path for record in records])
+            # Where drafts led to NaN, their slots are emptied.
+            if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
+                self.backend.wipe(spoiled)
             laps.end("commit")
             committed += learn([row for row, _ in drafted], records, seen)
             laps.end("learn")
@@ -242,12 +241,6 @@ class Engine:
         readable = logits.logits[..., : self._num_readable]
         return self._device.fetch(*top_k(readable, config.top_k))
 
-    def _commit(self, drafted: list[Drafted], records: Sequence[StepRecord | None]) -> None:
-        """Keeps the KV of the paths; where drafts led to NaN, their slots are emptied."""
-        self.backend.commit([[] if record is None else record.path for record in records])
-        if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
-            self.backend.wipe(spoiled)
-
     def _account(self, drafts: Drafts, committed: list[Committed], laps: Laps) -> None:
         """Tells the budget what the step took and brought, and counts it for each row."""
         rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
@@ -271,11 +264,10 @@ class Engine:
             self.sharing.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]
         rows = list(self.rows)
-        for index in reversed(range(len(rows))):
-            if rows[index].is_done and rows[index].may_leave:
-                last = rows.pop()
-                if index < len(rows):
-                    rows[index] = last
+        for index, row in reversed(list(enumerate(rows))):
+            if row.is_done and row.may_leave:
+                rows[index] = rows[-1]
+                rows.pop()
         if len(rows) < len(self.rows):
             self._keep(rows)
         return over

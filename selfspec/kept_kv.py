@@ -32,7 +32,7 @@ class PromptEnd(NamedTuple):
     """
 
     num_tokens: int
-    logits: torch.Tensor | None  # (1, V); None: an earlier text has them.
+    logits: torch.Tensor | None  # (1, V); None where the prompt was not read to its end.
     scope: Hashable = None
 
 
@@ -175,7 +175,7 @@ class KeptKV:
         return best
 
     def keep(self, ids: Ids, end: PromptEnd, kv: TextKV) -> None:
-        """Copies what is held of a text, up to the last of its ids, if there is room for that.
+        """Copies the columns of a text, up to the last of its ids, if they fit.
 
         What an earlier text has is not copied.
         """
@@ -183,10 +183,6 @@ class KeptKV:
             parent, start = self._nearest(ids, end.scope)
             if parent is not None:
                 self._use(parent)
-                if start >= end.num_tokens and any(
-                    kin.answers(end.num_tokens) for kin in parent.line
-                ):
-                    end = end._replace(logits=None)
             new = TextKV(_without_known(kv.columns, len(ids), parent, start), kv.states)
             text = Text(ids, end, lambda: new, parent, start)
             is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))

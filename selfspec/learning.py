@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def tables(ids: torch.Tensor, probabilities: torch.Tensor) -> TopK:
     return TopK(ids.numpy().astype(np.int32), known.astype(np.float16))
 
 
-def teach(learned: Learned, prompt: Prefilled, head: Any, num_readable: int) -> None:
+def teach(learned: Learned, prompt: Prefilled, head: torch.nn.Module, num_readable: int) -> None:
     """Shows the sources the model's likeliest tokens after the last tokens of a prompt.
 
     Ids from `num_readable` on, which the model can't read, are left out. If two tokens in a row

@@ -12,15 +12,24 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
+from transformers import (
+    Cache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from selfspec.ability.probe import DraftSupport
-from selfspec.compat.generation import update_arguments
+from selfspec.compat.generation import kv_of, update_arguments
 from selfspec.compat.grammars import grammars_of
+from selfspec.compat.states import has_states
 from selfspec.config import SpecConfig
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart, Source
-from selfspec.draft.sources.grammar import Grammar, GrammarSource, TokenBytes
+from selfspec.draft.sources.grammar import GrammarSource, TokenBytes
 from selfspec.draft.sources.prediction import Prediction
+from selfspec.forward.inputs import other_inputs
 from selfspec.forward.prompt import (
     OnLogits,
     Prefilled,
@@ -45,13 +54,13 @@ class Prompt:
     of it in the last fields.
     """
 
-    model: Any
+    model: PreTrainedModel
     runner: ModelRunner
     input_ids: torch.Tensor  # (B, P)
     model_kwargs: dict[str, Any]
-    generation_config: Any
-    logits_processor: Any
-    stopping_criteria: Any
+    generation_config: GenerationConfig
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
     streamer: Streamer | None  # Hears each token once all rows have it.
     predictions: Sequence[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
@@ -81,10 +90,10 @@ class Prompt:
 
     # What came of it.
     rows: list[Row] = field(default_factory=list)
-    kv: Any = None  # The cache that the caller gets.
+    kv: Cache | None = None  # The cache that the caller gets.
     output: Any = None  # That of stock's own loop.
     plain_ids: list[int] = field(default_factory=list)  # What it has told the streamer.
-    error: Any = None  # What has ended it.
+    error: BaseException | None = None  # What has ended it.
 
     @property
     def config(self) -> SpecConfig:
@@ -130,23 +139,57 @@ class Prompt:
     def ability(self) -> DraftSupport:
         """What the model can verify after this prompt."""
         ability, placed = self.runner.ability(), self.runner.placed
-        given = frozenset(name for name, value in self.model_kwargs.items() if value is not None)
-        if ability.mode != "tree" or given in placed:
+        names = frozenset(name for name, value in self.model_kwargs.items() if value is not None)
+        if ability.mode != "tree" or names in placed:
             return ability
         arguments = update_arguments(self.model, dict(self.model_kwargs))
         positions = given_positions(self.model, self.input_ids, arguments)
         if reason := placing_reason(positions, arguments):
             return DraftSupport.of_chains(reason)._replace(whole_reason=ability.whole_reason)
         if positions is not None and not positions.is_floating_point():
-            placed.add(given)
+            placed.add(names)
         return ability
 
     @cached_property
+    def num_copies(self) -> int:
+        """How many rows side by side are alike, as those of `num_return_sequences`: read once.
+
+        1 where more than the ids and the padding could decide on what is read.
+        """
+        number, ids = self.generation_config.num_return_sequences or 1, self.input_ids
+        cache = kv_of(self.model_kwargs)
+        if number == 1 or self.ability.mode != "tree" or self.has_callers_cache:
+            return 1
+        # Images may be encoded already, in what is no tensor.
+        if any(map(has_states, cache.layers)) or other_inputs(self.model_kwargs):
+            return 1
+        tensors = {n: v for n, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
+        if not tensors.keys() <= {"attention_mask", "position_ids"}:
+            return 1
+        for tensor in (ids, *tensors.values()):
+            copies = tensor[::number].repeat_interleave(number, dim=0)
+            # Positions may have several planes in front of the rows.
+            if tensor.shape != ids.shape or not torch.equal(tensor, copies):
+                return 1
+        return number
+
+    @cached_property
     def reader(self) -> PromptReader:
-        learns = self.config.learning != "frozen"
-        arguments = (self.model, self.input_ids, self.model_kwargs, self.generation_config)
-        in_parts = self.ability.whole_reason is None
-        return PromptReader(*arguments, learns=learns, on_logits=self.on_logits, in_parts=in_parts)
+        """Reads the prompt, of several rows that are alike the first one."""
+        every = slice(None, None, self.num_copies)
+        model_kwargs = {
+            name: value[every] if isinstance(value, torch.Tensor) and self.num_copies > 1 else value
+            for name, value in self.model_kwargs.items()
+        }
+        return PromptReader(
+            self.model,
+            self.input_ids[every],
+            model_kwargs,
+            self.generation_config,
+            learns=self.config.learning != "frozen",
+            on_logits=self.on_logits,
+            in_parts=self.ability.whole_reason is None,
+        )
 
     def new_rows(
         self,
@@ -197,8 +240,7 @@ class Prompt:
         grammars = cache(partial(grammars_of, self.logits_processor, num_rows, TokenBytes))
         sources: list[list[Source]] = []
         for number, prediction in enumerate(self.predictions):
-            grammar = GrammarSource(partial(_of_row, grammars, number))
-            named = (prediction, grammar, self.draft_model)
+            named = (prediction, GrammarSource(grammars, number), self.draft_model)
             sources.append([source for source in named if source is not None])
         return sources
 
@@ -244,7 +286,3 @@ class Prompt:
         if self.seed is None:
             return None
         return torch.Generator(self.input_ids.device).manual_seed(self.seed)
-
-
-def _of_row(grammars: Callable[[], list[Grammar | None]], number: int) -> Grammar | None:
-    return grammars()[number]

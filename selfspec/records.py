@@ -6,7 +6,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
@@ -131,8 +131,8 @@ class DraftTree:
         """Keeps the nodes that were added first; what was looked at below them stays known."""
         for node in range(len(self) - 1, num_nodes - 1, -1):
             del self.children[self.parents[node]][self.tokens[node]]
-        for held in (self.tokens, self.parents, self.depths, self.scores):
-            del held[num_nodes:]
+        for values in (self.tokens, self.parents, self.depths, self.scores):
+            del values[num_nodes:]
         del self.evidence[num_nodes:], self.children[num_nodes:], self.looked_at[num_nodes:]
 
     def check(self) -> None:
@@ -178,13 +178,6 @@ class TopK(NamedTuple):
         return TopK(self.ids[index], self.probabilities[index])
 
 
-class Lesson(NamedTuple):
-    """The predictions at the nodes of a tree, the accepted ones last: they win over others."""
-
-    pairs: NDArray[np.int64]  # (N, 2): the token above each node, and its own
-    top: TopK  # (N, K): what comes after
-
-
 @dataclass(slots=True, kw_only=True)
 class StepRecord:
     """What came of one verified tree of one row: what sources, calibration and callers see.
@@ -205,18 +198,6 @@ class StepRecord:
     top: TopK | None = None
     states: Any = None
     is_padding: bool = False
-    _lesson: Lesson | None = field(default=None, init=False, repr=False, compare=False)
-
-    @property
-    def lesson(self) -> Lesson | None:
-        """What is to be learned, put in order once; None where nobody learns."""
-        if self._lesson is None and self.top is not None:
-            tree, on_path = self.tree, set(self.path)
-            order = [node for node in range(len(tree)) if node not in on_path] + self.path
-            tokens = [*tree.tokens, self.above]  # The root's parent, -1, is the last one.
-            pairs = [(tokens[tree.parents[node]], tokens[node]) for node in order]
-            self._lesson = Lesson(np.array(pairs, np.int64), self.top.at(order))
-        return self._lesson
 
     @property
     def num_accepted(self) -> int:

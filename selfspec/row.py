@@ -20,7 +20,7 @@ from selfspec.machine.device import upload
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
-_ROOM = 256  # New tokens for which the ids that processors read have room at first.
+_NUM_AT_FIRST = 256  # New tokens for which there is memory in the ids that processors read.
 
 
 class Streamer(Protocol):
@@ -29,6 +29,10 @@ class Streamer(Protocol):
     def put(self, value: torch.Tensor) -> None: ...
 
     def end(self) -> None: ...
+
+
+class ReaderGone(Exception):
+    """Ends a text that nobody reads any more."""
 
 
 class Stops(NamedTuple):
@@ -73,7 +77,7 @@ class Row(KVRow):
         self.num_plain = 0  # Steps to come that draft nothing, after drafts that led to NaN.
         self._num_plain_after = 1  # Doubles after each step with NaN.
         self.is_spoiled = False  # Did its last step lead to NaN?
-        self._ids: torch.Tensor | None = None  # (1, P + room)
+        self._ids: torch.Tensor | None = None  # (1, L), longer than the text
         self._num_written = 0
 
     @property
@@ -115,9 +119,9 @@ class Row(KVRow):
         """(1, L): what stock's processors and criteria read of this row so far."""
         length, waiting = self.length, self.new_ids[self._num_written :]
         if self._ids is None or self._ids.shape[1] < length:
-            held = self.prompt.long() if self._ids is None else self._ids
-            self._ids = held.new_empty(1, max(2 * held.shape[1], length) + _ROOM)
-            self._ids[:, : held.shape[1]] = held
+            ids = self.prompt.long() if self._ids is None else self._ids
+            self._ids = ids.new_empty(1, max(2 * ids.shape[1], length) + _NUM_AT_FIRST)
+            self._ids[:, : ids.shape[1]] = ids
         if waiting:
             many = len(waiting) > 1  # A single number can be written without a tensor.
             self._ids[0, length - len(waiting) : length] = (
@@ -140,13 +144,13 @@ class Row(KVRow):
     def fail(self, error: Exception) -> None:
         self.error, self.is_done, self.on_token = error, True, _no_listener
 
-    def note_nan(self, found: bool) -> None:
+    def note_nan(self, has_nan: bool) -> None:
         """After NaN the row drafts nothing for a while, each time for twice as long as before.
 
         So a model whose own logits are NaN is hardly slower than without drafts.
         """
-        self.is_spoiled = found
-        if found:
+        self.is_spoiled = has_nan
+        if has_nan:
             self.num_plain, self._num_plain_after = self._num_plain_after, 2 * self._num_plain_after
         else:
             self.num_plain = max(self.num_plain - 1, 0)

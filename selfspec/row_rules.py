@@ -82,8 +82,8 @@ def for_rows(processors: LogitsProcessorList, num_rows: int) -> list[Any]:
 
 
 def _for_row(processor: Any, row: int) -> Any:
-    # Stock gives the repetition penalty the padding of all rows, as a tensor. A number stands for
-    # one row and says the same, however many prefixes of that row are processed at once.
+    # Stock gives the repetition penalty a tensor with the padding of all rows. A number does the
+    # same for one row, also where several prefixes of that row are processed at once.
     padding = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(padding, torch.Tensor):
         return processor

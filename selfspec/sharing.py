@@ -16,7 +16,7 @@ from selfspec.forward.columns import text_kv_in
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV, PromptEnd, Text
 from selfspec.prompt import Prompt
-from selfspec.row import Row
+from selfspec.row import ReaderGone, Row
 
 T = TypeVar("T")
 
@@ -72,8 +72,12 @@ class Sharing:
         return work()
 
     def joined(self, prompt: Prompt, prefilled: Prefilled) -> None:
-        """A prompt was read, which others may share from now on."""
-        if self._store is None or prompt.stats.kept_reason is not None:
+        """A prompt was read, which others may share from now on, if it has one row.
+
+        Of several, each may leave before the prompt has ended.
+        """
+        has_one_row = len(prompt.rows) == 1
+        if self._store is None or prompt.stats.kept_reason is not None or not has_one_row:
             return
         (row,) = prompt.rows
         row.prompt_end = PromptEnd(len(row.prompt_ids), prefilled.logits, _scope(prompt))
@@ -81,16 +85,19 @@ class Sharing:
             self._store.keep(np.array(row.prompt_ids), row.prompt_end, kv)
 
     def ended(self, prompts: Sequence[Prompt]) -> None:
-        """Keeps what was read of these prompts, whose rows are still there and have ended well."""
+        """Keeps what was read of these prompts, whose rows are still there, but after an error.
+
+        A reader who has gone may come back.
+        """
         for row in (row for prompt in prompts for row in prompt.rows):
-            if self._store is not None and row.prompt_end is not None and row.error is None:
+            is_whole = row.error is None or isinstance(row.error, ReaderGone)
+            if self._store is not None and row.prompt_end is not None and is_whole:
                 text = self._text_of(row)
                 self._store.keep(text.ids, text.end, text.kv)
 
     def left(self, prompt: Prompt) -> None:
-        """Keeps what was read of a prompt whose text nobody wants any more."""
-        self.ended([prompt])
-        if self._store is None or prompt.rows or prompt.stats.kept_reason is not None:
+        """Keeps the part of a prompt that was read, whose text nobody wants any more."""
+        if self._store is None or prompt.stats.kept_reason is not None:
             return
         if num_read := prompt.reader.num_read:
             ids = np.array(prompt.input_ids[0, :num_read].tolist())

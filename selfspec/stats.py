@@ -146,7 +146,7 @@ class GenerationStats:
     @property
     def acceptance_rates(self) -> list[float]:
         """The share of steps with drafts in which each position's token was accepted."""
-        return [each / self.num_drafts for each in self.num_accepted_tokens_per_pos]
+        return [number / self.num_drafts for number in self.num_accepted_tokens_per_pos]
 
     @property
     def speed_up(self) -> float | None:
@@ -206,14 +206,14 @@ class GenerationStats:
         if not isinstance(other, GenerationStats):
             return NotImplemented
         merged: dict[str, Any] = {}
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            merged[each.name] = theirs or mine if each.metadata == _LATEST else mine + theirs
+        for stat in fields(self):
+            mine, theirs = getattr(self, stat.name), getattr(other, stat.name)
+            merged[stat.name] = theirs or mine if stat.metadata == _LATEST else mine + theirs
         return GenerationStats(**merged)
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and what follows from them, of kinds that JSON knows."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {stat.name: getattr(self, stat.name) for stat in fields(self)}
         plain = {k: dict(v) if isinstance(v, Counter) else v for k, v in values.items()}
         return plain | {name: getattr(self, name) for name in _DERIVED}
 
@@ -254,7 +254,7 @@ class GenerationStats:
             self.num_draft_forwards and f"{self.num_draft_forwards} forwards for drafts",
             is_told and f"{self.forward or 'eager'} forwards{copies}{reason}",
         ]
-        return "; ".join(str(each) for each in told if each)
+        return "; ".join(str(note) for note in told if note)
 
     @property
     def _stages(self) -> str:
@@ -277,5 +277,5 @@ class GenerationStats:
         first = enumerate(self.acceptance_rates[:_MOST_POSITIONS])
         rates = ", ".join(f"{place}: {rate:.2f}" for place, rate in first)
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted tokens accepted"
-        by_place = f", rate by position {rates}" * bool(rates)
-        return f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}{by_place}"
+        line = f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}"
+        return f"{line}, rate by position {rates}" if rates else line

@@ -278,7 +278,7 @@ class Run:
             ),
             self.backend,
             learned=lambda _vocab_size: self.learned,
-            budget=Budget() if self.budget is None else self.budget,
+            budget=self.budget,
             device=self.device,
             on_step=[self.records.append],
             clock=self.clock,

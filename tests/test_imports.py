@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "walks": _VERIFY | {"drafts"},
     "sharing": _ENGINE | {"prompt", "row"},
     "engine": _ENGINE | {"drafts", "learning", "prompt", "row", "sharing", "walks"},
-    "session": _ENGINE | {"engine", "plain", "prompt", "row_rules"},
+    "session": _ENGINE | {"engine", "plain", "prompt", "row", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
     "plugin": _ENGINE | {*_PROMPT, "engine", "learning", "row", "cache", "papers", "session"},
@@ -89,7 +89,7 @@ NO_TORCH = (
 )
 TRANSFORMERS = {
     *("ability", "batch", "building", "cli", "compat"),
-    *("forward", "neural", "plain", "plugin", "row_rules", "weights"),
+    *("forward", "neural", "plain", "plugin", "prompt", "row_rules", "weights"),
 }
 
 FILES = sorted(

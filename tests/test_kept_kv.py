@@ -332,6 +332,19 @@ def test_a_chat_reads_each_turn_alone() -> None:
         inputs = {name: each[:, :-1] for name, each in inputs.items()}
 
 
+def test_sequences_of_one_prompt_go_on_after_what_was_read() -> None:
+    model, inputs, spec = attached_model(), prompt(1, 20), SelfSpec(**FIXED, kept_kv="1GB")
+    kept_after(spec, model, inputs)
+    options = {"max_new_tokens": 6, "do_sample": True, "num_return_sequences": 3}
+    for _ in range(2):
+        torch.manual_seed(5)
+        stock = model.generate(**inputs, **options)
+        torch.manual_seed(5)
+        ours = model.generate(**inputs, **options, assistant=spec)
+        assert torch.equal(ours, stock)
+        assert spec.stats.num_prompt_tokens_kept == 20
+
+
 def test_forgetting_drops_what_was_read() -> None:
     model, inputs, spec = attached_model(), prompt(1, 20), SelfSpec(**FIXED, kept_kv="1GB")
     kept_after(spec, model, inputs)

@@ -6,6 +6,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.zoo import ARCHITECTURES
+
 LINES = [
     "def read(self, size=-1):\n    return self.file.read(size)\n",
     "the quick brown fox jumps over the lazy dog\n",
@@ -37,20 +39,5 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def make_model(num_tokens: int, **changes: Any) -> LlamaForCausalLM:
     """Weights so large that the text wanders; `changes` go into the config."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **{
-            "vocab_size": num_tokens,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "initializer_range": 0.3,
-            "bos_token_id": None,
-            "eos_token_id": 1,
-            "pad_token_id": 0,
-            **changes,
-        }
-    )
-    return LlamaForCausalLM(config)
+    ids = {"vocab_size": num_tokens, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    return LlamaForCausalLM(LlamaConfig(**ARCHITECTURES["llama"].config | ids | changes))

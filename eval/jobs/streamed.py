@@ -34,7 +34,7 @@ from eval.runs.timing import num_new_tokens, timed
 from selfspec import SelfSpec, load
 from selfspec.weights.streamed.stream import stream_of
 
-ACCELERATE, ALONE, LOOKUP, OURS, SMALL = METHODS = (
+ACCELERATE, ALONE, LOOKUP, OURS, SMALL = STREAMED_METHODS = (
     "accelerate",
     "streamed",
     "streamed prompt-lookup",

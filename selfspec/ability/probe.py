@@ -9,6 +9,7 @@ decides.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from traceback import walk_tb
 from typing import Any, NamedTuple
 
@@ -119,27 +120,41 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return DraftSupport("plain", f"it has layers of type {mixing}, {_MIXES}", None)
     if reason := family_reason(model.config, PLAIN):
         return DraftSupport("plain", reason, None)
-    ids = _probe_ids(model)
+    ordinary = _ordinary_ids(model)
+    ids, crowds = _probe_ids(ordinary), _crowds(ordinary)
     if ids is None:
         return DraftSupport("plain", "its vocabulary is too small to try a draft on", None)
     devices = _devices(model)
     tried = Decoder(model) if model.config.is_encoder_decoder else model
+    layers = cache(partial(TrialLayers.of, tried))  # An error in it is one of the trial.
+
+    def tree() -> str | None:
+        if isinstance(types, str):
+            return types
+        reason = check_logits(model, ids)
+        return reason or check_tree(model, ids, types, layers(), TreeBackend, crowds)
+
+    def chain() -> str | None:
+        return check_logits(tried, ids) or check_chain(tried, ids, layers(), crowds)
+
     with torch.no_grad():
         before = [default_generator(device).get_state() for device in devices]
-        types, reason = _try_tree(model, ids)
-        chain_reason = None if reason is None else _attempt(_chain_reason, tried, ids)
+        types = attention_for_trees(model)
+        reason = _attempt(model, tree)
+        chain_reason = None if reason is None else _attempt(tried, chain)
         whole_reason = None
         if tried is model and chain_reason is None:
-            whole_reason = _attempt(_whole_reason, model, ids)
+            whole_reason = _attempt(model, lambda: check_prompt(model, ids, layers(), crowds))
         # Another thread may have drawn, too; then its draws must stay drawn.
         after = [default_generator(device).get_state() for device in devices]
         is_moved = not all(map(torch.equal, before, after))
-    draws = _attempt(_check_draws, tried, ids, devices) if is_moved else None
+    draws = _attempt(tried, lambda: _check_draws(tried, ids, devices)) if is_moved else None
     if draws is not None:
         for device, state in zip(devices, before, strict=True):
             default_generator(device).set_state(state)
         return DraftSupport("plain", draws, None)
     if reason is None:
+        assert not isinstance(types, str)
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(str(reason))._replace(whole_reason=whole_reason)
@@ -156,10 +171,10 @@ def try_backend(
     The model must be able to verify trees. Returns why the outcome is wrong, or None if it is
     right. All layers are run, since a capture has all of them.
     """
-    ids = _probe_ids(model)
+    ids = _probe_ids(_ordinary_ids(model))
     assert ids is not None
     with torch.no_grad():
-        return _attempt(check_tree, model, ids, types, TrialLayers(), new_backend)
+        return _attempt(model, lambda: check_tree(model, ids, types, TrialLayers(), new_backend))
 
 
 def attention_for_trees(model: PreTrainedModel) -> AttentionTypes | str:
@@ -195,38 +210,16 @@ def _check_draws(model: PreTrainedModel, ids: list[int], devices: list[torch.dev
     return "its forward draws random numbers, as in training mode"
 
 
-def _try_tree(model: PreTrainedModel, ids: list[int]) -> tuple[AttentionTypes | None, str | None]:
-    types = attention_for_trees(model)
-    if isinstance(types, str):
-        return None, types
-    return types, _attempt(_tree_reason, model, ids, types)
-
-
-def _tree_reason(model: PreTrainedModel, ids: list[int], types: AttentionTypes) -> str | None:
-    reason = check_logits(model, ids)
-    layers, crowds = TrialLayers.of(model), _crowds(model)
-    return reason or check_tree(model, ids, types, layers, TreeBackend, crowds)
-
-
-def _chain_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
-    reason = check_logits(model, ids)
-    return reason or check_chain(model, ids, TrialLayers.of(model), _crowds(model))
-
-
-def _whole_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
-    return check_prompt(model, ids, TrialLayers.of(model), _crowds(model))
-
-
 def _devices(model: PreTrainedModel) -> list[torch.device]:
     """The CPU, and each other device that the model has weights on."""
     on = {device_of(model), *(parameter.device for parameter in model.parameters())}
     return [torch.device("cpu"), *sorted((on - {torch.device("cpu")}), key=str)]
 
 
-def _attempt(check: Any, model: PreTrainedModel, *args: Any) -> str | None:
+def _attempt(model: PreTrainedModel, check: Callable[[], str | None]) -> str | None:
     """A check's verdict; an exception in the model's own code counts as one."""
     try:
-        verdict: str | None = check(model, *args)
+        return check()
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -236,7 +229,6 @@ def _attempt(check: Any, model: PreTrainedModel, *args: Any) -> str | None:
         if not _is_of_model(error):
             raise BrokenTrial(f"the trial of {type(model).__name__} broke off ({said})") from error
         return f"{type(model).__name__} fails on it ({said})"
-    return verdict
 
 
 def _is_of_model(error: Exception) -> bool:
@@ -246,16 +238,14 @@ def _is_of_model(error: Exception) -> bool:
     return [package for package in packages if package != "torch"][-1] != "selfspec"
 
 
-def _probe_ids(model: PreTrainedModel) -> list[int] | None:
+def _probe_ids(ordinary: list[int]) -> list[int] | None:
     """A few ordinary tokens, far apart, since neighbours may be unused tokens that are alike."""
-    ordinary = _ordinary_ids(model)
     step = len(ordinary) // _NUM_PROBE_IDS
     return ordinary[step - 1 :: step][:_NUM_PROBE_IDS] if step else None
 
 
-def _crowds(model: PreTrainedModel) -> list[list[int]]:
+def _crowds(ordinary: list[int]) -> list[list[int]]:
     """Two sets of ordinary tokens from all over the vocabulary."""
-    ordinary = _ordinary_ids(model)
     step = max(len(ordinary) // (2 * _CROWD), 1)
     return [ordinary[first :: 2 * step][:_CROWD] for first in (0, step)]
 

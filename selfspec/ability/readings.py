@@ -48,7 +48,7 @@ def read_at_once(
             [(*text.positions, *range(length))[:length] for text in texts], device=device_of(model)
         )
     prepared = plain_inputs(model, input_ids, arguments, length)
-    # A model that drops positions would count columns.
+    # A model's code may drop the positions; without them it would count columns.
     inputs = arguments | {name: value for name, value in prepared.items() if value is not None}
     inputs.pop("logits_to_keep", None)
     outcomes = layers.outcome(lambda: model(**inputs).logits)

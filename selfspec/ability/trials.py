@@ -201,7 +201,7 @@ def verdict(
             continue
         if rounding is None:  # Two outcomes may happen to have the same bits.
             rounding = max(distance_of(right_again(), right), torch.finfo(model.dtype).eps / 4)
-        # An answer that is the right one but for rounding shows no fault.
+        # A wrong answer that differs from the right one by rounding alone shows no fault.
         shows_fault = distance_of(wrong.answer, right[wrong.rows]) > BEYOND_ROUNDING * rounding
         if to_right > _CLEARLY_WRONG * to_wrong and shows_fault:
             return f"its outcome is no nearer to the right one than to {wrong.fault}"
@@ -241,4 +241,4 @@ def outcome_of(
 ) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
     outcome = layers.outcome(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
-    return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.
+    return outcome.float()

@@ -56,7 +56,8 @@ class Answer:
 
         Without a tokenizer it has no text, for those who have decoded it while it came.
         """
-        ids, error, text = prompt.new_ids, prompt.error, ""
+        ids, text = prompt.new_ids, ""
+        error = prompt.error if isinstance(prompt.error, Exception) else None
         try:
             if tokenizer is not None:
                 text = str(tokenizer.decode(ids, skip_special_tokens=True))

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from selfspec.cache.contents import (
-    KEY_OF,
     CacheContents,
     Tokenizer,
     TokenizerInfo,
     tokenizer_info,
 )
-from selfspec.cache.remember import RememberedFile, answers_of, restore
+from selfspec.cache.remember import RememberedFile, contents_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
@@ -81,21 +81,14 @@ class LearnedOnDemand:
         """
         owner = _owner(None if self.loaded is None else self.loaded.tokenizer, tokenizer)
         loaded = self.loaded or CacheContents(tokenizer=owner)
-        tables, calibration, answers = dict(loaded.tables), loaded.calibration, loaded.answers
+        about = loaded.about if about is None else about
         learned = self._learned  # Another thread may forget it meanwhile.
-        if learned is not None:
-            arrays = learned.tables()
-            tables |= {name: table for name, table in arrays.items() if name in KEY_OF}
-            calibration = learned.calibration.rows()
-            if (written := answers_of(learned)) is not None:
-                answers = written
-        return CacheContents(
-            tokenizer=owner,
-            tables=tables,
-            calibration=calibration,
-            answers=answers,
-            about=loaded.about if about is None else about,
-        )
+        if learned is None:
+            return replace(loaded, about=about)
+        current = contents_of(learned, owner)
+        answers = loaded.answers if current.answers is None else current.answers
+        tables = {**loaded.tables, **current.tables}
+        return replace(current, tables=tables, answers=answers, about=about)
 
     def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.

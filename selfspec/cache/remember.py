@@ -166,17 +166,10 @@ class RememberedFile:
     def _contents(self) -> CacheContents | None:
         """A copy of what is learned, if it may be saved."""
         self._saved_at = time.monotonic()
-        learned = self._learned
-        if learned is None or not self._saves:
+        if self._learned is None or not self._saves:
             return None
-        arrays = learned.tables()
-        return CacheContents(
-            tokenizer=self._tokenizer,
-            tables={name: table for name, table in arrays.items() if name in KEY_OF},
-            calibration=learned.calibration.rows(),
-            answers=answers_of(learned),
-            about={"kept_by": "remember"},
-        )
+        contents = contents_of(self._learned, self._tokenizer)
+        return replace(contents, about={"kept_by": "remember"})
 
 
 def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
@@ -198,9 +191,15 @@ def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
     learned.calibration.restore(contents.calibration or [])
 
 
-def answers_of(learned: Learned) -> NDArray[np.int32] | None:
-    """What rows have written, each text with -1 after it; None without a source that keeps it."""
-    return learned.tables().get("texts", {}).get("tokens")
+def contents_of(learned: Learned, tokenizer: TokenizerInfo) -> CacheContents:
+    """A copy of what is learned. It has no answers if no source keeps them."""
+    arrays = learned.tables()
+    return CacheContents(
+        tokenizer=tokenizer,
+        tables={name: table for name, table in arrays.items() if name in KEY_OF},
+        calibration=learned.calibration.rows(),
+        answers=arrays.get("texts", {}).get("tokens"),
+    )
 
 
 def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> CacheContents:

@@ -202,12 +202,13 @@ def results(
                 yield LineResult.failed(line.number, error, line.name)
                 continue
             waiting[line.number] = line, reply
-        for answer in map(Answer.to, session.work()):  # without texts
+        for answer in map(Answer.to, session.work()):  # Replies have the texts.
             line, reply = waiting.pop(answer.index)
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            text = record(line, answer, reply.end(answer), model_name)
+            piece = reply.end(answer)._replace(prompt_ids=reply.prompt_ids)
+            text = record(line, answer, piece, model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 

@@ -54,18 +54,14 @@ def numbered_lines(path: Path, option: str) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
         raise RequestError(f"{option} must be a file with one prompt a line (got {str(path)!r})")
     is_empty = True
-    try:
-        with path.open("rb") as stream:
-            for number, data in enumerate(stream, start=1):
-                if number == 1 and data.startswith(_UTF_16):
-                    got = f"got {str(path)!r}, which is UTF-16"
-                    raise RequestError(f"{option} must be UTF-8 text ({got}); save it as UTF-8")
-                if data.strip():
-                    is_empty = False
-                    yield number, data
-    except OSError as error:
-        got = f"{str(path)!r}: {error.strerror}"
-        raise RequestError(f"{option} must be readable (got {got})") from error
+    with path.open("rb") as stream:
+        for number, data in enumerate(stream, start=1):
+            if number == 1 and data.startswith(_UTF_16):
+                got = f"got {str(path)!r}, which is UTF-16"
+                raise RequestError(f"{option} must be UTF-8 text ({got}); save it as UTF-8")
+            if data.strip():
+                is_empty = False
+                yield number, data
     if is_empty:
         got = f"{str(path)!r}, which is empty"
         raise RequestError(f"{option} must have a prompt at least (got {got})")

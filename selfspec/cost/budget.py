@@ -141,7 +141,7 @@ class MeasuredBudget(Budget):
 
 class MeasuredStep(Step):
     def __init__(self, budget: MeasuredBudget, max_nodes: int) -> None:
-        super().__init__(max_nodes)
+        self.max_nodes = max_nodes
         self._budget = budget
         self._trust = budget.ledger.trust
         self._search: WidthSearch | None = None  # The one that grew the last tree.
@@ -149,24 +149,24 @@ class MeasuredStep(Step):
     def search(self) -> Pays | None:
         if self.max_nodes <= 1:
             return None
-        search = self._search = WidthSearch(self._budget.curve, self.max_nodes)
-        return lambda _tree, score: search.take(self._worth(score))
+        search, trust = WidthSearch(self._budget.curve, self.max_nodes), self._trust
+        self._search = search
+        return lambda _tree, score: search.take(trust * score + _LESSON)
 
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """All rows share a forward, and so its width."""
         if self._search is not None and len(trees) == 1:
             choice = self._search.best  # It was found while the only tree grew.
         else:
-            worth = [list(map(self._worth, tree.scores[1 : self.max_nodes])) for tree in trees]
+            worth = [
+                [self._trust * score + _LESSON for score in tree.scores[1 : self.max_nodes]]
+                for tree in trees
+            ]
             most = 1 + max(map(len, worth))
             choice = best_width(worth, self._budget.curve, most)
         for tree in trees:
             if len(tree) > choice.width:
                 tree.cut(choice.width)
-
-    def _worth(self, score: float) -> float:
-        """The tokens that a node of a score brings, now and by what it teaches."""
-        return self._trust * score + _LESSON
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         """Refines the curve, and weighs what such a step takes against plain steps for its tokens.
@@ -177,20 +177,23 @@ class MeasuredStep(Step):
         What is missing then is charged once steps with drafts turn out to be slow for longer.
         """
         budget, curve = self._budget, self._budget.curve
-        expected = curve.relative(took.width)
+        expected = curve.seconds(took.width) / curve.seconds(1)
         curve.refine(took.width, took.rest)
-        steps = min(curve.relative(took.width), expected + 1)
-        missing = self._missing(
-            SlowStep(took.rest, expected + max(expected, 1.0), steps), took.width
-        )
-        steps += took.drafting / curve.seconds(1)
+        plain = curve.seconds(1)
+        steps = min(curve.seconds(took.width) / plain, expected + 1)
+        slow = SlowStep(took.rest, expected + max(expected, 1.0), steps)
+        missing = self._missing(slow, took.width)
+        steps += took.drafting / plain
         num_tokens = sum(len(record.committed_ids) for record in records)
         drafts = self.max_nodes > 1 or took.width > 1
         saved = num_tokens / max(len(records), 1) - steps if drafts else 0.0
-        budget.ledger.observe(steps + missing, saved - missing)
+        budget.ledger.observe(
+            steps + missing,
+            saved - missing,
+            promised=sum(sum(record.tree.scores) - 1 for record in records),
+            num_accepted=sum(record.num_accepted for record in records),
+        )
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-        for record in records:
-            budget.ledger.observe_drafts(sum(record.tree.scores) - 1, record.num_accepted)
 
     def _missing(self, step: SlowStep, width: int) -> float:
         """What is to be charged besides, in plain steps, since slowness was no bad luck."""

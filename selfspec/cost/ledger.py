@@ -36,13 +36,15 @@ class Ledger:
         """Forgets a loss: steps cost something else from now on, so drafts may try anew."""
         self._saved = max(self._saved, 0.0)
 
-    def observe(self, taken: float, saved: float) -> None:
-        """Takes in what a step took, and what it saved against plain steps for its tokens."""
+    def observe(
+        self, taken: float, saved: float, promised: float = 0.0, num_accepted: int = 0
+    ) -> None:
+        """Takes in what a step took, and what it saved against plain steps for its tokens.
+
+        `promised` is the sum of the scores of its drafts, of which `num_accepted` were right.
+        """
         self._taken += taken
         self._saved = min(self._saved + saved, _CREDIT)
-
-    def observe_drafts(self, promised: float, num_accepted: int) -> None:
-        """Takes in how many of the drafts of a tree were accepted, and the sum of their scores."""
         weight = _FADE**promised
         self._promised = weight * self._promised + promised
         self._accepted = weight * self._accepted + num_accepted

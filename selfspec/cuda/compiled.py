@@ -125,7 +125,7 @@ class CompiledLayers:
         named = {name: layer_kv if arg is whole else arg for name, arg in kwargs.items()}
         try:
             return run_compiled(_of_class(of), layer, *swapped, **named)
-        except Exception as error:  # What can't be traced fails in any way.
+        except Exception as error:  # Code that can't be traced may raise anything.
             if is_out_of_memory(error):
                 raise
             self._broken.add(kind)
@@ -162,7 +162,7 @@ def compile_layers(
     try:
         with decoding_switches(model), torch.no_grad():
             refused = _trial(model, attention, runner, limits)
-    except Exception as error:  # The captured forwards of before go on.
+    except Exception as error:  # Forwards go on as they were captured before.
         if is_out_of_memory(error):
             runner.use(None)
             raise

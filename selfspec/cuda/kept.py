@@ -29,9 +29,9 @@ from selfspec.forward.sizes import Limits, Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.machine.device import device_for
 
-# What there was no memory to try is tried again by the next call, and at last by every 64th.
+# The calls after which a trial is made again for which there was no memory: at first, and at most.
 _PAUSES = 1, 64
-_COMPILING_PAUSES = 64, 4096  # The same of compiled layers, in steps.
+_COMPILING_PAUSES = 64, 4096  # The same for compiled layers, in steps.
 
 
 class Shortage(NamedTuple):

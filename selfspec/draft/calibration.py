@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from selfspec.records import DRAFT_MODEL, Evidence, Siblings, StepRecord
+from selfspec.records import DRAFT_MODEL, Evidence, StepRecord
 
 # A prior counts as much as this many trials.
 PRIOR_WEIGHT = 4.0
@@ -25,7 +25,7 @@ _MOST_ROWS = 4 * _MAX_ROWS
 _FADE = 0.998
 
 # The evidence of each source that names a token, in the order of the sources.
-Kinds = tuple[Evidence, ...]
+JointEvidence = tuple[Evidence, ...]
 # Hits and trials.
 _Rate = tuple[float, float]
 
@@ -55,7 +55,7 @@ def combine(probabilities: Iterable[float]) -> float:
     return 1.0 - wrong
 
 
-class _Chances(dict[Kinds, float]):
+class _Chances(dict[JointEvidence, float]):
     """What was counted of each kind of evidence, and the prior of single ones; others are guessed.
 
     Joint evidence that is new starts from its parts as if they were independent. Where a draft
@@ -66,7 +66,7 @@ class _Chances(dict[Kinds, float]):
         super().__init__()
         self._prior = prior
 
-    def __missing__(self, kinds: Kinds) -> float:
+    def __missing__(self, kinds: JointEvidence) -> float:
         if len(kinds) == 1:
             return self.setdefault(kinds, self._prior(kinds[0]))
         if kinds[-1].source == DRAFT_MODEL:
@@ -80,11 +80,11 @@ class Calibration:
     def __init__(self, prior: Callable[[Evidence], float] = prior) -> None:
         self._prior = prior
         self._chances = _Chances(prior)
-        self._rates: dict[Kinds, _Rate] = {}
+        self._rates: dict[JointEvidence, _Rate] = {}
         self._lock = threading.Lock()
 
     @property
-    def probability(self) -> Callable[[Kinds], float]:
+    def probability(self) -> Callable[[JointEvidence], float]:
         """Tells how often such a candidate came true, or is guessed to; one look-up."""
         return self._chances.__getitem__
 
@@ -92,9 +92,15 @@ class Calibration:
         """Counts the candidates below each accepted node: only there is the truth known."""
         with self._lock:
             for node, token in zip(record.path, record.committed_ids, strict=False):
-                if (siblings := record.tree.looked_at[node]) is not None:
-                    self._observe_siblings(siblings, token)
-            self._forget_rare()
+                siblings = record.tree.looked_at[node]
+                if siblings is None:
+                    continue
+                for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
+                    rate = self._rates.get(kinds)
+                    hits, trials = rate or (self._chances[kinds] * PRIOR_WEIGHT, PRIOR_WEIGHT)
+                    self._count(kinds, hits * _FADE + (candidate == token), trials * _FADE + 1)
+            if len(self._rates) > _MOST_ROWS:
+                self._forget_rare()
 
     def copy(self) -> Calibration:
         twin = copy.copy(self)  # Of its own class, whatever that was made with.
@@ -118,22 +124,15 @@ class Calibration:
         with self._lock:
             for parts, hits, trials in rows:
                 self._count(tuple(Evidence(*part) for part in parts), hits, trials)
-            self._forget_rare()
+            if len(self._rates) > _MOST_ROWS:
+                self._forget_rare()
 
-    def _observe_siblings(self, siblings: Siblings, token: int) -> None:
-        for candidate, kinds in zip(siblings.tokens, siblings.evidence, strict=True):
-            rate = self._rates.get(kinds)
-            hits, trials = rate or (self._chances[kinds] * PRIOR_WEIGHT, PRIOR_WEIGHT)
-            self._count(kinds, hits * _FADE + (candidate == token), trials * _FADE + 1)
-
-    def _count(self, kinds: Kinds, hits: float, trials: float) -> None:
+    def _count(self, kinds: JointEvidence, hits: float, trials: float) -> None:
         self._rates[kinds] = (hits, trials)
         self._chances[kinds] = hits / trials
 
     def _forget_rare(self) -> None:
-        """Leaves the rates that were tried most, once there are too many in memory."""
-        if len(self._rates) <= _MOST_ROWS:
-            return
+        """Leaves the rates that were tried most."""
         tried = sorted(self._rates.items(), key=lambda item: -item[1][1])
         self._rates = dict(tried[:_MAX_ROWS])
         for kinds in list(self._chances):

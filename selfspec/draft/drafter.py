@@ -74,9 +74,9 @@ class Drafter:
         try:
             return grower.grow(root_token, max_nodes, max_depth, pays)
         except Exception as error:
-            if grower.asked is None:
+            if grower.current is None:
                 raise
-            self._drop(grower.asked, error)
+            self._drop(grower.current, error)
         return DraftTree.of_root(root_token)
 
     @property

@@ -58,11 +58,23 @@ class Learned:
         return {s.name: arrays for s in self.sources if (arrays := s.arrays())}
 
     def observe_steps(self, records: Sequence[StepRecord]) -> None:
-        """Lets every source learn from steps of several rows, by one write to each table."""
-        if lessons := [lesson for record in records if (lesson := record.lesson)]:
-            pairs = np.concatenate([lesson.pairs for lesson in lessons])
-            tops = zip(*(lesson.top for lesson in lessons), strict=True)
-            self.observe_pairs(pairs, TopK(*map(np.concatenate, tops)))
+        """Lets every source learn from steps of several rows, by one write to each table.
+
+        The accepted nodes of a tree come last: they win over others.
+        """
+        pairs, ids, probabilities = list[tuple[int, int]](), [], []
+        for record in records:
+            if record.top is None:
+                continue
+            tree, path = record.tree, set(record.path)
+            order = sorted(range(len(tree)), key=path.__contains__)
+            tokens = [*tree.tokens, record.above]  # The root's parent, -1, is the last one.
+            pairs += [(tokens[tree.parents[node]], tokens[node]) for node in order]
+            ids.append(record.top.ids[order])
+            probabilities.append(record.top.probabilities[order])
+        if pairs:
+            top = TopK(np.concatenate(ids), np.concatenate(probabilities))
+            self.observe_pairs(np.array(pairs, np.int64), top)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
         """Lets every source learn what the model predicted after some tokens.

@@ -16,7 +16,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
 from selfspec.draft.shape import Shape, TreePlace
@@ -36,12 +36,12 @@ Priority = Callable[[float, int], float]  # of a score and a depth
 _Waiting = tuple[float, int, int, int, float]
 
 
-class _Search:
+class _Search(NamedTuple):
     """A search for nodes, best first."""
 
-    def __init__(self, score: Score | None, priority: Priority | None) -> None:
-        self.score, self.priority = score, priority
-        self.waiting: list[_Waiting] = []
+    score: Score | None
+    priority: Priority | None
+    waiting: list[_Waiting]
 
 
 class TreeGrower:
@@ -67,7 +67,7 @@ class TreeGrower:
         self.tree = DraftTree.of_root(0)
         self.max_nodes = 1
         self.max_depth = config.max_depth
-        self.asked: Cursor | None = None  # If growing breaks off, its error is of this cursor.
+        self.current: Cursor | None = None  # If growing breaks off, its error is of this cursor.
         self._config = config
         self._probability = probability
         self._num_ids = num_ids
@@ -97,8 +97,8 @@ class TreeGrower:
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
-        self._readers = [index for index, each in enumerate(self.cursors) if each.reads_ahead]
-        self._guards = [index for index, each in enumerate(self.cursors) if each.is_guard]
+        self._readers = [index for index, cursor in enumerate(self.cursors) if cursor.reads_ahead]
+        self._guards = [index for index, cursor in enumerate(self.cursors) if cursor.is_guard]
         if self.cursors and max_nodes > 1 and self.max_depth >= 1 and root_token != self._banned:
             self._shape.grow(self)
         return tree
@@ -119,7 +119,7 @@ class TreeGrower:
         and `rank` is 0 for the likeliest sibling. A score is at most the chance, which is the
         default. `priority(score, depth)` is the score by default.
         """
-        search = _Search(score, priority)
+        search = _Search(score, priority, [])
         max_nodes = self.max_nodes if max_nodes is None else min(max_nodes, self.max_nodes)
         tree, places = self.tree, list[TreePlace]()
         num_nodes = len(tree)
@@ -197,10 +197,10 @@ class TreeGrower:
         states = self._states[node] = self._states_at(node)
         for index in self._readers:
             if index in states:
-                cursor = self.asked = self.cursors[index]
+                cursor = self.current = self.cursors[index]
                 cursor.read(states[index], tree.scores[node])
         evidence = self._evidence(states)
-        self.asked = None
+        self.current = None
         try:
             siblings = self._ranked(evidence)
         except Exception:
@@ -213,19 +213,19 @@ class TreeGrower:
         """Raises the error of the cursor whose candidates are no tokens with evidence."""
         for index, state in states.items():
             self._ranked(self._evidence({index: state}))
-        self.asked = None
+        self.current = None
 
     def _states_at(self, node: int) -> States:
         """The state of each cursor at a node, in the order of the sources."""
         parent, states = self.tree.parents[node], States()
         if parent < 0:
             for index, cursor in enumerate(self.cursors):
-                self.asked = cursor
+                self.current = cursor
                 states[index] = cursor.root()
             return states
         token = self.tree.tokens[node]
         for index, state in self._states[parent].items():
-            cursor = self.asked = self.cursors[index]
+            cursor = self.current = self.cursors[index]
             below = cursor.follow(state, token)
             if below is not None:
                 states[index] = below
@@ -239,20 +239,20 @@ class TreeGrower:
         """
         evidence: dict[int, tuple[Evidence, ...]] = {}
         for index, state in states.items():
-            cursor = self.asked = self.cursors[index]
+            cursor = self.current = self.cursors[index]
             candidates, against = cursor.expand(state), cursor.evidence_against
             if against is not None and candidates:
                 named = {token for token, _ in candidates}
-                unnamed = ((each, against) for each in evidence if each not in named)
+                unnamed = ((token, against) for token in evidence if token not in named)
                 candidates = [*candidates, *unnamed]
-            for token, kind in candidates:
+            for token, sign in candidates:
                 known = evidence.get(token)
-                evidence[token] = (kind,) if known is None else (*known, kind)
+                evidence[token] = (sign,) if known is None else (*known, sign)
         for index in self._guards:
             if index in states:
-                cursor = self.asked = self.cursors[index]
+                cursor = self.current = self.cursors[index]
                 possible = cursor.possible(states[index], evidence)
-                evidence = {each: evidence[each] for each in possible}
+                evidence = {token: evidence[token] for token in possible}
         return evidence
 
     def _ranked(self, evidence: dict[int, tuple[Evidence, ...]]) -> Siblings:

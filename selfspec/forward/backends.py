@@ -29,7 +29,7 @@ from selfspec.records import DraftTree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# After a failure, captured forwards are tried again after so many steps, and at last so many.
+# The steps after which captured forwards are tried again: at first, and at most.
 _PAUSES = 64, 4096
 
 

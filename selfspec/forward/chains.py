@@ -56,16 +56,11 @@ class ChainBackend:
         self._cache: Any = None
         self._states = States()
 
-    def admit(
-        self,
-        prompt: Prefilled,
-        rows: Sequence[object] = (),
-        others: Sequence[object] = (),
-        *,
-        max_new_columns: int = 0,
-        max_tree: int = 0,
-    ) -> None:
-        """Takes in a prompt that was read, with the arguments of the step that reads the roots."""
+    def admit(self, prompt: Prefilled, *_: object, **__: object) -> None:
+        """Takes in a prompt that was read, with the arguments of the step that reads the roots.
+
+        Its rows are all of the batch, and its cache grows by itself.
+        """
         self._ids, self._kwargs = prompt.input_ids, prompt.model_kwargs
         self._cache = kv_of_decoder(prompt.cache)  # What an encoder has read stays as it is.
         self._prompt_length = self._ids.shape[1]

@@ -25,7 +25,7 @@ from selfspec.compat.states import keeps_nothing, states_by_place
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# What the forward of a draft sets or follows.
+# Arguments of a plain step that a forward over drafts has too, or has something else for.
 _FOLLOWED = frozenset(
     (
         "attention_mask",
@@ -40,7 +40,7 @@ _FOLLOWED = frozenset(
         "use_cache",
     )
 )
-# Of a model that can verify trees.
+# The kinds of KV layers to which a tree can be appended.
 _BRANCHING = (
     DynamicLayer,
     DynamicSlidingWindowLayer,

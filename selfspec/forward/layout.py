@@ -237,7 +237,7 @@ def _mask(
         queries = lengths + inputs.depths[..., None]  # (R, W, 1)
         starts = of_type.starts[:, None, None]
         hidden |= _is_outside(window, columns, queries, starts)
-        if window.form == "chunked" or window.size < width:  # Else no tree is as deep as it.
+        if window.form == "chunked" or window.size < width:  # Wider ones show the whole path.
             unseen = unseen | _is_outside(window, queries.mT, queries, starts)
     hidden.index_copy_(2, of_type.slots, unseen)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)

@@ -130,12 +130,13 @@ def logits_of(
     masks = layout.masks
     if functions and len(masks) > 1:
         masks = {**masks, **dict.fromkeys(STATE_TYPES)}
+    positions = {"position_ids": layout.position_ids} if masks else {}  # Attention alone has any.
     branches = branching(states, layout.ancestry, functions) if functions else nullcontext()
     with grouped_attention(), branches:
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),
-            **({"position_ids": layout.position_ids} if layout.masks else {}),  # Of attention.
+            **positions,
             use_cache=True,
             **{KV: cache},
             return_dict=True,

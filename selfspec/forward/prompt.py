@@ -113,6 +113,20 @@ class Prefilled:
         pairs = zip(self.input_ids, self.visible, strict=True)
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
 
+    def repeated(self, number: int) -> Prefilled:
+        """The same for a number of copies of each row; its cache gets them too."""
+        if number == 1:
+            return self
+        self.cache.batch_repeat_interleave(number)
+        tensors = {name: v for name, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
+        more = {name: v.repeat_interleave(number, dim=0) for name, v in tensors.items()}
+        return Prefilled(
+            self.input_ids.repeat_interleave(number, dim=0),
+            {**self.model_kwargs, **more},
+            self.logits.repeat_interleave(number, dim=0),
+            None if self.hidden is None else self.hidden.repeat_interleave(number, dim=0),
+        )
+
 
 class PromptReader:
     """The prompt of one call while it is read.
@@ -142,7 +156,7 @@ class PromptReader:
         self.num_read = 0  # How many columns were read, here or for another text.
         self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
         self._keeps_states = learns and model.get_output_embeddings() is not None
-        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered it for the last tokens
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered the head at the end
 
     @property
     def num_left(self) -> int:
@@ -202,7 +216,7 @@ class PromptReader:
         if not is_ours or cache.offloading or self._on_logits is not None:
             return False
         empty = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        vars(cache).clear()  # Others hold it, and so its memory.
+        vars(cache).clear()  # The cache itself, since others have it too.
         vars(cache).update(vars(empty))
         self.num_read, self._logits, self.hidden = 0, None, None
         return True

@@ -97,6 +97,8 @@ def for_one_call(now: Size, need: Need, more: int) -> Size:
     Size(rows=2, columns=600, first=0)
     >>> for_one_call(Size(2, 600), Need(rows=2, end=601, most=700), more=256)
     Size(rows=2, columns=700, first=0)
+    >>> for_one_call(Size(2, 600), Need(rows=2, end=601, most=601), more=256)
+    Size(rows=2, columns=601, first=0)
     >>> for_one_call(Size(1, 60), Need(rows=1, end=61, window=30, shortest=60), more=256)
     Size(rows=1, columns=60, first=31)
     """

@@ -18,7 +18,7 @@ from selfspec.compat.generation import set_columns_seen
 from selfspec.forward.sizes import Size
 from selfspec.machine.device import upload
 
-LARGE = 1 << 20  # Slots of rows that come and go are split as those of this many tokens.
+LARGE = 1 << 20  # Rows that come and go are taken to have this many tokens together.
 _SMALL = 16 << 20  # Larger slots are split into parts of this many bytes, filled one by one.
 _MAX_PARTS = 12  # Each part needs a few more copies in each step.
 _FEW_MOVES = 3  # Up to this many single copies cost less than one copy by index.

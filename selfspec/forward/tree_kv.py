@@ -123,7 +123,7 @@ class TreeKV:
         firsts = {part.attention_type: length - part.num_in(layers) for part in self._parts}
         places = slice(first, first + len(rows))
         self.rows, front = list(others), max(row.num_columns for row in everyone)
-        self._shown = None  # Places of states may move.
+        self._shown = None  # States may get another address.
         try:
             for part in self._parts:
                 are_new = self._make_room(part, everyone, front)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from selfspec.compat.heads import load_heads, new_kv_of_heads, num_heads, read_by_heads
 from selfspec.draft.sources.source import RowStart
@@ -27,7 +28,7 @@ _MOST_ROWS = 16  # With 4,096 dimensions, a prompt's states take up to 16 MB a r
 _SHARE_OF_FREE = 0.25  # Nobody has asked for the memory that heads take.
 
 
-def find_heads(model: Any) -> Any | str:
+def find_heads(model: PreTrainedModel) -> Any | str:
     """The heads of a model, loaded and tried; or why it has none."""
     number = num_heads(model)
     if not number:
@@ -42,13 +43,13 @@ def find_heads(model: Any) -> Any | str:
         return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
 
 
-def _loaded(model: Any, number: int) -> Any | str:
+def _loaded(model: PreTrainedModel, number: int) -> Any | str:
     """The heads, tried once; why there are none if they are too large, and any error if they fail.
 
     A decoder may name its layers otherwise.
     """
     last = list(model.get_decoder().layers[-1].parameters())
-    num_bytes, free = number * sum(each.nbytes for each in last), free_memory(last[0].device)
+    num_bytes, free = number * sum(weight.nbytes for weight in last), free_memory(last[0].device)
     if num_bytes > _SHARE_OF_FREE * free:
         return f"they take {num_bytes:,} bytes, more than a quarter of the free memory"
     with own_seed(None, [last[0].device]):  # Making modules may draw random numbers.

@@ -9,11 +9,12 @@ since the forward gives all their states anyway. Nothing is trained, and nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding
+from transformers import PreTrainedModel
 
 from selfspec.compat.modules import embeddings_of, is_compiled
 from selfspec.draft.sources.source import RowStart
@@ -41,7 +42,7 @@ class MapWeights(NamedTuple):
     bias: torch.Tensor | None  # (V,)
 
     @classmethod
-    def of(cls, model: Any) -> MapWeights | None:
+    def of(cls, model: PreTrainedModel) -> MapWeights | None:
         """Those of a model on a CPU with a plain head; None if single rows can't be read."""
         inputs, head = embeddings_of(model), model.get_output_embeddings()
         if not isinstance(inputs, nn.Embedding) or type(head) is not nn.Linear:
@@ -51,7 +52,7 @@ class MapWeights(NamedTuple):
         weights = inputs.weight, head.weight
         if not all(map(gives_rows, weights)):  # What is streamed is not always there.
             return None
-        if not all(each.is_floating_point() and each.device.type == "cpu" for each in weights):
+        if not all(w.is_floating_point() and w.device.type == "cpu" for w in weights):
             return None
         return cls(*weights, head.bias)
 
@@ -61,7 +62,7 @@ class HiddenStateSource(StateSource):
 
     name = MAP
 
-    def __init__(self, model: Any, top_k: int, worth: SourceWorth) -> None:
+    def __init__(self, model: PreTrainedModel, top_k: int, worth: SourceWorth) -> None:
         super().__init__(worth, _MOST_MAPS)
         self._model = model
         self._top_k = top_k
@@ -116,7 +117,7 @@ class _Ridge:
         num_new = len(new.after)
         start, end = self.num, self.num + num_new
         inverse, solved = self._inverse[:start, :start], self._solved[:start]
-        before, embedded = (held[:start] for held in self._pairs[:2])
+        before, embedded = self._pairs.before[:start], self._pairs.embedded[:start]
         rows = _alike(new, before, embedded) @ inverse.T  # (num_new + 1, start): those of L
         known = rows @ solved
         among = _alike(new, new.before, new.embedded).addmm_(rows, rows.T, alpha=-1)
@@ -127,8 +128,8 @@ class _Ridge:
         self._inverse[start:end, :start] = -corner @ (rows[:-1] @ inverse)
         self._inverse[start:end, start:end] = corner
         self._solved[start:end] = corner @ (new.after - known[:-1])
-        for held, given in zip(self._pairs, new, strict=True):
-            held[start:end] = given[:num_new]
+        for known_part, new_part in zip(self._pairs, new, strict=True):
+            known_part[start:end] = new_part[:num_new]
         self.num = end
         state: torch.Tensor = known[-1] + (corner @ among[:-1, -1]) @ self._solved[start:end]
         return state
@@ -136,7 +137,7 @@ class _Ridge:
     def _forgotten(self, new: _Pairs) -> _Pairs:
         """Forgets all pairs; returns the newest ones in front of new ones."""
         first = max(self.num - max(_MAX_PAIRS // 2 - len(new.after), 0), 0)
-        kept = [held[first : self.num] for held in self._pairs]
+        kept = [part[first : self.num] for part in self._pairs]
         self.num = 0
         surplus = max(len(new.after) - _MAX_PAIRS, 0)
         joined = (torch.cat([old, more[surplus:]]) for old, more in zip(kept, new, strict=True))
@@ -172,7 +173,7 @@ class HiddenMap:
         self.name(ids)
 
     def begin(self) -> None:
-        self.likely(0, 1)
+        self.chain(0, 1)
 
     def name(self, ids: Iterable[int]) -> None:
         for token in ids:
@@ -202,23 +203,22 @@ class HiddenMap:
         self._last = self._last[:0]
 
     def chain(self, token: int, num: int) -> list[Likely]:
-        """What comes after the next token, `token`: a map sees no farther."""
-        return [self.likely(token, num)]
+        """The likeliest tokens after the next one, `token`, if anything is known.
 
-    def likely(self, token: int, num: int) -> Likely:
-        """The likeliest tokens after the next one, `token`; none if nothing is known."""
+        A map sees no farther.
+        """
         if not len(self._last) or not self._is_finite:
             return []
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            asked = self._pairs(self._last, [token], self._last[:0])
-            new = _Pairs(*(torch.cat(held) for held in zip(*self._waiting, asked, strict=True)))
+            last = self._pairs(self._last, [token], self._last[:0])
+            new = _Pairs(*map(torch.cat, zip(*self._waiting, last, strict=True)))
             self._waiting = []
             try:
                 state = self._ridge.guess(new)
             except RuntimeError:  # No factor is to be had of what is not finite.
                 self._is_finite = False
                 return []
-            return self._nearest(state, num)
+            return [self._nearest(state, num)]
 
     def _nearest(self, state: torch.Tensor, num: int) -> Likely:
         """The names that a state makes likeliest, with their chances among all names."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from time import perf_counter
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from selfspec.compat.generation import KV
@@ -62,7 +61,7 @@ class DraftModel(Source):
     name = DRAFT_MODEL
 
     def __init__(
-        self, model: Any, *, num_ids: int, top_k: int, packing: Packing | None = None
+        self, model: PreTrainedModel, *, num_ids: int, top_k: int, packing: Packing | None = None
     ) -> None:
         self.model = model
         self.config = model.config.get_text_config(decoder=True)
@@ -99,7 +98,7 @@ class DraftText:
         self._length = 0
 
     @property
-    def room(self) -> float:
+    def num_left(self) -> float:
         """How many tokens may still come before the model runs out of positions."""
         longest = getattr(self._draft_model.config, "max_position_embeddings", None)
         return float("inf") if longest is None else longest - self._length
@@ -211,7 +210,7 @@ class DraftModelCursor(Cursor):
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
         is_worth_it = self._worth.pays(chance, self._budget.break_even_tokens)
-        return num_tokens <= self._text.room and is_worth_it
+        return num_tokens <= self._text.num_left and is_worth_it
 
     def _read_unread(self, num_tokens: int) -> None:
         """Reads committed tokens; at their end it is known what may come next."""
@@ -222,12 +221,12 @@ class DraftModelCursor(Cursor):
 
 def _candidates(likely: Likely) -> list[Candidate]:
     return [
-        (token, _evidence(rank, *bins(chance)))
+        (token, _evidence(rank, chance))
         for rank, (token, chance) in enumerate(likely, 1)
         if chance >= _LEAST
     ]
 
 
-@lru_cache(maxsize=1024)
-def _evidence(rank: int, probability_bin: int, sureness: int) -> Evidence:
-    return Evidence(DRAFT_MODEL, 0, rank, sureness, probability_bin)
+def _evidence(rank: int, chance: float) -> Evidence:
+    halved, sureness = bins(chance)
+    return Evidence(DRAFT_MODEL, 0, rank, sureness, halved)

@@ -32,13 +32,13 @@ class WholeBatches(NamedTuple):
 
     seconds: Callable[[int, int], float]  # Of a step, by rows and by the tokens of the longest one.
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         order = sorted(range(len(waiting)), key=waiting.__getitem__)
         least = [0.0]
         boundary = [0]
         for end in range(1, len(order) + 1):
             longest = waiting[order[end - 1]]
-            fitting = (j for j in range(end) if (end - j) * longest <= room or j == end - 1)
+            fitting = (j for j in range(end) if (end - j) * longest <= num_free or j == end - 1)
             cost, start = min((least[j] + self.seconds(end - j, longest), j) for j in fitting)
             least.append(cost)
             boundary.append(start)

@@ -132,7 +132,7 @@ class DraftCursor(Cursor):
     def expand(self, state: tuple[int, ...]) -> list[Candidate]:
         """What it finds likely after a path; nothing where it has no position left."""
         wanted = [*self._unread, *state]
-        if state not in self._after and wanted and len(wanted) <= self._text.room:
+        if state not in self._after and wanted and len(wanted) <= self._text.num_left:
             likely = self._text.read(wanted)
             self._text.crop(len(state))
             self._unread = []

@@ -75,7 +75,7 @@ def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, models: ModelRu
 
 
 def _check_vocabularies(draft: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Compares the tokens of both where their tokenizers are at hand, else the sizes."""
+    """Compares the tokens of both tokenizers if they are on this machine, else the sizes."""
     draft_size, target_size = vocab_size(draft), vocab_size(target)
     tokens, others = (_tokens_by_id(model.config.name_or_path) for model in (draft, target))
     if tokens is None or others is None:

@@ -57,7 +57,7 @@ class Lenient:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                if args and getattr(args[0], "asked", None) is not None:
+                if args and getattr(args[0], "current", None) is not None:
                     raise  # A source has failed while a tree grew; the others go on.
                 reason = one_line(error).partition(";")[0]
                 self._stats.disable(f"its default assistant has failed ({reason})")

@@ -18,7 +18,7 @@ from selfspec.cache import CacheContents, RememberedFile, load_cache, push_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
 from selfspec.config import SpecConfig
-from selfspec.cost import Budget
+from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
@@ -295,11 +295,13 @@ class SelfSpec:
             budget = lenient.guarded(budget)
         if budget is not None:
             budget = budget.open()
+        elif self.config.budget == "measured":
+            budget = MeasuredBudget(ledger=runner.ledger)
         return Engine(
             runner,
             backend,
             learned=learned,
-            budget=budget,
+            budget=Budget() if budget is None else budget,
             on_step=self._on_step,
             kept_kv=kept_kv,
         )

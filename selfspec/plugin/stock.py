@@ -54,7 +54,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         return model.generate(custom_generate=Loop(self._spec, for_loop, then=self._write), **ready)
 
     def _write(self, prompt: Prompt) -> Any:
-        # A criterion of the caller's may be shorter than the config, which stock looks at too.
+        # A criterion of the caller's may name less than the config does.
         longest = prompt.generation_config.max_length
         if prompt.max_length > longest:
             raise UnsupportedError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from socket import socket
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -46,14 +48,14 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
         super().__init__(config)
         self._model = model
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Breaks off at a second signal what runs. After one more, uvicorn leaves tracebacks."""
         if self.should_exit and not self._model.is_stopping:
             self._model.break_off()
         else:
             super().handle_exit(sig, frame)
 
-    async def shutdown(self, sockets: Any = None) -> None:
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(_PATIENCE, self._model.break_off)
         await super().shutdown(sockets)
 
@@ -104,13 +106,16 @@ def application(
 
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     routes = _Routes(model, name, encoder)
-    app.add_api_route(
-        "/health", routes.health, methods=["GET", "HEAD"]
-    )  # Monitors ask for it without a key.
+    # Monitors ask for it without a key.
+    app.add_api_route("/health", routes.health, methods=["GET", "HEAD"])
     guarded = APIRouter(dependencies=[Depends(key_check(api_key))] if api_key is not None else [])
-    guarded.add_api_route("/v1/chat/completions", routes.chat, methods=["POST"])
-    guarded.add_api_route("/v1/completions", routes.complete, methods=["POST"])
-    guarded.add_api_route("/v1/responses", routes.respond, methods=["POST"])
+    texts: dict[str, type[TextRequest]] = {
+        "chat/completions": Chat,
+        "completions": Completion,
+        "responses": Responses,
+    }
+    for path, request_type in texts.items():
+        guarded.add_api_route(f"/v1/{path}", routes.answering(request_type), methods=["POST"])
     guarded.add_api_route("/v1/models", routes.models)
     guarded.add_api_route("/v1/models/{name:path}", routes.model)
     guarded.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
@@ -119,11 +124,11 @@ def application(
     guarded.add_api_route("/metrics", routes.metrics)
     guarded.add_api_route("/selfspec/stats", routes.stats)
     app.include_router(guarded)
-    asked = [each for each in guarded.routes if isinstance(each, APIRoute)]
-    listed = ["GET /health", *(f"{''.join(each.methods)} {each.path}" for each in asked)]
+    api_routes = [route for route in guarded.routes if isinstance(route, APIRoute)]
+    listed = ["GET /health", *(f"{''.join(route.methods)} {route.path}" for route in api_routes)]
     app.add_api_route("/", lambda: {"server": "selfspec", "routes": listed})
-    for kind in (HTTPException, RequestError, Exception):
-        app.add_exception_handler(kind, _error_response)
+    for error_type in (HTTPException, RequestError, Exception):
+        app.add_exception_handler(error_type, _error_response)
     if origins:
         methods = ["GET", "POST"]
         app.add_middleware(
@@ -146,14 +151,24 @@ class _Routes:
         if encoder.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
 
-    async def chat(self, request: Request) -> Response:
-        return await self._counted(request, Chat)
+    def answering(
+        self, request_type: type[TextRequest]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """The route of such requests, which counts them by their status."""
 
-    async def complete(self, request: Request) -> Response:
-        return await self._counted(request, Completion)
+        async def answer(request: Request) -> Response:
+            try:
+                response = await self._answer(request, request_type)
+            except RequestError as error:
+                response = await _error_response(request, error)
+            except Exception:
+                self._meters.requests[request.url.path, 500] += 1
+                raise
+            self._meters.requests[request.url.path, response.status_code] += 1
+            self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
+            return response
 
-    async def respond(self, request: Request) -> Response:
-        return await self._counted(request, Responses)
+        return answer
 
     async def tokenize(self, request: Request) -> Any:
         """As vLLM's. Takes what chats and completions take, but no images."""
@@ -191,25 +206,17 @@ class _Routes:
     async def stats(self) -> Any:
         return {**self._model.spec.total_stats.as_dict(), "server": self._meters.numbers()}
 
-    async def _counted(self, request: Request, kind: type[TextRequest]) -> Response:
-        try:
-            response = await self._answer(request, kind)
-        except RequestError as error:
-            response = await _error_response(request, error)
-        except Exception:
-            self._meters.requests[request.url.path, 500] += 1
-            raise
-        self._meters.requests[request.url.path, response.status_code] += 1
-        self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
-        return response
-
-    async def _answer(self, request: Request, kind: type[TextRequest]) -> Response:
+    async def _answer(self, request: Request, request_type: type[TextRequest]) -> Response:
         arrived = perf_counter()
         with ExitStack() as until_over:
             body, hold = await self._read(request, until_over)
-            fields = checked(kind, body)
+            fields = checked(request_type, body)
             self._check_model(fields.model)
-            form = ResponseForm(self._name, body) if kind is Responses else Form(self._name, fields)
+            form = (
+                ResponseForm(self._name, body)
+                if request_type is Responses
+                else Form(self._name, fields)
+            )
             exchange, streams = Exchange(self._model, fields, hold), fields.stream
             until_over.callback(exchange.close)
             del body, fields  # Their images may be large.
@@ -273,7 +280,7 @@ class _Stream(StreamingResponse):  # type: ignore[misc]
             await super().__call__(scope, receive, send)
 
 
-async def _error_response(request: Request, error: Any) -> Response:
+async def _error_response(request: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, HTTPException):
         rule, headers = f"no such route: {request.method} {request.url.path[:80]}", error.headers

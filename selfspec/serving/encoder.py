@@ -90,7 +90,7 @@ class Encoder:
         owner, options = self.images.processor or self.tokenizer, dict[str, Any]()
         tools = None
         if isinstance(settings, Chat):
-            tools = [each.model_dump(exclude_none=True) for each in settings.tools or ()] or None
+            tools = [tool.model_dump(exclude_none=True) for tool in settings.tools or ()] or None
             options = settings.template_options(owner)
         elif isinstance(settings, Completion) and not settings.add_special_tokens:
             options = {"add_special_tokens": False}
@@ -120,20 +120,20 @@ class Encoder:
             )
 
     def check_ids(self, field: str, ids: list[int]) -> None:
-        if wrong := [each for each in ids if not 0 <= each < self.vocab_size]:
+        if wrong := [token for token in ids if not 0 <= token < self.vocab_size]:
             rule = f"{field} must have ids of the model's {self.vocab_size} tokens"
             raise RequestError(f"{rule} (got {wrong[0]!r:.40})", field=field)
 
     def _length(self, num_ids: int, wanted: int | None, setting: str) -> int:
         if self.max_positions is None:
             return _DEFAULT_TOKENS if wanted is None else wanted
-        room = self.max_positions - num_ids
-        wanted = min(_DEFAULT_TOKENS, max(room, 1)) if wanted is None else wanted
-        if wanted > room:
+        num_left = self.max_positions - num_ids
+        wanted = min(_DEFAULT_TOKENS, max(num_left, 1)) if wanted is None else wanted
+        if wanted > num_left:
             raise RequestError(
                 f"prompt and answer must fit into the model's {self.max_positions} positions (got "
                 f"{num_ids} + {wanted} tokens); shorten the prompt, or lower {setting}",
-                field=setting if room > 0 else None,
+                field=setting if num_left > 0 else None,
                 code="context_length_exceeded",
             )
         return wanted

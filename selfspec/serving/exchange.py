@@ -46,7 +46,7 @@ class Reply:
     def __init__(self, choice: int, tokenizer: Any, settings: Settings) -> None:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
-        names = [each.function.name for each in tools]
+        names = [tool.function.name for tool in tools]
         self._choice = choice
         self._new_stream = partial(
             TextStream, tokenizer, skips_special=settings.skip_special_tokens
@@ -58,7 +58,7 @@ class Reply:
         self._shows_stop = settings.include_stop_str_in_output
         shown = {*self._stops, *(form.marks if names else ())}
         added = tokenizer.added_tokens_decoder if shown and settings.skip_special_tokens else {}
-        special = {id: str(each) for id, each in added.items() if each.special}
+        special = {id: str(token) for id, token in added.items() if token.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
         self._held = ""  # The end of the text, where a stop string may have begun.
         self.is_stopped = False
@@ -66,6 +66,8 @@ class Reply:
         # How many tokens were decoded, told by the criterion's caller, and taken to be sent.
         self._num_decoded = self._num_told = self._num_taken = 0
         self._text, self._calls = "", list[dict[str, Any]]()  # What was decoded, but not taken.
+        self._tells_ids = isinstance(settings, TextRequest) and settings.return_token_ids
+        self.prompt_ids: list[int] | None = None
         self._scores: TokenScores | None = None
         self._num_scored = 0
         self._offsets: list[int] = []  # Where each token begins, if there are scores.
@@ -74,8 +76,11 @@ class Reply:
             prompt = settings.prompts[choice // settings.n]
             self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
-    def expect(self, scores: TokenScores) -> None:
-        """Sends the scores of the tokens too, and of the prompt's, where they are asked for."""
+    def expect(self, prompt: Prompt) -> None:
+        """Sends the ids and scores of the tokens too, and of the prompt's, where asked for."""
+        if self._tells_ids:
+            self.prompt_ids = prompt.input_ids[0].tolist()
+        scores: TokenScores = prompt.scores
         if not scores.is_asked:
             return
         self._scores = scores
@@ -94,9 +99,10 @@ class Reply:
         scores = self._next_scores()
         start, self._num_scored = self._num_scored, self._num_scored + len(scores)
         offsets = self._offsets[start : self._num_scored]
-        return Piece(self._choice, text, None, calls, scores, offsets)
+        ids = ids if self._tells_ids else ()
+        return Piece(self._choice, text, None, calls, scores, ids, offsets)
 
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_more: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
         with self._lock:
             if self._num_told == self._num_decoded:
                 self._decode([int(input_ids[0, -1])])
@@ -150,9 +156,9 @@ class Reply:
         if self.is_stopped:
             return ""
         text = self._held + text
-        if found := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
+        if places := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
             self.is_stopped, self._held = True, ""
-            place, length = min(found)
+            place, length = min(places)
             return text[: place + length * self._shows_stop]
         begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
         end = len(text) - max(begun, default=0)
@@ -174,7 +180,7 @@ def choices_of(
             stops = settings.stop and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
             prompt = prepare(ids, seed + number, {**arguments, **criteria})
-            reply.expect(prompt.scores)
+            reply.expect(prompt)
             choices.append((prompt, reply))
             prompt.scope = scope
     return choices
@@ -232,7 +238,7 @@ class Exchange:
         prompts, replies = zip(*self._choices, strict=True)
         self._choices = []  # A prompt that has ended is not kept.
         for choice in range(len(prompts)):
-            yield Piece(choice, "")
+            yield Piece(choice, "", prompt_ids=replies[choice].prompt_ids)
         async for choice, event in self._texts.events(prompts):
             self.first_at = self.first_at or perf_counter()
             if not isinstance(event, Answer):
@@ -242,7 +248,7 @@ class Exchange:
             else:
                 self.answers[choice] = event
                 piece = replies[choice].end(event)
-            if any(piece[1:5]):
+            if not piece.is_first:
                 yield piece
 
     async def all_pieces(self) -> list[Piece]:
@@ -256,7 +262,7 @@ class Exchange:
         def prepare(inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
             nonlocal num_bytes
             parts = inputs.values() if isinstance(inputs, Mapping) else ()
-            num_bytes += sum(getattr(each, "nbytes", 0) for each in parts)
+            num_bytes += sum(getattr(tensor, "nbytes", 0) for tensor in parts)
             return self._texts.prepare(inputs, seed, arguments)
 
         try:

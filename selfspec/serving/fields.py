@@ -12,6 +12,7 @@ from reprlib import Repr
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from selfspec.errors import SelfSpecError, one_line, unknown_name
 
@@ -92,18 +93,18 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _that_ask(cls, value: Any) -> Any:
+    def _that_ask(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        fields = {name: each for name, each in value.items() if name not in cls.ignored}
-        return {name: each for name, each in fields.items() if not _asks_nothing(name, each)}
+        fields = {name: entry for name, entry in value.items() if name not in cls.ignored}
+        return {name: entry for name, entry in fields.items() if not _asks_nothing(name, entry)}
 
     @classmethod
     def spelled(cls, name: str) -> str:
         return (cls.model_fields[name].alias or name) if name in cls.model_fields else name
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
+def _asks_nothing(name: str, value: object) -> bool:
     nothing = NOTHING.get(name)
     same_kind = isinstance(value, bool) == isinstance(nothing, bool)
     return value is None or (same_kind and bool(value == nothing))
@@ -112,10 +113,10 @@ def _asks_nothing(name: str, value: Any) -> bool:
 Known = TypeVar("Known", bound=BaseModel)
 
 
-def checked(kind: type[Known], value: Any) -> Known:
+def checked(model: type[Known], value: object) -> Known:
     """The fields, checked. The error names the first wrong field, its rule and its value."""
     try:
-        return kind.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         wrong = error.errors(include_url=False)
     cause = wrong[0].get("ctx", {}).get("error")
@@ -125,8 +126,8 @@ def checked(kind: type[Known], value: Any) -> Known:
     name, *inside = path or ("the value",)
     field = str(name)[:40]
     got, rule = _short.repr(first["input"]), _rule(first)
-    known = [each.alias or name for name, each in kind.model_fields.items()]
-    if issubclass(kind, Fields) and field in NOTHING and field not in known:
+    known = [field_info.alias or name for name, field_info in model.model_fields.items()]
+    if issubclass(model, Fields) and field in NOTHING and field not in known:
         rule = f"be {NOTHING[field]!r} or left out, since it is not served here"
     elif first["type"] == "extra_forbidden" and not inside:
         raise RequestError(unknown_name("field", field, known), field=field)
@@ -135,7 +136,7 @@ def checked(kind: type[Known], value: Any) -> Known:
     elif first["type"] == "missing":
         rule, got = "be given", "nothing"
     else:  # Where a field may have several forms, all that it could have been.
-        same = [each for each in wrong if _path(value, each) == path]
+        same = [error for error in wrong if _path(value, error) == path]
         rule = ", or ".join(dict.fromkeys(map(_rule, same)))
     where = field + "".join(
         f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
@@ -144,29 +145,28 @@ def checked(kind: type[Known], value: Any) -> Known:
     raise RequestError(f"{where} must {rule} (got {got})", field=field)
 
 
-def _innermost(value: Any, wrong: Sequence[Any]) -> tuple[list[int | str], Any]:
+def _innermost(
+    value: object, wrong: Sequence[ErrorDetails]
+) -> tuple[list[int | str], ErrorDetails]:
     """Of the first wrong field the error that is deepest in it, and where that is.
 
     Where a field may have several forms, each form has an error. One that has the form but a wrong
     part says so inside of it.
     """
-    paths = [_path(value, each) for each in wrong]
+    paths = [_path(value, error) for error in wrong]
     start = len(paths[0])
     inside = [n for n, path in enumerate(paths) if path[:start] == paths[0]]
     deepest = max(inside, key=lambda n: len(paths[n]))
     return paths[deepest], wrong[deepest]
 
 
-def _path(value: Any, error: Any) -> list[int | str]:
+def _path(value: Any, error: ErrorDetails) -> list[int | str]:
     """Where in a value an error is, without the names that pydantic gives to forms."""
-    *parts, last = error["loc"] or [None]
-    path = []
+    *parts, last = error["loc"] or ("",)
+    path: list[int | str] = []
     for part in parts[:-1] if last == "[key]" else [*parts, last]:
-        if part in (
-            value
-            if isinstance(value, dict)
-            else range(len(value) if isinstance(value, list) else 0)
-        ):
+        is_key = isinstance(value, dict) and part in value
+        if is_key or (isinstance(value, list) and part in range(len(value))):
             value = value[part]
         elif error["type"] != "missing" or part is not last:
             continue
@@ -174,7 +174,7 @@ def _path(value: Any, error: Any) -> list[int | str]:
     return path
 
 
-def _rule(error: Any) -> str:
+def _rule(error: ErrorDetails) -> str:
     rule = re.sub(r"^(Value error, must|\w+ should) ", "", error["msg"])
     return re.sub(r"be a valid dictionary( or instance of \w+)?$", "be an object", rule)
 

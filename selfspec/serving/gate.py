@@ -11,6 +11,7 @@ from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import error_body
@@ -26,12 +27,12 @@ class Gate:
     other pages through; only the answers are kept from these pages.)
     """
 
-    def __init__(self, app: Any, *, hosts: Iterable[str], origins: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = {origin.lower() for origin in origins}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         rule = self._broken_rule(Headers(scope=scope)) if scope["type"] == "http" else None
         if rule is None:
             path = scope.get("path", "").rstrip("/") or "/"  # A slash at the end means nothing.
@@ -61,8 +62,8 @@ _Given = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_
 
 
 def key_check(api_key: str) -> Callable[..., Coroutine[Any, Any, None]]:
-    async def check(given: _Given) -> None:
-        key = given.credentials.encode("latin-1") if given is not None else b""
+    async def check(credentials: _Given) -> None:
+        key = credentials.credentials.encode("latin-1") if credentials is not None else b""
         if not hmac.compare_digest(key, api_key.encode()):
             rule = "Authorization must be 'Bearer' and the server's API key"
             raise RequestError(rule, status=401, code="invalid_api_key")

@@ -77,7 +77,7 @@ class ImageReader:
             prompt, [{"type": "image", "image": _decoded(*picture)} for picture in data]
         )
 
-    def _images_in(self, prompt: Any) -> list[tuple[str, dict[str, Any]]]:
+    def _images_in(self, prompt: object) -> list[tuple[str, dict[str, Any]]]:
         """The images of a prompt, not too many; a model that reads none refuses them."""
         images = list(_images_in(prompt))
         if images and self.processor is None:
@@ -92,9 +92,9 @@ class ImageReader:
         if "data" in part:
             return bytes(part["data"])
         url = part["image_url"]["url"]
-        if found := _IN_DATA.fullmatch(url):
+        if data_url := _IN_DATA.fullmatch(url):
             try:
-                return base64.b64decode(found["base64"], validate=True)
+                return base64.b64decode(data_url["base64"], validate=True)
             except ValueError as error:
                 raise _wrong(where, f"must have whole base64 after its comma ({error})") from None
         if _is_address(part):
@@ -104,11 +104,11 @@ class ImageReader:
         raise _wrong(where, f"must be a data URL such as {form!r} (got {url!r:.80})")
 
 
-def has_images(prompt: Any) -> bool:
+def has_images(prompt: object) -> bool:
     return any(_images_in(prompt))
 
 
-def has_addresses(prompt: Any) -> bool:
+def has_addresses(prompt: object) -> bool:
     return any(_is_address(part) for _, part in _images_in(prompt))
 
 
@@ -132,10 +132,10 @@ def _with_images(prompt: Any, images: Sequence[dict[str, Any]]) -> Any:
     """The same messages, with these parts in place of their images, in order."""
     left = iter(images)
     return [
-        {**each, "content": [part if part["type"] == "text" else next(left) for part in parts]}
-        if isinstance(parts := each["content"], list)
-        else each
-        for each in prompt
+        {**message, "content": [part if part["type"] == "text" else next(left) for part in parts]}
+        if isinstance(parts := message["content"], list)
+        else message
+        for message in prompt
     ]
 
 

@@ -12,11 +12,11 @@ from selfspec.serving.fields import Fields, whole_characters
 _HINTS = {"annotations", "cache_control"}  # Parts of a message may have them, for others.
 
 
-def text_of_parts(content: Any) -> str:
+def text_of_parts(content: object) -> str:
     """A text, or the texts of OpenAI's content parts, one after the other."""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [content]
+    parts: list[Any] = content if isinstance(content, list) else [content]
     for part in parts:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if not is_text or {*part} - _HINTS != {"type", "text"} or part["type"] != "text":
@@ -24,7 +24,7 @@ def text_of_parts(content: Any) -> str:
     return "".join(part["text"] for part in parts)
 
 
-def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
+def text_or_parts(content: object) -> str | list[dict[str, Any]]:
     """A text, or the parts of a content with images; texts without images become one."""
     if not isinstance(content, list) or not any(map(_is_image, content)):
         return whole_characters(text_of_parts(content))
@@ -40,7 +40,7 @@ def text_or_parts(content: Any) -> str | list[dict[str, Any]]:
     return content
 
 
-def _is_image(part: Any) -> bool:
+def _is_image(part: object) -> bool:
     return isinstance(part, dict) and part.get("type") == "image_url"
 
 
@@ -94,7 +94,7 @@ class Message(Fields):
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.content}
         if self.tool_calls:
-            message["tool_calls"] = [each.as_dict() for each in self.tool_calls]
+            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message |= {"tool_call_id": self.tool_call_id}
         if thoughts := self.reasoning_content or self.reasoning:
@@ -108,7 +108,7 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 class Function(Fields):
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(lambda given: {**_OBJECT, **given})] = (
+    parameters: Annotated[dict[str, Any], AfterValidator(lambda schema: {**_OBJECT, **schema})] = (
         _OBJECT
     )
     strict: bool | None = None

@@ -23,8 +23,9 @@ _DONE = b"data: [DONE]\n\n"
 class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
-    `calls` are parts of calls of tools, as OpenAI streams them. `scores` are those of its tokens,
-    where they are asked for, and `offsets` say where in the text each of these begins.
+    `calls` are parts of calls of tools, as OpenAI streams them. Where they are asked for, there are
+    the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece; `offsets`
+    say where in the text the token of each score begins.
     """
 
     choice: int
@@ -32,15 +33,21 @@ class Piece(NamedTuple):
     finish_reason: str | None = None
     calls: Sequence[dict[str, Any]] = ()
     scores: Sequence[TokenScore] = ()
+    ids: Sequence[int] = ()
     offsets: Sequence[int] = ()
+    prompt_ids: Sequence[int] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return not any(self[1:6])
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Piece:
         """All pieces of a choice as one, with whole calls."""
-        texts, _ends, *lists = list(zip(*pieces, strict=True))[1:]
-        calls, scores, offsets = (list(chain.from_iterable(each)) for each in lists)
+        texts, _ends, *lists, _prompts = list(zip(*pieces, strict=True))[1:]
+        calls, scores, ids, offsets = (list(chain.from_iterable(parts)) for parts in lists)
         about = (pieces[0].choice, "".join(texts), pieces[-1].finish_reason)
-        return cls(*about, joined(calls), scores, offsets)
+        return cls(*about, joined(calls), scores, ids, offsets, pieces[0].prompt_ids)
 
 
 class Form:
@@ -62,13 +69,15 @@ class Form:
             of_choices[piece.choice].append(piece)
         whole = [Piece.of(of_choices[choice]) for choice in sorted(of_choices)]
         choices = [self._choice(piece, "message", is_first=True) for piece in whole]
-        return {"object": self._object, **self._same, "choices": choices, "usage": usage}
+        about = {"object": self._object, **self._same, **self._of_prompt(*whole[:1])}
+        return {**about, "choices": choices, "usage": usage}
 
-    def chunk(self, *pieces: Piece, **more: Any) -> bytes:
+    def chunk(self, *pieces: Piece, **more: object) -> bytes:
         """One event of a stream; the first one of a choice names the role."""
         name = f"{self._object}.chunk" if self._is_chat else self._object
-        choices = [self._choice(each, "delta", is_first=not any(each[1:5])) for each in pieces]
-        return event({"object": name, **self._same, "choices": choices, **more})
+        choices = [self._choice(piece, "delta", is_first=piece.is_first) for piece in pieces]
+        about = {"object": name, **self._same, **self._of_prompt(*pieces)}
+        return event({**about, "choices": choices, **more})
 
     def end(self, usage: dict[str, Any]) -> bytes:
         """The last events of a stream."""
@@ -78,21 +87,26 @@ class Form:
         """The last event of a stream that is broken off."""
         return event(error_body(error))
 
+    def _of_prompt(self, *pieces: Piece) -> dict[str, Any]:
+        """What a chat says of its one prompt; completions have it in each choice, as in vLLM."""
+        ids = [piece.prompt_ids for piece in pieces if piece.prompt_ids is not None]
+        return {"prompt_token_ids": ids[0]} if ids and self._is_chat else {}
+
     def _choice(self, piece: Piece, where: str, *, is_first: bool) -> dict[str, Any]:
+        end: dict[str, Any] = {"finish_reason": piece.finish_reason}
+        if piece.ids:
+            end["token_ids"] = piece.ids
+        if not self._is_chat:
+            if piece.prompt_ids is not None:
+                end["prompt_token_ids"] = piece.prompt_ids
+            scores = _of_completion(piece) if piece.scores else None
+            return {"index": piece.choice, "text": piece.text, "logprobs": scores, **end}
         role = {"role": "assistant"} if is_first else {}
         message: dict[str, Any] = {**role, "content": piece.text}
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": piece.calls}
-        text: Any = {where: message} if self._is_chat else {"text": piece.text}
-        scores = (_of_chat if self._is_chat else _of_completion)(piece) if piece.scores else None
-        return {
-            **{"index": piece.choice, **text},
-            **{"logprobs": scores, "finish_reason": piece.finish_reason},
-        }
-
-
-def _of_chat(piece: Piece) -> dict[str, Any]:
-    return {"content": entries_of(piece), "refusal": None}
+        scores = {"content": entries_of(piece), "refusal": None} if piece.scores else None
+        return {"index": piece.choice, where: message, "logprobs": scores, **end}
 
 
 def entries_of(piece: Piece) -> list[dict[str, Any]]:
@@ -102,19 +116,19 @@ def entries_of(piece: Piece) -> list[dict[str, Any]]:
         data = None if score.data is None else list(score.data)
         return {"token": score.text, "logprob": score.logprob, "bytes": data}
 
-    return [{**entry(each), "top_logprobs": list(map(entry, each.top))} for each in piece.scores]
+    return [{**entry(score), "top_logprobs": list(map(entry, score.top))} for score in piece.scores]
 
 
 def _of_completion(piece: Piece) -> dict[str, Any]:
     """The log probabilities of a completion; each token is among the likeliest, as in vLLM."""
     scores = piece.scores
     # Of tokens with the same text, the likeliest one counts, which is the last one here.
-    tops = [(each, *each.top[::-1]) if each.logprob is not None else () for each in scores]
-    texts = [each.text for each in scores]
+    tops = [(score, *score.top[::-1]) if score.logprob is not None else () for score in scores]
+    texts = [score.text for score in scores]
     return {
         "tokens": texts,
-        "token_logprobs": [each.logprob for each in scores],
-        "top_logprobs": [{each.text: each.logprob for each in top} or None for top in tops],
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [{score.text: score.logprob for score in top} or None for top in tops],
         "text_offset": list(piece.offsets),
     }
 
@@ -137,8 +151,8 @@ def event(data: dict[str, Any]) -> bytes:
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
-    about = {"message": str(error), "type": kind, "param": error.field, "code": error.code}
+    error_type = "invalid_request_error" if error.status < 500 else "server_error"
+    about = {"message": str(error), "type": error_type, "param": error.field, "code": error.code}
     return {"error": about}
 
 
@@ -149,9 +163,9 @@ def usage_of(
 
     `num_kept_tokens` of its prompts were not read, since another text had their keys and values.
     """
-    num_new_tokens = sum(len(each.ids) for each in answers)
-    drafted = sum(each.stats.drafted_by_source["prediction"] for each in answers)
-    accepted = sum(each.stats.accepted_by_source["prediction"] for each in answers)
+    num_new_tokens = sum(len(answer.ids) for answer in answers)
+    drafted = sum(answer.stats.drafted_by_source["prediction"] for answer in answers)
+    accepted = sum(answer.stats.accepted_by_source["prediction"] for answer in answers)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_new_tokens,

@@ -36,39 +36,39 @@ _THOUGHT = {"role": "assistant"}  # A message that says nothing keeps the place 
 _OF_ITEMS = {"id", "status"}  # Of items that come back; they say nothing to a model.
 
 
-def _messages(value: Any) -> Any:
+def _messages(value: object) -> list[Any]:
     """The messages of a chat, one for each item of an input."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     return list(map(_message, value if isinstance(value, list) else [value]))
 
 
-def _message(item: Any) -> Any:
+def _message(item: object) -> object:
     if not isinstance(item, dict):
         return item
-    kind = item.get("type", "message")
+    item_type = item.get("type", "message")
     fields = {name: value for name, value in item.items() if name not in _OF_ITEMS | {"type"}}
-    if kind == "reasoning":
+    if item_type == "reasoning":
         return _THOUGHT
-    if kind == "message":
+    if item_type == "message":
         return {**fields, "content": _parts(fields.get("content"))}
-    if kind == "function_call":
+    if item_type == "function_call":
         call = {"id": fields.pop("call_id", None), "function": fields}
         return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = {
-            "tool_call_id": fields.pop("call_id", None),
-            "content": fields.pop("output", None),
-        }
-        return {"role": "tool", **fields, **output, "content": _parts(output["content"])}
-    raise ValueError(f"must be items that are messages, or calls of functions (got {kind!r:.40})")
+    if item_type == "function_call_output":
+        call_id = fields.pop("call_id", None)
+        content = _parts(fields.pop("output", None))
+        return {"role": "tool", **fields, "tool_call_id": call_id, "content": content}
+    raise ValueError(
+        f"must be items that are messages, or calls of functions (got {item_type!r:.40})"
+    )
 
 
-def _parts(content: Any) -> Any:
+def _parts(content: object) -> object:
     return list(map(_part, content)) if isinstance(content, list) else content
 
 
-def _part(part: Any) -> Any:
+def _part(part: object) -> object:
     if not isinstance(part, dict):
         return part
     hidden = {"annotations", "logprobs", "detail"}
@@ -80,7 +80,7 @@ def _part(part: Any) -> Any:
     return part
 
 
-def _format(text: Any) -> Any:
+def _format(text: object) -> object:
     """The `response_format` of a chat."""
     if isinstance(text, dict) and {*text} - {"format"}:
         raise ValueError("must have a format alone")
@@ -91,18 +91,18 @@ def _format(text: Any) -> Any:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _function(tool: Any) -> Any:
+def _function(tool: object) -> object:
     """A tool, or the choice of one, with its fields one level deeper."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
     return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
 
 
-def _functions(tools: Any) -> Any:
+def _functions(tools: object) -> object:
     return list(map(_function, tools)) if isinstance(tools, list) else tools
 
 
-def _wants_scores(include: Any) -> bool:
+def _wants_scores(include: object) -> bool:
     if not isinstance(include, list) or {*map(str, include)} - {_SCORES, _THOUGHTS}:
         raise ValueError(f"must be a list with {_SCORES} or nothing")
     return _SCORES in include
@@ -124,6 +124,7 @@ class Responses(Chat):
     logprobs: Annotated[bool, BeforeValidator(_wants_scores), Field(alias="include")] = False
     store: bool = False
     n: Literal[1] = 1
+    return_token_ids: Literal[False] = False
 
     @property
     def prompts(self) -> list[Any]:
@@ -172,7 +173,7 @@ class ResponseForm:
 
     def chunk(self, piece: Piece) -> bytes:
         """The events of some more text, or of the beginning."""
-        if not any(piece[1:5]):
+        if piece.is_first:
             response = self._response("in_progress")
             names = ("response.created", "response.in_progress")
             return b"".join(self._event(name, response=response) for name in names)
@@ -223,7 +224,7 @@ class ResponseForm:
             self._items[-1]["arguments"] += more
             yield self._of_item("function_call_arguments.delta", delta=more)
 
-    def _open(self, prefix: str, **item: Any) -> Iterator[bytes]:
+    def _open(self, prefix: str, **item: object) -> Iterator[bytes]:
         yield from self._closed("completed")
         self._items.append({"id": _id(prefix), "status": "in_progress", **item})
         self._is_open = True
@@ -249,16 +250,16 @@ class ResponseForm:
             yield self._of_item("function_call_arguments.done", **told)
         yield self._of_item("output_item.done", item=item)
 
-    def _of_item(self, kind: str, /, **told: Any) -> bytes:
+    def _of_item(self, name: str, /, **told: object) -> bytes:
         about = {"output_index": len(self._items) - 1}
         if "item" not in told:
             about |= {"item_id": self._items[-1]["id"]}
-        return self._event(f"response.{kind}", **about, **told)
+        return self._event(f"response.{name}", **about, **told)
 
-    def _event(self, kind: str, /, **told: Any) -> bytes:
-        about = {"type": kind, "sequence_number": self._num_events}
+    def _event(self, name: str, /, **told: object) -> bytes:
+        about = {"type": name, "sequence_number": self._num_events}
         self._num_events += 1
-        return f"event: {kind}\n".encode() + event({**about, **told})
+        return f"event: {name}\n".encode() + event({**about, **told})
 
 
 def _id(prefix: str) -> str:

@@ -15,14 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from selfspec.serving.fields import Fields, RequestError, whole_characters
-from selfspec.serving.messages import (
-    Content,
-    FilledText,
-    Messages,
-    Name,
-    Tool,
-    ToolChoice,
-)
+from selfspec.serving.messages import Content, FilledText, Messages, Name, Tool, ToolChoice
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
@@ -31,20 +24,21 @@ _LONGEST_STOP = 256  # characters
 _SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
-
 _log = logging.getLogger("selfspec")
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
-    prompts = value if isinstance(value, list) and not _are_ids(value) else [value]
-    are_prompts = all(each and (isinstance(each, str) or _are_ids(each)) for each in prompts)
+def _prompts(value: object) -> list[str | list[int]]:
+    prompts: list[Any] = value if isinstance(value, list) and not _are_ids(value) else [value]
+    are_prompts = all(
+        prompt and (isinstance(prompt, str) or _are_ids(prompt)) for prompt in prompts
+    )
     if not (are_prompts and 1 <= len(prompts) <= MAX_CHOICES):
         raise ValueError(f"must be text, token ids, or 1 to {MAX_CHOICES} of these, none empty")
-    return [whole_characters(each) if isinstance(each, str) else each for each in prompts]
+    return [whole_characters(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 def _not_long(text: str) -> str:
@@ -149,8 +143,8 @@ class Settings(Fields):
     @property
     def schema_field(self) -> str | None:
         """The field that says what an answer must be; None if any text will do."""
-        given = (name for name in _SCHEMAS if getattr(self, name) is not None)
-        return next(map(self.spelled, given), None)
+        names = (name for name in _SCHEMAS if getattr(self, name) is not None)
+        return next(map(self.spelled, names), None)
 
     @property
     def answer_schema(self) -> Any:
@@ -159,8 +153,8 @@ class Settings(Fields):
             return self.structured_outputs.json_
         if self.response_format is None:
             return self.guided_json
-        given = self.response_format.json_schema
-        return {"type": "object"} if given is None else given.schema_
+        schema = self.response_format.json_schema
+        return {"type": "object"} if schema is None else schema.schema_
 
     @property
     def answer_grammar(self) -> str | None:
@@ -169,15 +163,15 @@ class Settings(Fields):
         if choice := self.guided_choice or outputs.choice:
             return f"start: {' | '.join(map(json.dumps, choice))}"
         if regex := self.guided_regex or outputs.regex:
-            escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", regex, flags=re.DOTALL)
+            escaped = re.sub(r"(\\.)|/", lambda escape: escape[1] or "\\/", regex, flags=re.DOTALL)
             return f"start: /{escaped}/"
         return None
 
     @property
     def lengths(self) -> dict[str, int]:
         """The fields that say how long the answer may be. Where several do, all say the same."""
-        given = [name for name in _LENGTHS if name in self.model_fields_set]
-        return {self.spelled(name): getattr(self, name) for name in given}
+        names = [name for name in _LENGTHS if name in self.model_fields_set]
+        return {self.spelled(name): getattr(self, name) for name in names}
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Settings:
@@ -188,14 +182,14 @@ class Settings(Fields):
 
     @model_validator(mode="after")
     def _check_schemas(self) -> Settings:
-        given = [name for name in _SCHEMAS if getattr(self, name) is not None]
-        for name in ("min_tokens", "ignore_eos") if given or getattr(self, "tools", None) else ():
+        names = [name for name in _SCHEMAS if getattr(self, name) is not None]
+        for name in ("min_tokens", "ignore_eos") if names or getattr(self, "tools", None) else ():
             if getattr(self, name):  # Then no token might be allowed.
                 rule = f"{name} must be left out where there are tools or a schema"
                 raise RequestError(f"{rule} (got {getattr(self, name)})", field=name)
-        if len(given) > 1:
-            rule = f"{' and '.join(given)} exclude each other, since each is a schema"
-            raise RequestError(f"{rule}; leave one out", field=given[-1])
+        if len(names) > 1:
+            rule = f"{' and '.join(names)} exclude each other, since each is a schema"
+            raise RequestError(f"{rule}; leave one out", field=names[-1])
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -237,6 +231,7 @@ class TextRequest(Settings):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
     prediction: PredictedContent | None = None
 
     @property
@@ -276,7 +271,7 @@ class Chat(TextRequest):
 
     @property
     def prompts(self) -> list[Any]:
-        return [[each.as_dict() for each in self.messages]]
+        return [[message.as_dict() for message in self.messages]]
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
@@ -297,7 +292,7 @@ class Chat(TextRequest):
         """The tools that an answer may call: one that is named, or all of them."""
         tools = self.tools or []
         if isinstance(self.tool_choice, ToolChoice):
-            return [each for each in tools if each.function.name == self.tool_choice.function.name]
+            return [tool for tool in tools if tool.function.name == self.tool_choice.function.name]
         return [] if self.tool_choice == "none" else tools
 
     @property
@@ -314,7 +309,7 @@ class Chat(TextRequest):
         if self.top_logprobs and not self.logprobs:
             rule = f"top_logprobs must come with logprobs: true (got {self.top_logprobs})"
             raise RequestError(rule, field="top_logprobs")
-        names = [each.function.name for each in self.tools or ()]
+        names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise RequestError(
                 f"tools must have different names (got {names!r:.80})", field="tools"

@@ -1,9 +1,10 @@
 """What drives engines: for one prompt, or for many that wait, within a memory and at a pace."""
 
+from selfspec.row import ReaderGone
 from selfspec.session.alone import write
 from selfspec.session.line import ArrivalOrder, Scheduler, ShortestFirst
 from selfspec.session.pace import ReadingPace
-from selfspec.session.session import ReaderGone, Session
+from selfspec.session.session import Session
 
 __all__ = [
     "ArrivalOrder",

@@ -69,20 +69,15 @@ def write(prompt: Prompt, spec: Assistant) -> None:
         if prompt.mode == "plain":
             write_plainly(prompt)
         else:
-            _draft_and_write(prompt, spec)
+            with lent_engine(prompt.runner, spec, prompt) as engine:
+                try:
+                    engine.admit(prompt)
+                    with prompt.runner.decoding():
+                        while not engine.leave():
+                            engine.step()
+                finally:
+                    engine.record_outcome(prompt)
     except BaseException:
         spec.count(prompt)
         raise
     spec.finish(prompt)
-
-
-def _draft_and_write(prompt: Prompt, spec: Assistant) -> None:
-    runner = prompt.runner
-    with lent_engine(runner, spec, prompt) as engine:
-        try:
-            engine.admit(prompt)
-            with runner.decoding():
-                while not engine.leave():
-                    engine.step()
-        finally:
-            engine.record_outcome(prompt)

@@ -31,13 +31,13 @@ class Scheduler(Protocol):
     start in order of arrival from then on.
     """
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
 
         `waiting` and `running` have a number for each prompt: its tokens, those of its longest
         answer, and the nodes of the widest draft. Rows that run together all take as much memory as
-        the longest. `room` is how many tokens are free now. A chosen prompt that does not fit goes
-        on waiting.
+        the longest. `num_free` is how many tokens are free now. A chosen prompt that does not fit
+        goes on waiting.
         """
         ...
 
@@ -45,12 +45,12 @@ class Scheduler(Protocol):
 class ArrivalOrder:
     """The prompts that came first, up to the first that does not fit: none overtakes another."""
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         """
-        >>> ArrivalOrder().choose([10, 20, 5], running=[20], room=40)
+        >>> ArrivalOrder().choose([10, 20, 5], running=[20], num_free=40)
         [0, 1]
         """
-        return _that_fit(range(len(waiting)), waiting, running, room)
+        return _that_fit(range(len(waiting)), waiting, running, num_free)
 
 
 class ShortestFirst:
@@ -59,20 +59,20 @@ class ShortestFirst:
     So more of them fit than in order of arrival. While shorter prompts arrive, a long one waits.
     """
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         """
-        >>> ShortestFirst().choose([10, 20, 5], running=[20], room=20)
+        >>> ShortestFirst().choose([10, 20, 5], running=[20], num_free=20)
         [2]
         """
         order = sorted(range(len(waiting)), key=waiting.__getitem__)
-        return _that_fit(order, waiting, running, room)
+        return _that_fit(order, waiting, running, num_free)
 
 
 def _that_fit(
-    order: Sequence[int], waiting: Sequence[int], running: Sequence[int], room: int
+    order: Sequence[int], waiting: Sequence[int], running: Sequence[int], num_free: int
 ) -> list[int]:
     longest = max(running, default=0)
-    total = room + len(running) * longest
+    total = num_free + len(running) * longest
     for number, index in enumerate(order):
         longest = max(longest, waiting[index])
         if (len(running) + number + 1) * longest > total:
@@ -116,19 +116,19 @@ class Waiting:
         sharing = self.sharing()
         if not sharing:
             return None
-        # Each row takes as much room as the longest.
+        # Each row takes as much memory as the longest.
         taken = len(running) * max(running, default=0)
-        room = sys.maxsize if limits.max_tokens is None else limits.max_tokens - taken
-        chosen = self._chosen([prompt.max_columns for prompt in sharing], running, room)
+        num_free = sys.maxsize if limits.max_tokens is None else limits.max_tokens - taken
+        chosen = self._chosen([prompt.max_columns for prompt in sharing], running, num_free)
         for index in chosen if running or chosen else [0]:
             if limits.fits([*running, sharing[index].max_columns]):
                 self.start(sharing[index])
                 return sharing[index]
         return None
 
-    def _chosen(self, waiting: list[int], running: Sequence[int], room: int) -> list[int]:
+    def _chosen(self, waiting: list[int], running: Sequence[int], num_free: int) -> list[int]:
         try:
-            chosen = list(self._scheduler.choose(waiting, running, room))
+            chosen = list(self._scheduler.choose(waiting, running, num_free))
             if wrong := [index for index in chosen if index not in range(len(waiting))]:
                 raise UnsupportedError(
                     f"a scheduler must name indices of the {len(waiting)} prompts that wait (got "
@@ -138,7 +138,7 @@ class Waiting:
             text = "the scheduler has failed, and prompts start in order of arrival from now on: %s"
             _log.warning(text, one_line(error), exc_info=error)
             self._scheduler = ArrivalOrder()
-            return self._scheduler.choose(waiting, running, room)
+            return self._scheduler.choose(waiting, running, num_free)
         return chosen
 
     def start(self, prompt: Prompt) -> None:

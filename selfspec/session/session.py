@@ -19,6 +19,7 @@ from selfspec.engine import Engine
 from selfspec.errors import ConfigError, UnsupportedError, without_frames
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
+from selfspec.row import ReaderGone
 from selfspec.row_rules import start_clocks
 from selfspec.runner import ModelRunner
 from selfspec.session.alone import Assistant, lent_engine
@@ -28,10 +29,6 @@ from selfspec.session.pace import ReadingPace
 
 _LOOK_AHEAD = 256  # `num_wanted` lets this many prompts wait.
 _SHORT_REST = 1.25  # If at most 1.25 parts of a prompt are left, they are read as one.
-
-
-class ReaderGone(Exception):
-    """Ends a text that nobody reads any more."""
 
 
 class Session:
@@ -133,13 +130,12 @@ class Session:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
         for prompt in self._prompts_of(index):
-            # Rows of a prompt that is being read are handing on their first tokens.
-            if self._engine is not None and not (prompt.rows and prompt is self._reading):
-                self._engine.sharing.left(prompt)
             if not prompt.rows:
                 self._reading = None
+                if self._engine is not None:
+                    self._engine.sharing.left(prompt)
                 self._spec.count(prompt)
-            for row in prompt.rows:
+            for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
 
     def _prompts_of(self, index: int) -> list[Prompt]:

@@ -10,11 +10,13 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 from selfspec.compat.modules import encoder_of, is_compiled, num_writes
@@ -23,6 +25,10 @@ from selfspec.weights.held_weight import HeldWeight, PackedWeight
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _AT_ONCE = 8  # Rows of words that are added up in one operation; fewer take longer than to read.
+
+
+_numbers = WeakIdKeyDictionary()
+_counter = count()
 
 
 class Origin(NamedTuple):
@@ -60,7 +66,7 @@ def is_offloaded(model: nn.Module) -> bool:
 
 def _known_of(tensor: torch.Tensor) -> Hashable:
     if isinstance(tensor, HeldWeight):  # Nobody can write to it.
-        return id(tensor)
+        return _number_of(tensor)
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not is_plain or tensor.is_meta or not tensor.numel():  # Such as one in 4 bits.
         return _place_of(tensor)
@@ -188,7 +194,14 @@ def _place_of(weight: torch.Tensor) -> tuple[int, int]:
     try:
         return weight.data_ptr(), num_writes(weight)
     except RuntimeError:  # Some quantised weights consist of several tensors.
-        return id(weight), num_writes(weight)
+        return _number_of(weight), num_writes(weight)
+
+
+def _number_of(weight: torch.Tensor) -> int:
+    """A number that no other weight gets, also after this one is gone."""
+    if weight not in _numbers:
+        _numbers[weight] = next(_counter)
+    return int(_numbers[weight])
 
 
 def _word_sums(weight: torch.Tensor) -> torch.Tensor:

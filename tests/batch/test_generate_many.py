@@ -203,7 +203,7 @@ def test_the_global_generator_is_left_alone() -> None:
 class Greedy:
     """Wants everything at once, in the wrong order, and twice."""
 
-    def choose(self, waiting: Sequence[int], running: Sequence[int], room: int) -> list[int]:
+    def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         return [*range(len(waiting) - 1, -1, -1), 0]
 
 

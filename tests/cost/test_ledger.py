@@ -50,10 +50,10 @@ def test_scores_that_promise_too_much_are_trusted_less():
     ledger = Ledger()
     assert ledger.trust == 1.0
     for _ in range(40):
-        ledger.observe_drafts(2.0, 1)
+        ledger.observe(1.0, 0.0, promised=2.0, num_accepted=1)
     assert ledger.trust == pytest.approx(0.5, abs=0.1)
     for _ in range(80):
-        ledger.observe_drafts(2.0, 4)
+        ledger.observe(1.0, 0.0, promised=2.0, num_accepted=4)
     assert ledger.trust == 1.0
 
 

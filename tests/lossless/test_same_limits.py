@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from transformers import MaxLengthCriteria
 
-from tests.fakes import PAD, VOCAB, attached_model, prompt, tiny_model, tiny_tokenizer
+from selfspec import SelfSpec, attach
+from tests.fakes import PAD, VOCAB, attached_model, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import (
     GREEDY,
     MODES,
@@ -21,6 +22,7 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
+from tests.lossless.seeing import seeing_model
 
 
 def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **knobs: Any) -> Any:
@@ -101,6 +103,27 @@ def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
     model, inputs = tiny_model("gemma3"), prompt(num_rows)
     options = SAMPLE | {"num_return_sequences": num_sequences, "eos_token_id": [7, 8, 9]}
     run_both(model, inputs, drafts=False, **options)
+
+
+def test_sequences_of_a_prompt_whose_positions_have_four_planes() -> None:
+    model, inputs = seeing_model("qwen2-vl"), prompt(2)
+    run_both(model, inputs, drafts=False, **SAMPLE | {"num_return_sequences": 4})
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])
+def test_sequences_of_one_prompt_read_it_once(name: str) -> None:
+    """Where ids and padding alone decide on what is read."""
+    model, inputs = new_model(name), prompt(2)
+    shapes: list[tuple[int, ...]] = []
+    hook = model.get_input_embeddings().register_forward_hook(
+        lambda _module, args, _output: shapes.append(tuple(args[0].shape))
+    )
+    options = {"max_new_tokens": 4, "do_sample": True, "num_return_sequences": 3}
+    attach(model).generate(**inputs, **options, assistant=SelfSpec(trust_hooks=True))
+    hook.remove()
+    num_tokens = inputs["input_ids"].shape[1]
+    num_read = [rows for rows, width in shapes if width == num_tokens]
+    assert num_read == [6 if name == "qwen3-next" else 2]
 
 
 @pytest.mark.parametrize("length", [1, slow(2), slow(3), 60])

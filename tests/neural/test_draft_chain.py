@@ -19,8 +19,8 @@ from tests.strategies import ScriptedCursor
 class CountingText:
     """Behind each token n come n + 1 and n + 2; writes down what is read and forgotten."""
 
-    def __init__(self, room: float = 100.0) -> None:
-        self.room = room
+    def __init__(self, num_left: float = 100.0) -> None:
+        self.num_left = num_left
         self.ids: list[int] = []
         self.log: list[object] = []
 
@@ -133,7 +133,7 @@ class SlowText(CountingText):
     """Takes a tenth of a second for each token."""
 
     def __init__(self, now: list[float]) -> None:
-        super().__init__(room=1000)
+        super().__init__(num_left=1000)
         self._now = now
 
     def read(self, token_ids: Sequence[int]) -> Likely:
@@ -191,4 +191,4 @@ def test_what_does_not_pay_is_not_read_however_much_it_is() -> None:
 
 
 def test_it_ends_where_the_model_has_no_positions() -> None:
-    assert len(grown(cursor_over(CountingText(room=2), [8, 9, 10]), 10, 4)) == 1
+    assert len(grown(cursor_over(CountingText(num_left=2), [8, 9, 10]), 10, 4)) == 1

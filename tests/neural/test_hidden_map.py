@@ -16,6 +16,11 @@ from tests.fakes import new_model, prompt, tiny_model
 DIMS, NUM_IDS = 16, 60
 
 
+def likely(state_map: HiddenMap, token: int, num: int) -> list[tuple[int, float]]:
+    """What a map names after a token; nothing if it knows nothing."""
+    return next(iter(state_map.chain(token, num)), [])
+
+
 @pytest.fixture
 def weights() -> MapWeights:
     generator = torch.Generator().manual_seed(3)
@@ -68,9 +73,9 @@ class Text:
 
     def check(self, pairs: list[Any]) -> None:
         expected = self.scores(pairs).softmax(-1).topk(5)
-        likely = self.map.likely(self.next, 5)
-        assert [token for token, _ in likely] == expected.indices.tolist()
-        assert [p for _, p in likely] == pytest.approx(expected.values.tolist(), rel=1e-3)
+        tokens = likely(self.map, self.next, 5)
+        assert [token for token, _ in tokens] == expected.indices.tolist()
+        assert [p for _, p in tokens] == pytest.approx(expected.values.tolist(), rel=1e-3)
 
 
 @pytest.mark.parametrize("num_known", [9, 1, 0])
@@ -103,7 +108,7 @@ def test_of_too_many_pairs_the_newest_are_kept(weights, monkeypatch):
     text = Text(weights)
     for _ in range(30):
         text.step()
-        text.map.likely(text.next, 1)
+        likely(text.map, text.next, 1)
         assert text.map._ridge.num <= 40
     text.check(text.pairs[-text.map._ridge.num :])
 
@@ -111,7 +116,7 @@ def test_of_too_many_pairs_the_newest_are_kept(weights, monkeypatch):
 def test_after_unseen_steps_it_goes_on_with_the_next_tree(weights):
     text = Text(weights)
     text.map.skip()
-    assert text.map.likely(1, 3) == []
+    assert likely(text.map, 1, 3) == []
     text.last = None
     text.step()
     text.check(text.pairs)
@@ -122,28 +127,28 @@ def test_what_is_not_finite_ends_it(weights, value):
     text = Text(weights)
     text.map.learn([1, 2], [-1, 0], [0, 1], torch.full((2, DIMS), value))
     for _ in range(2):
-        assert all(0 <= p <= 1 for _, p in text.map.likely(1, 3))
+        assert all(0 <= p <= 1 for _, p in likely(text.map, 1, 3))
 
 
 def test_ids_without_an_embedding_or_a_row_of_the_head_do_no_harm(weights):
     text = Text(weights)
     text.map.learn([NUM_IDS + 7, 2], [-1, 0], [0], text.states(2))
     text.map.name([NUM_IDS, -1, 5])
-    assert all(0 <= token < NUM_IDS for token, _ in text.map.likely(NUM_IDS + 7, 9))
+    assert all(0 <= token < NUM_IDS for token, _ in likely(text.map, NUM_IDS + 7, 9))
 
 
 def test_it_names_tokens_of_the_prompt_and_those_that_it_was_given(weights):
     states = torch.randn(2, DIMS, generator=torch.Generator().manual_seed(5))
     state_map = HiddenMap(weights, [7, 3], states)
-    assert {token for token, _ in state_map.likely(3, 9)} == {3, 7}
+    assert {token for token, _ in likely(state_map, 3, 9)} == {3, 7}
     state_map.name([5])
-    assert {token for token, _ in state_map.likely(3, 9)} == {3, 5, 7}
+    assert {token for token, _ in likely(state_map, 3, 9)} == {3, 5, 7}
 
 
 def test_without_a_token_that_the_head_knows_it_names_none(weights):
     weights = weights._replace(bias=torch.ones(NUM_IDS))
     state_map = HiddenMap(weights, [NUM_IDS, NUM_IDS + 1], torch.ones(2, DIMS))
-    assert state_map.likely(3, 9) == []
+    assert likely(state_map, 3, 9) == []
 
 
 def test_rows_that_cannot_be_read_give_no_map():

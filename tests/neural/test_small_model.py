@@ -75,6 +75,6 @@ def test_a_device_without_doubles_will_do(monkeypatch: pytest.MonkeyPatch) -> No
 def test_positions_are_counted() -> None:
     checked = Checked(new_model("gpt2", n_positions=20))
     checked.read([3, 4, 5])
-    assert checked.text.room == 17
+    assert checked.text.num_left == 17
     checked.crop(1)
-    assert checked.text.room == 18
+    assert checked.text.num_left == 18

@@ -253,68 +253,36 @@ def test_a_model_gets_no_method_that_it_had_not() -> None:
     assert not hasattr(attach(Plain()), "generate_batch")
 
 
-class FailingBudget(Budget):
-    """Raises in one of its methods, or in one of those of its steps."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == object.__getattribute__(self, "place"):
-            raise Broken("on purpose")
-        return object.__getattribute__(self, name)
-
-    def step(self, allowed: int) -> Any:
-        return FailingStep(allowed, self.place)
-
-
-class FailingStep(Step):
-    def __init__(self, allowed: int, place: str) -> None:
-        super().__init__(allowed)
-        self.place = place
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == object.__getattribute__(self, "__dict__").get("place", "").partition(".")[2]:
-            raise Broken("on purpose")
-        return object.__getattribute__(self, name)
-
-
-class FailingShape(Shape):
-    def __init__(self, place: str) -> None:
-        self.place = place
-
-    def _fail(self, place: str) -> None:
-        if self.place == place:
-            raise Broken("on purpose")
-
-    def for_row(self, prompt_ids: Any, *, learns: bool) -> Shape:
-        self._fail("for_row")
-        return self
-
-    def grow(self, grower: Any) -> None:
-        super().grow(grower)
-        self._fail("grow")
-
-    def observe(self, record: Any) -> None:
-        self._fail("observe")
-
-
 class Broken(Exception):
     """Raised on purpose."""
 
 
+def failing(base: type, name: str) -> Any:
+    """A class that raises an error where anybody asks for one of its attributes."""
+
+    def fail(_self: Any) -> None:
+        raise Broken("on purpose")
+
+    return type(f"Failing{base.__name__}", (base,), {name: property(fail, lambda *_: None)})
+
+
+def budget_of(step: type[Step]) -> Budget:
+    class OfSteps(Budget):
+        def step(self, allowed: int) -> Step:
+            return step(allowed)
+
+    return OfSteps()
+
+
+PLACES = {
+    "budget": ("open", "step", "run_as", "paused"),
+    "step": ("max_nodes", "search", "fit", "observe"),
+    "shape": ("for_row", "grow", "observe"),
+}
 OWN: dict[str, dict[str, Any]] = {
-    **{
-        f"budget-{place}": {"budget": FailingBudget(place)}
-        for place in ("open", "step", "run_as", "paused")
-    },
-    **{
-        f"step-{place}": {"budget": FailingBudget(f"step.{place}")}
-        for place in ("max_nodes", "search", "fit", "observe")
-    },
-    **{
-        f"shape-{place}": {"shape": FailingShape(place)} for place in ("for_row", "grow", "observe")
-    },
+    **{f"budget-{name}": {"budget": failing(Budget, name)()} for name in PLACES["budget"]},
+    **{f"step-{name}": {"budget": budget_of(failing(Step, name))} for name in PLACES["step"]},
+    **{f"shape-{name}": {"shape": failing(Shape, name)()} for name in PLACES["shape"]},
 }
 
 

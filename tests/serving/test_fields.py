@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.metadata import version
 from typing import Any
@@ -184,6 +185,27 @@ def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFi
         error = served.post(CHAT, body).json()["error"]
         assert error["param"] == "chat_template_kwargs"
         assert "must be variables of the template's own" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_the_ids_of_tokens(served: Served, path: str) -> None:
+    """Whole and in pieces; a chat has one prompt, and completions may have several."""
+    prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT}
+    prompt_ids = served.post("/tokenize", prompt).json()["tokens"]
+    output = type(served.model).generate(
+        served.model, torch.tensor([prompt_ids]), max_new_tokens=12, do_sample=False
+    )
+    expected = output[0, len(prompt_ids) :].tolist()
+    body = {**prompt, "max_tokens": 12, "temperature": 0, "return_token_ids": True}
+    told = served.ask(path, **body)
+    assert (told if path == CHAT else told["choices"][0])["prompt_token_ids"] == prompt_ids
+    assert told["choices"][0]["token_ids"] == expected
+    lines = served.post(path, {**body, "stream": True}).text.split("\n\n")[:-2]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    choices = [event["choices"][0] for event in events]
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == expected
+    tell = events if path == CHAT else choices
+    assert tell[0]["prompt_token_ids"] == prompt_ids
 
 
 def test_tokenize_and_detokenize(served: Served) -> None:

@@ -19,7 +19,7 @@ pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
 
-from selfspec.cli.loading import images_of, load_all
+from selfspec.cli.loading import Loaded, images_of
 from selfspec.cli.options import DraftOptions
 from selfspec.cli.prompt_files import read_line
 from selfspec.serving import images as images_module
@@ -281,7 +281,7 @@ def test_the_command_line_loads_what_reads_images(pair: tuple[Any, Any], tmp_pat
     model, processor = pair
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    loaded = load_all(DraftOptions(model=str(tmp_path)), sees=True)
+    loaded = Loaded.load(DraftOptions(model=str(tmp_path)), sees=True)
     assert type(loaded.model) is type(model)
     assert loaded.images.processor.image_processor is not None
     limited = DraftOptions(model=str(tmp_path), max_memory="1GB")

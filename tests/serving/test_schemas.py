@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import pytest
@@ -51,39 +50,6 @@ def test_an_answer_is_parsed_into_a_model(client: OpenAI, served: Served) -> Non
 def test_several_choices_have_a_processor_each(served: Served) -> None:
     told = served.ask(CHAT, **ASKED | {"n": 3, "temperature": 1}, response_format=schema(enum=[7]))
     assert [choice["message"]["content"] for choice in told["choices"]] == ["7"] * 3
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
-)
-def test_a_tool_is_called(client: OpenAI, choice: Any) -> None:
-    asked = {**ASKED, "tools": [WEATHER], "tool_choice": choice}
-    told = client.chat.completions.create(**asked).choices[0]
-    (call,) = told.message.tool_calls
-    assert told.finish_reason == "tool_calls"
-    assert told.message.content is None
-    assert call.function.name == "weather"
-    assert set(json.loads(call.function.arguments)) == {"city", "days"}
-    streamed = [each.choices[0] for each in client.chat.completions.create(stream=True, **asked)]
-    parts = [part for each in streamed for part in each.delta.tool_calls or ()]
-    assert (parts[0].function.name, parts[0].type) == ("weather", "function")
-    assert "".join(part.function.arguments for part in parts) == call.function.arguments
-    assert streamed[-1].finish_reason == "tool_calls"
-
-
-def test_a_conversation_goes_on_after_a_call(client: OpenAI) -> None:
-    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
-    messages = [
-        *MESSAGES,
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "a", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
-    ]
-    asked = {**ASKED, "messages": messages, "tools": [WEATHER], "max_tokens": 4}
-    told = client.chat.completions.create(**asked, tool_choice="none")
-    assert told.choices[0].message.tool_calls is None
 
 
 NESTED: dict[str, Any] = {"type": "string"}

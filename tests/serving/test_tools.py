@@ -225,6 +225,7 @@ def test_calls_that_are_required(family: str, asked: Any) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     content, calls, _ = asked("It is sunny.", tool_choice=named, parallel_tool_calls=False)
     assert (content, len(calls)) == (None, 1)
+    assert asked(two, tool_choice="none")[1:] == ([], "stop")
 
 
 @pytest.mark.parametrize("parameters", [{}, {"properties": {"city": {"enum": ["Rome"]}}}, None])

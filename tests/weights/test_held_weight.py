@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight, held_weight
+from selfspec.weights.copies import contents_of
 from selfspec.weights.formats import formats_for, pack
 from tests.fakes import packs_here
 from tests.lossless.same import in_threads
@@ -43,6 +44,21 @@ def test_a_packed_weight_is_given_back_bit_by_bit(name, dtype):
     assert torch.equal(torch.cat([packed, weight]), torch.cat([weight, weight]))
     assert type(packed) is nn.Parameter
     assert torch.equal(module(x), linear(x, weight))
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
+    """Python gives the address of an object that is gone to a new one."""
+    weight = torch.randn(24, 16)
+    (copy,) = pack("same", [weight])
+    seen = set()
+    for _ in range(20):
+        module = nn.Linear(16, 24, bias=False)
+        module.weight = PackedWeight.of(weight, copy, "it can't be written")
+        assert contents_of(module) == contents_of(module)
+        seen.add(contents_of(module))
+        del module
+    assert len(seen) == 20
 
 
 def set_data(weight: nn.Parameter, values: torch.Tensor) -> None:

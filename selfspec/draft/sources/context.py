@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 
-from selfspec.draft.sources.matches import Match, Places
+from selfspec.draft.sources.matches import IndexedText, Match
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
@@ -37,7 +37,7 @@ class ContextCursor(Cursor):
 
     def __init__(self, prompt_ids: Sequence[int], top_k: int) -> None:
         start = max(len(prompt_ids) - _LONGEST_IN_PROMPT, 0)
-        self._places = Places(prompt_ids[:start])
+        self._places = IndexedText(prompt_ids[:start])
         self._top_k = top_k
         self._matches: list[Match] = []
         for token in prompt_ids[start:]:

@@ -8,7 +8,7 @@ never a token: each token is chosen with the processors of the call, as ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -66,7 +66,7 @@ class TokenBytes:
         if not len(index) or int(index.max()) >= len(mask):
             return []
         bits = mask[index] >> (self._visible_tokens & 31).astype(np.uint32) & 1
-        return [self._visible[each] for each in np.flatnonzero(bits).tolist()]
+        return [self._visible[index] for index in np.flatnonzero(bits).tolist()]
 
 
 class Grammar(Protocol):
@@ -100,16 +100,17 @@ class _GrammarState(NamedTuple):
 class GrammarSource(Source):
     """The grammar that the processors of one row follow; they may hold none before they are used.
 
-    `find` is asked when the cursor is opened, after the first token was chosen.
+    `find` says those of all rows when the cursor is opened, after the first token was chosen.
     """
 
     name = "grammar"
 
-    def __init__(self, find: Callable[[], Grammar | None]) -> None:
+    def __init__(self, find: Callable[[], Sequence[Grammar | None]], number: int) -> None:
         self._find = find
+        self._number = number  # of the row
 
     def open(self, row: RowStart) -> GrammarCursor | None:
-        grammar = self._find()
+        grammar = self._find()[self._number]
         return None if grammar is None else GrammarCursor(grammar)
 
 
@@ -155,11 +156,11 @@ class GrammarCursor(Cursor):
             return self._space(state.text)
         if self._ending is None or self._ending[0] is not state.text:
             self._ending = state.text, self._texts(state.text, chars)
-        return [(token, _after(state.length, kind)) for token, kind in self._ending[1]]
+        return [(token, _after(state.length, end)) for token, end in self._ending[1]]
 
     def possible(self, state: _GrammarState, tokens: Iterable[int]) -> list[int]:
         mask = self._mask
-        return [each for each in tokens if mask is None or _has(mask, each)]
+        return [token for token in tokens if mask is None or _has(mask, token)]
 
     def observe(self, record: StepRecord) -> None:
         self._is_lost = self._is_lost or not self._go(())
@@ -202,23 +203,23 @@ class GrammarCursor(Cursor):
 
     def _texts(self, text: JsonText, chars: list[int]) -> list[Candidate]:
         """The first token of each text that begins with one of some characters."""
-        found: dict[int, Evidence] = {}
+        candidates: dict[int, Evidence] = {}
         for rank, char in enumerate(chars, start=1):
             gap, is_seen = self._gap(text, char)
             word = b"" if gap is None else self._word(text, gap + bytes((char,)))
             if word:
                 alone = _SEEN_TEXT if is_seen else _ONLY_TEXT
                 sure_as = alone if len(chars) == 1 else _ONE_OF_SEVERAL
-                kind = Evidence("grammar", sure_as, rank, count_bin=2 * len(chars) + is_seen)
-                found.setdefault(self._words.token(word), kind)
-        return list(found.items())
+                evidence = Evidence("grammar", sure_as, rank, count_bin=2 * len(chars) + is_seen)
+                candidates.setdefault(self._words.token(word), evidence)
+        return list(candidates.items())
 
     def _space(self, text: JsonText) -> list[Candidate]:
         """The space before a number, if numbers do not begin with it."""
         gap, is_seen = self._gap(text, _NUMBER)
         word = self._words.first(gap) if gap and gap + b"1" not in self._words else b""
-        kind = Evidence("grammar", _ONLY_TEXT, count_bin=int(is_seen))
-        return [(self._words.token(word), kind)] if word else []
+        evidence = Evidence("grammar", _ONLY_TEXT, count_bin=int(is_seen))
+        return [(self._words.token(word), evidence)] if word else []
 
     def _word(self, text: JsonText, piece: bytes) -> bytes:
         """The first word of a text that begins with a piece; none if it may be longer."""
@@ -247,9 +248,9 @@ class GrammarCursor(Cursor):
         return True
 
 
-def _after(length: int, kind: Evidence) -> Evidence:
+def _after(length: int, end: Evidence) -> Evidence:
     """The end of a value that has some tokens; a chance of one in six is assumed."""
-    return Evidence("grammar", 0, kind.rank, min(length, _LONG), probability_bin=2)
+    return Evidence("grammar", 0, end.rank, min(length, _LONG), probability_bin=2)
 
 
 def _has(mask: NDArray[np.uint32], token: int) -> bool:
@@ -259,8 +260,8 @@ def _has(mask: NDArray[np.uint32], token: int) -> bool:
 
 def _only(mask: NDArray[np.uint32]) -> int | None:
     """The only token of a mask; None if there are others."""
-    found = np.flatnonzero(mask)
-    if len(found) != 1:
+    parts = np.flatnonzero(mask)
+    if len(parts) != 1:
         return None
-    bits = int(mask[found[0]])
-    return int(found[0]) * 32 + bits.bit_length() - 1 if bits & (bits - 1) == 0 else None
+    bits = int(mask[parts[0]])
+    return int(parts[0]) * 32 + bits.bit_length() - 1 if bits & (bits - 1) == 0 else None

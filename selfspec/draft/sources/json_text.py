@@ -40,8 +40,8 @@ class JsonText(NamedTuple):
             return JsonText(self.open, _VALUE) if char == _QUOTE else self
         if char in _SPACE:
             return self._replace(space=self.space + bytes((char,)))
-        kind = kind_of(char)
-        if kind == self.last == _VALUE and not self.space and char != _QUOTE:
+        part = part_of(char)
+        if part == self.last == _VALUE and not self.space and char != _QUOTE:
             return self
         if spacing is not None and self.last:
             spacing.observe(self, char)
@@ -49,10 +49,10 @@ class JsonText(NamedTuple):
             return JsonText(self.open + bytes((char,)), char)
         if char in _CLOSE:
             return JsonText(self.open[:-1], _VALUE)
-        return JsonText(self.open, kind, is_string=char == _QUOTE)
+        return JsonText(self.open, part, is_string=char == _QUOTE)
 
 
-def kind_of(char: int) -> int:
+def part_of(char: int) -> int:
     """The kind of part that a character begins: itself, if it is one of ``{}[],:``."""
     return char if char in b"{}[],:" else _VALUE
 
@@ -91,7 +91,7 @@ class Spacing:
 
     @staticmethod
     def _key(text: JsonText, char: int) -> tuple[bytes, int, int]:
-        return text.open[-1:], text.last, kind_of(char)
+        return text.open[-1:], text.last, part_of(char)
 
 
 def _depth(text: JsonText, char: int) -> int:

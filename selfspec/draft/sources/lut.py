@@ -103,36 +103,46 @@ class LutSource(Source):
         Costs a few indexed writes, whatever the number of pairs.
         """
         tokens = pairs[:, -self._order :]
-        known = self._are_known(tokens)
+        known = tokens.view(np.uint64) < self._vocab_size  # One below 0 is a large number here.
         if not known.all():
             tokens, top = tokens[known.all(-1)], top.at(known.all(-1))
         keys, rows = self._places(tokens)
         with self._lock:
-            self._write(keys, rows, top)
+            if self._order == 2:
+                self._keys[rows] = keys
+            self.token_ids[rows] = top.ids
+            self.probabilities[rows] = top.probabilities
 
     def next_tokens(self, pair: Pair) -> list[Candidate]:
         """The candidates after two tokens, likeliest first."""
         before, row = pair
-        if not 0 <= row < self._vocab_size:
+        if not 0 <= row < self._vocab_size or (self._order == 2 and before < 0):
             return []
-        if self._order == 1:
-            with self._lock:
-                return self._read(row)
         key = before * self._vocab_size + row
-        slot = (key * _SPREAD & _WORD) >> self._shift
+        if self._order == 2:
+            row = (key * _SPREAD & _WORD) >> self._shift
+        top_k = len(self._evidence)
+        start, end = row * top_k, (row + 1) * top_k
         with self._lock:
-            return self._read(slot) if before >= 0 and self._flat_keys[slot] == key else []
+            if self._order == 2 and self._flat_keys[row] != key:
+                return []
+            ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
+            entries = [
+                (token, of_rank[half >> MANTISSA_BITS])
+                for token, of_rank, half in zip(ids, self._evidence, bits, strict=True)
+            ]
+        return entries if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The rows that are not empty, by token or by pair: what a cache keeps."""
         with self._lock:
             if self._order == 1:
-                held = np.flatnonzero(self.token_ids[:, 0] >= 0)
-                return {"tokens": held.astype(np.int32), **self._part(held)._asdict()}
-            held = np.flatnonzero(self._keys >= 0)
-            held = held[np.argsort(self._keys[held])]
-            pairs = np.stack(np.divmod(self._keys[held], self._vocab_size), axis=-1)
-            return {"pairs": pairs.astype(np.int32), **self._part(held)._asdict()}
+                rows = np.flatnonzero(self.token_ids[:, 0] >= 0)
+                return {"tokens": rows.astype(np.int32), **self._part(rows)._asdict()}
+            rows = np.flatnonzero(self._keys >= 0)
+            rows = rows[np.argsort(self._keys[rows])]
+            pairs = np.stack(np.divmod(self._keys[rows], self._vocab_size), axis=-1)
+            return {"pairs": pairs.astype(np.int32), **self._part(rows)._asdict()}
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `arrays` gave; rows of another K are cut or filled with empty entries."""
@@ -145,10 +155,6 @@ class LutSource(Source):
         probabilities[:, :shared] = arrays["probabilities"][:, :shared]
         self.observe_pairs(keys.astype(np.int64), TopK(ids, probabilities))
 
-    def _are_known(self, tokens: NDArray[np.int64]) -> Any:
-        """(N, order) bool: are tokens in the vocabulary? One below 0 is a large number here."""
-        return tokens.view(np.uint64) < self._vocab_size
-
     def _places(self, tokens: NDArray[np.int64]) -> tuple[Indices, Indices]:
         """The keys of tokens or pairs, and the numbers of their rows."""
         if self._order == 1:
@@ -156,24 +162,6 @@ class LutSource(Source):
         keys = tokens[:, 0] * self._vocab_size + tokens[:, 1]
         spread = keys.view(np.uint64) * np.uint64(_SPREAD)
         return keys, (spread >> np.uint64(self._shift)).view(np.int64)
-
-    # The caller of these holds the lock.
-
-    def _write(self, keys: Indices, rows: Indices, top: TopK) -> None:
-        if self._order == 2:
-            self._keys[rows] = keys
-        self.token_ids[rows] = top.ids
-        self.probabilities[rows] = top.probabilities
-
-    def _read(self, row: int) -> list[Candidate]:
-        top_k = len(self._evidence)
-        start, end = row * top_k, (row + 1) * top_k
-        ids, bits = self._flat_ids[start:end].tolist(), self._flat_bits[start:end]
-        entries = [
-            (token, of_rank[half >> MANTISSA_BITS])
-            for token, of_rank, half in zip(ids, self._evidence, bits, strict=True)
-        ]
-        return entries if min(ids) >= 0 else [entry for entry in entries if entry[0] >= 0]
 
     def _part(self, rows: Indices) -> TopK:
         return TopK(self.token_ids[rows], self.probabilities[rows])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 Match = tuple[int, int]
 
 
-class Places:
+class IndexedText:
     """A text that may grow, and the positions right after each of its tokens."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from selfspec.draft.sources.matches import Match, Places
+from selfspec.draft.sources.matches import IndexedText, Match
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
@@ -31,7 +31,7 @@ _LONGEST_CHANGE = 6
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
 
 
-class Whereabouts(NamedTuple):
+class PredictionState(NamedTuple):
     """The place of a text in a prediction, drafts included.
 
     `left` is the position after the last agreement that was sure. `astray` are the tokens since
@@ -49,7 +49,7 @@ class Prediction(Source):
     name = "prediction"
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        self.places = Places(token_ids)
+        self.places = IndexedText(token_ids)
 
     def open(self, row: RowStart) -> PredictionCursor:
         """A cursor in front of the answer's first token, wherever the prompt ends."""
@@ -59,17 +59,17 @@ class Prediction(Source):
 class PredictionCursor(Cursor):
     """The place of one row's text in its prediction, and the changes that the text has made."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: IndexedText) -> None:
         self._places = places
         # In front of the first token, which is expected with some trust.
-        self._end = Whereabouts(((0, _HEAD_START),), 0, ())
+        self._end = PredictionState(((0, _HEAD_START),), 0, ())
         # The token that came last between an expected one and the tokens written instead so far.
         self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 
-    def root(self) -> Whereabouts:
+    def root(self) -> PredictionState:
         return self._end
 
-    def expand(self, state: Whereabouts) -> list[Candidate]:
+    def expand(self, state: PredictionState) -> list[Candidate]:
         """What comes next at each match, then by an earlier change, then at the ways on."""
         named: dict[int, Evidence] = {}
         for token, run in self._places.next_tokens(state.matches):
@@ -83,17 +83,17 @@ class PredictionCursor(Cursor):
                 named.setdefault(token, _of_way_on(way, min(len(state.astray), _NUM_WAYS_ON)))
         return list(named.items())
 
-    def follow(self, state: Whereabouts, token: int) -> Whereabouts:
+    def follow(self, state: PredictionState, token: int) -> PredictionState:
         """The place one token later; O(log n) in the length of the prediction."""
         matches = self._places.longer(state.matches, token)
         if not matches or matches[0][1] < _SURE:
             # Other occurrences too: longest match first, then forward, then nearest.
-            left, found = state.left, dict(self._near(state.left, token)) | dict(matches)
-            matches = sorted(found.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
+            left, others = state.left, dict(self._near(state.left, token)) | dict(matches)
+            matches = sorted(others.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
         if matches and matches[0][1] >= _SURE:
-            return Whereabouts(tuple(matches[:_MAX_MATCHES]), matches[0][0], ())
+            return PredictionState(tuple(matches[:_MAX_MATCHES]), matches[0][0], ())
         astray = (*state.astray, token)[:_LONGEST_CHANGE]
-        return Whereabouts(tuple(matches[:_MAX_MATCHES]), state.left, astray)
+        return PredictionState(tuple(matches[:_MAX_MATCHES]), state.left, astray)
 
     def observe(self, record: StepRecord) -> None:
         for token in record.committed_ids:
@@ -107,7 +107,7 @@ class PredictionCursor(Cursor):
         near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
         return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
 
-    def _change(self, state: Whereabouts) -> tuple[int, tuple[int, ...]]:
+    def _change(self, state: PredictionState) -> tuple[int, tuple[int, ...]]:
         """The token at which the prediction was left, and what came since."""
         return (*self._places.token_ids[state.left : state.left + 1], -1)[0], state.astray
 

@@ -53,11 +53,8 @@ class Cursor:
     reads_ahead = False
     # Whether it knows of tokens that can't come. Then `possible` is asked about all that are named.
     is_guard = False
-
-    @property
-    def wants_states(self) -> bool:
-        """Is it to see the hidden states of the next step's nodes, in its `StepRecord`?"""
-        return False
+    # Whether it is to see the hidden states of the next step's nodes, in its `StepRecord`.
+    wants_states = False
 
     def prepare(self) -> None:
         """Called before each step. A cursor that takes time to begin does so here."""

@@ -7,7 +7,6 @@ chain. Knows tokens and chances; the states are hidden by `StateReader`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from sys import maxsize
 from time import perf_counter
 from typing import Any, Protocol
@@ -93,7 +92,7 @@ class StateCursor(Cursor):
         self._seconds: float | None = None  # Those of this step; None if it was not asked.
 
     @property
-    def wants_states(self) -> bool:
+    def wants_states(self) -> bool:  # type: ignore[override]
         """Only while it is asked, since the hook at the output head takes time."""
         return self._source.is_wanted
 
@@ -146,10 +145,10 @@ class StateCursor(Cursor):
 
         A map does what heads do, and pauses beside good ones: it takes nothing from their worth.
         """
-        own, accepted = {MAP, self._source.name}, record.accepted_nodes()
+        ours, accepted = {MAP, self._source.name}, record.accepted_nodes()
         for index, node in enumerate(accepted):
             names = set(sources_of(record.tree.evidence[node]))
-            if self._source.name in names and names <= own:
+            if self._source.name in names and names <= ours:
                 return len(accepted) - index
         return 0
 
@@ -164,11 +163,7 @@ def bins(chance: float) -> tuple[int, int]:
 
 
 def _evidence(name: str, depth: int, chance: float) -> Evidence:
-    halved, sureness = bins(chance)
-    return _of_bins(name, depth, halved, sureness if name == HEADS else 0)
-
-
-@lru_cache(maxsize=1024)
-def _of_bins(name: str, depth: int, halved: int, sureness: int) -> Evidence:
     """Without its rank, which says little more: what is split too finely is never counted."""
-    return Evidence(name, depth, count_bin=sureness, probability_bin=halved)
+    halved, sureness = bins(chance)
+    count_bin = sureness if name == HEADS else 0
+    return Evidence(name, depth, count_bin=count_bin, probability_bin=halved)

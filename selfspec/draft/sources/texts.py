@@ -130,7 +130,7 @@ class TextsSource(Source):
         Rows may write meanwhile, but for the time of a copy.
         """
         with self._lock:
-            newest, (ring, after) = self._num_written, (each.copy() for each in self._arrays[:2])
+            newest, (ring, after) = self._num_written, (array.copy() for array in self._arrays[:2])
         oldest = max(newest - self._max_tokens, 0)
         slots = np.arange(oldest, newest) % self._max_tokens
         tokens, nexts = ring[slots], np.maximum(after[slots] - oldest, -1)
@@ -152,19 +152,19 @@ class TextsSource(Source):
         are_keys &= tokens[:, None] >= 0
         with self._lock:
             places = self._num_written + np.arange(len(tokens))
-            ring, after, index, found = self._arrays
+            ring, after, index, places_by_slot = self._arrays
             ring[places % self._max_tokens] = tokens
             goes_on = np.minimum(tokens, np.append(tokens, -1)[1:]) >= 0
             after[places % self._max_tokens] = np.where(goes_on, places + 1, -1)
             slots = (keys[are_keys] >> np.uint64(self._shift)).view(np.int64)
             index[slots] = keys[are_keys]
-            found[slots] = np.broadcast_to(places[:, None], keys.shape)[are_keys]
+            places_by_slot[slots] = np.broadcast_to(places[:, None], keys.shape)[are_keys]
             self._num_written += len(tokens)
 
     def _hold(self, *arrays: NDArray[Any]) -> None:
         self._arrays = arrays
         # Views that Python reads faster than arrays.
-        self._tokens, self._next_places, self._keys, self._places = (each.data for each in arrays)
+        self._tokens, self._next_places, self._keys, self._places = (a.data for a in arrays)
 
 
 class TextsCursor(Cursor):

@@ -28,7 +28,7 @@ from selfspec.forward.states.rules import (
 )
 
 Writes = list[Callable[[torch.Tensor], None]]  # Each writes to a state once.
-# Of each state that is to move on: where it is, its writes so far, its rows, and what they are due.
+# For each state that is to move on: its tensor, how often that was written, its rows, the writes.
 Moves = list[tuple[torch.Tensor, int, torch.Tensor, Writes]]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.draft.sources import RowStart
-from selfspec.draft.sources.prediction import Prediction, PredictionCursor, Whereabouts
+from selfspec.draft.sources.prediction import Prediction, PredictionCursor, PredictionState
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import candidates_of
 
@@ -23,7 +23,7 @@ def cursor_behind(prediction: Sequence[int], text: Sequence[int]) -> PredictionC
     return cursor
 
 
-def named(cursor: PredictionCursor, state: Whereabouts | None = None) -> list[int]:
+def named(cursor: PredictionCursor, state: PredictionState | None = None) -> list[int]:
     return [each.token for each in candidates_of(cursor, state or cursor.root())]
 
 

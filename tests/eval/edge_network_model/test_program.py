@@ -60,5 +60,5 @@ def test_the_command(figures, monkeypatch, tmp_path):
     monkeypatch.setattr(edge_network, "CLAIMS", ())
     monkeypatch.setattr(edge_network, "Network", lambda **more: replace(FEW, **more))
     found = figures("edge_network", "--draws", "1", "--pictures", str(tmp_path))
-    assert set(found["figures"]["weights are read"]) == {"6"}
+    assert set(found["saved_percent"]) == {"weights are read", "weights cost nothing"}
     assert len(list(tmp_path.glob("edge-figure-6-*.svg"))) == 2
