@@ -26,8 +26,8 @@ _SHORTEST, _LONGEST = 1e-9, 1e9
 _KNOWN = 8
 # Once a width has 8 steps, a time that is off by more than 25 % counts as off by 25 %.
 _FAR = math.log(1.25)
-# What a width took beyond its expected time may have been bad luck, so this excess fades while steps
-# are plain: after n steps of the width, half of it is left after 16 · width · n² plain steps.
+# What a width took beyond its expected time may have been bad luck, so this excess fades while
+# steps are plain: after n steps of the width, half of it is left after 16 · width · n² plain steps.
 _HALVING = 16
 # An expectation has a query cost 0.7 plain steps at most. With more, none would be tried, and the
 # steps that it was learned from may have met a busy machine.
