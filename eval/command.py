@@ -164,6 +164,7 @@ COMMANDS: dict[str, Command | str] = {
     "predict": "what right and wrong predictions of edits bring",
     "nodes": "what a forward over a tree costs by its nodes",
     "gpu": "the tables of docs/gpu.md, in one run on a card",
+    "functions": "how many functions of selfspec a call goes through",
     "launches": "how many operations a captured forward starts",
     "replay": "a run's texts with no model: other sources, knobs and budgets",
     "hetero": "a model and its attention on two units, after Ghidorah",

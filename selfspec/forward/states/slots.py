@@ -160,7 +160,9 @@ class States:
             return []
         branches, self.branches = self.branches, None
         if branches is None or branches.told.keys() != self._stores.keys():
-            raise UnsupportedError("a forward has run running states by code of its own")
+            raise UnsupportedError(
+                "a forward over several tokens moves its running states on by code of its own"
+            )
         rows, due = slice(first, first + len(paths)), dict[StatePlace, Writes]()
         for device in {store.device for store in self._stores.values()}:
             mine = (place for place, store in self._stores.items() if store.device == device)

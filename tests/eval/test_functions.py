@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from eval.functions import counted
 from tests.fakes import new_model
-from tools.functions import counted
 
 
 def test_functions_are_counted_to_the_first_token_and_in_a_step() -> None:

@@ -1,6 +1,6 @@
 """How many functions of selfspec a call goes through: to its first token, and in a step.
 
-    python -m tools.functions --model PATH
+    python -m eval functions --model PATH
 
 What somebody reads who follows a token through the code: each function counts once, however often
 it is entered. Lambdas and comprehensions count as part of the function that they are written in.
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 import selfspec
-from eval.errors import exit_status
 from eval.models.loading import load_asked
 from eval.options import add_model, check_at_least
 from eval.report.table import Table
@@ -146,9 +145,3 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--max-new-tokens", type=int, default=32, metavar="N", help="default: %(default)s")
     add("--names", action="store_true", help="name all functions, with their places")
-
-
-if __name__ == "__main__":
-    command = argparse.ArgumentParser(description=__doc__)
-    add_options(command)
-    sys.exit(exit_status(lambda: run(command.parse_args())))
