@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     figures = {name: _figures(found, results[STOCK]) for name, found in results.items()}
     title = f"{len(prompts)} prompts, {options.rows} rows, {options.max_new_tokens} new tokens"
     note = "Medians over rounds; tokens/s with the prompts' forwards."
-    rows = [{"way": name, **each} for name, each in figures.items()]
+    rows = [{"way": name, **figure} for name, figure in figures.items()]
     print(f"\n{Table.of(title, _COLUMNS, rows, note).markdown()}")
     found = {"num_prompts": len(prompts), "threads": torch.get_num_threads(), "figures": figures}
     return tell("bench_batch", options, **found)
@@ -101,8 +101,8 @@ def _figures(found: Sequence[Answered], stock: Sequence[Answered]) -> dict[str, 
     return {
         "tokens_per_second": rate,
         "of_stock": rate / median(map(_rate, stock)),
-        "half_s": median(median(each.ends) for each in found),
-        "all_s": median(max(each.ends) for each in found),
+        "half_s": median(median(result.ends) for result in found),
+        "all_s": median(max(result.ends) for result in found),
         "tokens_per_step": stats.tokens_per_step if stats else 1.0,
         "nodes_per_step": stats.num_nodes / max(stats.num_steps, 1) if stats else 1.0,
         "num_tokens": sum(map(len, last.texts)),

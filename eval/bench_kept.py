@@ -31,7 +31,7 @@ from eval.models.loading import load_asked, load_tokenizer
 from eval.options import EVERY, add_model, add_questions, check_at_least
 from eval.report.table import Table
 from eval.runs.environment import tell
-from eval.runs.served import SELFSPEC, Served, serving
+from eval.runs.served import SELFSPEC, Served, check_chats, serving
 from eval.runs.turns import in_turns
 
 _KEPT, _READ = "kept", "read again"
@@ -66,7 +66,8 @@ def run(options: argparse.Namespace) -> int:
     """Measures all, and prints a table and the JSON line."""
     check_at_least(options, 1, "rounds", "samples", "clients", "prompts")
     tokenizer = load_tokenizer(options.model)
-    questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
+    check_chats(tokenizer)
+    questions = [question.turns[0] for question, _ in load_questions(options, tokenizer)]
     texts = Texts(tokenizer, questions)
     found: Found = {}
     if served := [what for what in ("samples", "chat", "clients") if what in options.what]:
@@ -234,7 +235,7 @@ def _rows(found: Found, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 
 
 def _shown(seconds: Sequence[float]) -> str:
-    return ", ".join(f"{each:.2f}" for each in seconds) + " s"
+    return ", ".join(f"{time:.2f}" for time in seconds) + " s"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

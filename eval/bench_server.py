@@ -44,7 +44,16 @@ from eval.options import (
 )
 from eval.report.table import Table
 from eval.runs.environment import tell
-from eval.runs.served import SELFSPEC, SERVERS, TRANSFORMERS, Reply, Served, arguments_of, serving
+from eval.runs.served import (
+    SELFSPEC,
+    SERVERS,
+    TRANSFORMERS,
+    Reply,
+    Served,
+    arguments_of,
+    check_chats,
+    serving,
+)
 
 _COLUMNS = {
     "clients": "{clients}",
@@ -96,7 +105,8 @@ def run(options: argparse.Namespace) -> int:
     knobs = checked_knobs(options)
     check_at_least(options, 1, "max_new_tokens", "clients")
     tokenizer = load_tokenizer(options.model)  # Too long questions are left out.
-    questions = [each.turns[0] for each, _ in load_questions(options, tokenizer)]
+    check_chats(tokenizer)
+    questions = [question.turns[0] for question, _ in load_questions(options, tokenizer)]
     own = _divided(questions, len(options.clients))
     # Otherwise a SIGTERM would leave the servers behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

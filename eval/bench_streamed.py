@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             f"{text}, ",
         )
         first = next(iter(found.values()))
-        rows = {name: _figures(each, first) for name, each in found.items()}
+        rows = {name: _figures(result, first) for name, result in found.items()}
         title = f"Within {text}: {budget.num_bytes / 1e6:.0f} MB"
         note = "Medians over the rounds. Same text: answers equal to those of the first method."
         cells = [{"method": name, "num_texts": len(prompts), **row} for name, row in rows.items()]
@@ -143,9 +143,11 @@ def _rate(result: Result) -> float:
 
 def _figures(found: Sequence[Result], first: Sequence[Result]) -> dict[str, Any]:
     """The figures of one method beside the first, as medians over rounds where rounds differ."""
-    last, rates = found[-1], [_rate(each) for each in found]
+    last, rates = found[-1], [_rate(result) for result in found]
     num_tokens = sum(len(text) - 1 for text in last.texts)
-    hidden = [1 - each.seconds_waited / each.seconds_read for each in found if each.seconds_read]
+    hidden = [
+        1 - result.seconds_waited / result.seconds_read for result in found if result.seconds_read
+    ]
     return {
         "tokens_per_second": median(rates),
         "least": min(rates),
@@ -153,10 +155,10 @@ def _figures(found: Sequence[Result], first: Sequence[Result]) -> dict[str, Any]
         "ratio": median(rates) / median(map(_rate, first)),
         "tokens_per_step": num_tokens / last.num_steps,
         "nodes_per_step": None if last.num_nodes is None else last.num_nodes / last.num_steps,
-        "bytes_per_step": median(each.bytes_read / each.num_forwards for each in found),
+        "bytes_per_step": median(result.bytes_read / result.num_forwards for result in found),
         "hidden": max(0.0, median(hidden)) if hidden else None,
-        "peak_bytes": max(each.peak_bytes for each in found),
-        "peak_cached": max(each.peak_cached for each in found),
+        "peak_bytes": max(result.peak_bytes for result in found),
+        "peak_cached": max(result.peak_cached for result in found),
         "same_texts": sum(a == b for a, b in zip(last.texts, first[-1].texts, strict=True)),
     }
 

@@ -64,8 +64,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """All commands by name, and the options of the one that was chosen."""
     top = argparse.ArgumentParser(prog="python -m eval", description=_WHAT, formatter_class=_Help)
     commands = top.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for name, each in COMMANDS.items():
-        line = each if isinstance(each, str) else each.line
+    for name, command in COMMANDS.items():
+        line = command if isinstance(command, str) else command.line
         parser = commands.add_parser(name, help=line, formatter_class=_Help)
         if name == next(iter(words), None):
             _command(name).add_options(parser)

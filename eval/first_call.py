@@ -58,12 +58,15 @@ def run(options: argparse.Namespace) -> int:
         lambda name: _call(job._replace(method=name)),
         lambda each: f"{each.call_seconds:.2f} s",
     )
-    results = {name: each[1:] for name, each in all_rounds.items()}
-    seconds = {name: [each.call_seconds for each in found] for name, found in results.items()}
+    results = {name: results[1:] for name, results in all_rounds.items()}
+    seconds = {name: [result.call_seconds for result in found] for name, found in results.items()}
     ratio = median(seconds[OURS]) / median(seconds[STOCK])
     rows = [
         {
-            **{part: median(getattr(each, part) for each in found) for part in Result._fields[:3]},
+            **{
+                part: median(getattr(result, part) for result in found)
+                for part in Result._fields[:3]
+            },
             **{"name": name, "least": min(seconds[name]), "most": max(seconds[name])},
             "ratio": None if name == STOCK else ratio,
         }
@@ -76,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
         "knobs": knobs,
         "ratio": round(ratio, 3),
         "ratios": [round(ours / stock, 3) for ours, stock in pairs],
-        "seconds": {name: [round(s, 3) for s in each] for name, each in seconds.items()},
+        "seconds": {name: [round(s, 3) for s in spent] for name, spent in seconds.items()},
         "import_seconds": round(rows[-1]["import_seconds"], 3),
         "same_text": results[OURS][-1].new_ids == results[STOCK][-1].new_ids,
     }

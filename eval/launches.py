@@ -66,7 +66,7 @@ def launches(model: Any, width: int) -> dict[str, Any]:
         "layer": usual.total(),
         "dearest": dearest.total(),
         "around": around.total(),
-        "all": around.total() + sum(each.total() for each in counted.counts.values()),
+        "all": around.total() + sum(count.total() for count in counted.counts.values()),
         "in_layer": ", ".join(f"{number} {name}" for name, number in usual.most_common()),
         "in_around": dict(around.most_common()),
     }

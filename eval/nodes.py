@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
 def _table(found: dict[str, dict[str, Any]], widths: Iterable[int]) -> Table:
     head = ["model", *(f"{number} nodes" for number in widths)]
     rows = [
-        [name, *(f"{each['ms'][n]:.1f} ms ({each['costs'][n]:.2f})" for n in widths)]
-        for name, each in found.items()
+        [name, *(f"{result['ms'][n]:.1f} ms ({result['costs'][n]:.2f})" for n in widths)]
+        for name, result in found.items()
     ]
     return Table("Forwards over trees", head, rows, "In brackets: in forwards of one node.")
 

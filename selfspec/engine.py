@@ -74,7 +74,8 @@ class Engine:
         self._device = device
         self._on_step = on_step
         self.sharing = Sharing(kept_kv, backend)
-        self._num_readable = sys.maxsize  # The model reads smaller ids alone: no other is learned.
+        # Ids from this one on can't be read by the model, so nothing is learned of them.
+        self._num_readable = sys.maxsize
         self._clock = clock
 
     def admit(self, prompt: Prompt, num_tokens: int | None = None) -> bool:

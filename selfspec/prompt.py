@@ -167,7 +167,9 @@ class Prompt:
         if not tensors.keys() <= {"attention_mask", "position_ids"}:
             return 1
         for tensor in (ids, *tensors.values()):
-            if not torch.equal(tensor, tensor[::number].repeat_interleave(number, dim=0)):
+            copies = tensor[::number].repeat_interleave(number, dim=0)
+            # Positions may have several planes in front of the rows.
+            if tensor.shape != ids.shape or not torch.equal(tensor, copies):
                 return 1
         return number
 

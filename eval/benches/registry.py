@@ -70,7 +70,9 @@ def load_bench(name: str, path: Path | None = None) -> Loaded:
         return _loaded(name, MADE_HERE[name]())
     own = Path(name).expanduser()
     questions = _questions(own.name, Bench(_OwnRow), own)
-    return _loaded(own.name, [replace(each, task=each.task or own.stem) for each in questions])
+    return _loaded(
+        own.name, [replace(question, task=question.task or own.stem) for question in questions]
+    )
 
 
 def _loaded(name: str, questions: list[Question]) -> Loaded:

@@ -63,7 +63,7 @@ def random_parts(
         return torch.randn(1, heads, number, shape.head_dim, generator=generator).to(*where)
 
     whole = [drawn(columns + width) for _ in range(2)]
-    text, tree = zip(*(each.split([columns, width], dim=2) for each in whole), strict=True)
+    text, tree = zip(*(states.split([columns, width], dim=2) for states in whole), strict=True)
     rows = mask.repeat(1, 1, group, 1).to(*where)
     return Whole(Parts(drawn(group * width), text, tree, rows), whole)
 
@@ -235,7 +235,7 @@ def _stock(layer: Whole, mask: torch.Tensor) -> torch.Tensor:
     width = mask.shape[2]
     heads = parts.query.reshape(1, -1, width, parts.query.shape[-1])
     group = heads.shape[1] // parts.query.shape[1]
-    key, value = (each.repeat_interleave(group, dim=1) for each in states)
+    key, value = (state.repeat_interleave(group, dim=1) for state in states)
     attended = scaled_dot_product_attention(heads, key, value, mask, scale=parts.scale)
     return attended.reshape(parts.query.shape)
 

@@ -49,7 +49,7 @@ class Layer:
             self,
             shape=replace(shape, **changed),
             weights={
-                "qkv": (torch.cat([matrix[each] for matrix, each in rows]),),
+                "qkv": (torch.cat([matrix[row] for matrix, row in rows]),),
                 "out": (out[:, queries].contiguous(),),
                 "gate_up": tuple(matrix[inner] for matrix in self.weights["gate_up"]),
                 "down": (self.weights["down"][0][:, inner].contiguous(),),

@@ -91,7 +91,7 @@ def timed_widths(
         largest = read.logits.abs().max()
         wrong = max(float((way(read.nodes) - read.logits).abs().max()) for way in ways.values())
         seconds = seconds_of(ways, [read.nodes], rounds)
-        times = {name: round(1000 * each, 2) for name, each in seconds.items()}
+        times = {name: round(1000 * time, 2) for name, time in seconds.items()}
         yield {"width": len(parents), "ms": times, "difference": wrong / float(largest)}
 
 

@@ -113,7 +113,7 @@ def seconds_of(
             ways[name](inputs[turn % len(inputs)])
             if turn >= _WARM_UP:
                 times[name].append(perf_counter() - start)
-    return {name: median(each) for name, each in times.items()}
+    return {name: median(spent) for name, spent in times.items()}
 
 
 def cores_for(kind: str) -> tuple[set[int], set[int]]:

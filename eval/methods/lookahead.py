@@ -46,7 +46,9 @@ class Window(Shape):
 
     def grow(self, grower: TreeGrower) -> None:
         """The n-grams, the chain of the first level, and below it what the columns go on with."""
-        self._caches = [each for each in grower.cursors if isinstance(each, ContextCacheCursor)]
+        self._caches = [
+            cursor for cursor in grower.cursors if isinstance(cursor, ContextCacheCursor)
+        ]
         grower.best_first(max_nodes=self._most_drafts)
         self._ends, spine = [], 0
         for column in zip(*self._levels, strict=True):

@@ -160,7 +160,7 @@ STUDIES: dict[str, Study] = {
             "all": _fixed(),
             **{name: _fixed(sources=[name]) for name in SOURCE_NAMES},
             **{
-                f"no {name}": _fixed(sources=[each for each in SOURCE_NAMES if each != name])
+                f"no {name}": _fixed(sources=[other for other in SOURCE_NAMES if other != name])
                 for name in SOURCE_NAMES
             },
             "branches": Variant("selfspec-branches", {}),

@@ -74,8 +74,11 @@ def _row(name: str, task: str, a: pd.DataFrame, b: pd.DataFrame) -> list[str]:
         name,
         task,
         str(faster["num_questions"]) if faster else "0",
-        _pair([each["tokens_per_step"] for each in both]),
-        _pair([each["speed_up"] and each["speed_up"]["total"] for each in both], "x"),
+        _pair([run["tokens_per_step"] for run in both]),
+        _pair(
+            [run["speed_up"] and run["speed_up"]["total"] for run in both],
+            "x",
+        ),
         f"{faster['total']:.2f}x" if faster else NONE,
         f"{faster['q1']:.2f} to {faster['q3']:.2f}" if faster else NONE,
         _same_texts(name, a, b),

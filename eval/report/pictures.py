@@ -22,10 +22,13 @@ from eval.report.steps import curve_of
 _METHOD_COLORS = {STOCK: "#8a919a", OURS: "#d55e00", "prompt-lookup": "#0072b2"}
 _COLORS = (  # of other methods, and of the stages of a step
     *("#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#7a5195", "#b8860b", "#8b4513"),
-    *("#2f4b7c", "#488f31", "#a05195", "#57606a"),
+    *("#2f4b7c", "#488f31", "#a05195", "#57606a", "#00a6a6", "#f27ea9", "#c0392b", "#9acd32"),
+    *("#1f1f1f", "#ffd166", "#87603e", "#6a4c93", "#7f8c3d", "#4dd0e1"),
 )
 _STAGES = ("prepare", "prefill", *STAGES, "decoding", "rest")
 _FIXED = {"forward": "#0072b2", "decoding": "#b6bcc4", "rest": "#d4d8dd"}
+_LABEL = 0.25  # The height of a name beside a picture, in inches.
+_NEAR = 0.07  # Of dots this near, as a share of the height, only the upper one is named.
 _MOST_ACCEPTED = 12  # Steps that accept more are counted with these.
 _STYLE: dict[str, Any] = {  # Names are drawn as shapes, so that every viewer shows them alike.
     "svg.fonttype": "path",
@@ -59,8 +62,9 @@ def drawn(
         axes = figure.subplots()
         draw(axes)
         axes.set(title=title, xlabel=x, ylabel=y)
-        if axes.get_legend_handles_labels()[1]:
+        if labels := axes.get_legend_handles_labels()[1]:
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+            figure.set_figheight(max(height, 0.6 + _LABEL * len(labels)))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
@@ -115,7 +119,7 @@ def _bars(on: Axes, frame: pd.DataFrame, colors: Colors, **more: Any) -> None:
 
 def _speed_ups(summary: Summary, colors: Colors) -> Picture | None:
     found = {
-        name: {task: each["speed_up"] for task, each in parts.items() if each["speed_up"]}
+        name: {task: part["speed_up"] for task, part in parts.items() if part["speed_up"]}
         for name, parts in summary["methods"].items()
     }
     found = {name: parts for name, parts in found.items() if parts}
@@ -159,17 +163,33 @@ def _widths_and_tokens(summary: Summary, colors: Colors) -> Picture | None:
             for x, y, is_main in places:
                 size, label = (70, name) if is_main else (12, None)
                 on.scatter(x, y, s=size, color=colors[name], label=label, clip_on=False)
-                if is_main and x > 1:  # What drafts nothing lies in one place.
-                    on.annotate(name, (x, y), xytext=(7, 4), textcoords="offset points", size=8)
         on.set(xlim=(0, None), ylim=(0, None))
+        for name, place in _named(points, on.get_xlim()[1], on.get_ylim()[1]).items():
+            on.annotate(name, place, xytext=(7, 4), textcoords="offset points", size=8)
 
     note = (
-        "A large dot is a method over all questions, a small one a task. Stock's own drafters "
-        "don't say how wide their forwards are."
+        "A large dot is a method over all questions, a small one a task; of those that lie close "
+        "together one is named. Stock's own drafters don't say how wide their forwards are."
     )
     x = "nodes per step"
     title = "Tokens per step against the width of a step"
     return drawn(title, draw, x=x, y="tokens per step", note=note)
+
+
+def _named(
+    points: Mapping[str, Sequence[tuple[float, float, bool]]], width: float, height: float
+) -> dict[str, tuple[float, float]]:
+    """Which of the large dots get their names: those that are apart from others above them."""
+    mains = {name: (x, y) for name, some in points.items() for x, y, is_main in some if is_main}
+    named: dict[str, tuple[float, float]] = {}
+    for name, (x, y) in sorted(mains.items(), key=lambda main: -main[1][1]):
+        near = (
+            abs(x - a) < 3 * _NEAR * width and abs(y - b) < _NEAR * height
+            for a, b in named.values()
+        )
+        if x > 1 and not any(near):  # What drafts nothing lies in one place.
+            named[name] = x, y
+    return named
 
 
 def _accepted(answers: pd.DataFrame, colors: Colors) -> Picture | None:

@@ -195,7 +195,7 @@ def _by_round(answers: pd.DataFrame, method: str) -> list[float]:
     if answers["round"].nunique() == 1:
         return []
     found = (_speed_up(part, method, whole) for _, part in answers.groupby("round"))
-    return [each["total"] for each in found if each is not None]
+    return [result["total"] for result in found if result is not None]
 
 
 def _drafting_speed_up(

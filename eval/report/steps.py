@@ -59,8 +59,8 @@ def curve_table(summary: Mapping[str, Any]) -> Table | None:
         ["plain steps", *(f"{curve.relative(width):.2f}" for width in curve.widths)],
     ]
     told = (
-        f"{each.speed_up:.2f}x at width {each.width} within {width} nodes"
-        for width, each in bounds(summary).items()
+        f"{bound.speed_up:.2f}x at width {bound.width} within {width} nodes"
+        for width, bound in bounds(summary).items()
     )
     note = f"Bound, decoding alone, every draft right: {', '.join(told)}."
     title = f"A forward after {summary['curve']['num_columns']} tokens"

@@ -69,7 +69,7 @@ def verdict(summary: Summary) -> str:
     if speed_ups:
         named = OURS if OURS in speed_ups else max(speed_ups, key=lambda n: speed_ups[n]["total"])
         parts.append(_sentence(named, speed_ups.pop(named), overall[named]))
-    others = {name: each for name, each in speed_ups.items() if name not in PARTS_OF_OURS}
+    others = {name: speed_up for name, speed_up in speed_ups.items() if name not in PARTS_OF_OURS}
     if others:
         best = max(others, key=lambda name: others[name]["total"])
         parts.append(f"The best of the others, {best}: {others[best]['total']:.2f}x.")

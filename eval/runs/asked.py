@@ -69,7 +69,7 @@ class Asked:
     @classmethod
     def of(cls, options: argparse.Namespace) -> Asked:
         """From the options of a command that are called alike."""
-        names = [each.name for each in fields(cls) if hasattr(options, each.name)]
+        names = [option.name for option in fields(cls) if hasattr(options, option.name)]
         slice_ = Slice(*(getattr(options, name) for name in Slice._fields))
         given = {name: getattr(options, name) for name in names}
         return cls(**{**given, "slice": slice_, "knobs": drafting_knobs(options)})
@@ -94,7 +94,7 @@ class Asked:
 
     def settings(self) -> dict[str, Any]:
         """All that decides what is measured, as JSON has it."""
-        names = {each.name for each in fields(self)} - _UNSAID
+        names = {option.name for option in fields(self)} - _UNSAID
         return {
             **{name: getattr(self, name) for name in sorted(names)},
             **{name: short_name(getattr(self, name)) for name in _NAMED},

@@ -75,8 +75,8 @@ def _launches(func: Any, inputs: Any, out: Any) -> bool:
     """Does it compute or write anything? Memory that nobody fills costs no kernel."""
     if func.overloadpacket.__name__.startswith(("empty", "new_empty")):
         return False
-    held = {_memory(each) for each in tree_leaves(inputs) if isinstance(each, torch.Tensor)}
-    made = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+    held = {_memory(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)}
+    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     return bool(func._schema.is_mutable) or any(_memory(each) not in held for each in made)
 
 

@@ -63,14 +63,14 @@ def answer_line(lines: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> s
 
 
 def _num_tokens(given: Sequence[Mapping[str, Any]]) -> int:
-    return sum(each["numbers"]["num_new_tokens"] for each in given if "numbers" in each)
+    return sum(answer["numbers"]["num_new_tokens"] for answer in given if "numbers" in answer)
 
 
 def _ms_per_token(given: Sequence[Mapping[str, Any]]) -> float | None:
     """None where a turn failed."""
-    if any("error" in each for each in given):
+    if any("error" in answer for answer in given):
         return None
-    seconds = sum(each["numbers"]["seconds"] for each in given)
+    seconds = sum(answer["numbers"]["seconds"] for answer in given)
     return 1000 * seconds / max(_num_tokens(given), 1)
 
 
@@ -79,10 +79,12 @@ def _cell(
 ) -> str:
     """What is not identical is said, with its index."""
     if ms is None:
-        return f"{name} FAILED ({next(each['error'] for each in given if 'error' in each)})"
+        return f"{name} FAILED ({next(answer['error'] for answer in given if 'error' in answer)})"
     told = f"{name} {ms:.2f} ms a token"
     if stock is None or name == STOCK:
         return told
-    parted = [each["numbers"] for each in given if each["numbers"].get("differs_at") is not None]
+    parted = [
+        answer["numbers"] for answer in given if answer["numbers"].get("differs_at") is not None
+    ]
     where = (f" ({each['same']} at token {each['differs_at']})" for each in parted)
     return f"{told} {stock / ms:.2f}x{next(where, '')}"

@@ -64,13 +64,13 @@ class _Runner:
         absent = [f"{name} is left out: {why}" for name, why in head["left_out"].items()]
         for note in [f"state: {self.asked.state}", *self.plan.notes, *absent]:
             self.progress.say(note)
-        if not any(each.to_do for each in rounds):
+        if not any(this.to_do for this in rounds):
             return
         append(self.rows, [head])
         self._pay_for_first_calls()
-        for each in rounds:
-            if each.to_do:
-                self._answer(each, head["run"], known)
+        for this in rounds:
+            if this.to_do:
+                self._answer(this, head["run"], known)
         if known.curve is None:
             append(self.rows, self._curve())
 

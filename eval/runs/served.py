@@ -91,6 +91,12 @@ def arguments_of(knobs: Mapping[str, Any]) -> list[str]:
     return [part for pair in pairs for part in pair]
 
 
+def check_chats(tokenizer: Any) -> None:
+    """Refuses a model that no server can answer a chat with."""
+    if not tokenizer.chat_template:
+        raise EvalError("--model must have a chat template, since servers get chats (got none)")
+
+
 @contextmanager
 def serving(
     name: str, model: str, more: Sequence[str], *, threads: int | None = None

@@ -78,7 +78,7 @@ def set_stage(asked: Asked) -> Stage:
     tokenizer = load_tokenizer(asked.model)
     prompter = _prompter(asked, tokenizer)
     variants = {name: asked.variant(name) for name in asked.methods}
-    caches = {each.cache or asked.cache for each in variants.values()}
+    caches = {variant.cache or asked.cache for variant in variants.values()}
     contents = {
         cache: None if cache is None else load_cache(cache, tokenizer=tokenizer) for cache in caches
     }

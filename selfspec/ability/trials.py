@@ -241,4 +241,4 @@ def outcome_of(
 ) -> torch.Tensor:
     """The outcome (Q, D) of each node of a tree."""
     outcome = layers.outcome(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
-    return outcome[-len(tree.tokens) :].float()  # Tokens that are read again come first.
+    return outcome.float()

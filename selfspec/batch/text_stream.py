@@ -60,7 +60,7 @@ class TextStream:
 
 
 class LiveText(TextStream):
-    """The same as a streamer of `generate()`: `show` gets each piece of the only row's answer."""
+    """A streamer of `generate()` for one row: `show` gets each piece of its answer."""
 
     def __init__(
         self,

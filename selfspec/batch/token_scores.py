@@ -35,7 +35,7 @@ class TokenScore(NamedTuple):
     """
 
     token: int
-    text: str  # of the token by itself
+    text: str  # The token decoded by itself.
     logprob: float | None
     top: Sequence[TokenScore] = ()
     data: bytes | None = None
@@ -66,7 +66,7 @@ class TokenScores:
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
         self._tokenizer = tokenizer
-        # By token: a long prompt has the same likely ones often.
+        # By id, since a long prompt has the same likely tokens often.
         self._texts: dict[int, tuple[str, bytes | None]] = {}
         self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
         self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)

@@ -35,10 +35,10 @@ class TokenizerInfo:
 @dataclass(frozen=True, kw_only=True)
 class CacheContents:
     tokenizer: TokenizerInfo  # Whose ids these are.
-    tables: Mapping[str, Arrays] = field(default_factory=dict)  # by source: "lut" and "lut2"
-    calibration: list[list[Any]] | None = None  # the rates that `Calibration.rows` returned
-    answers: NDArray[np.int32] | None = None  # what was said, each text with -1 after it
-    about: Mapping[str, Any] = field(default_factory=dict)  # for people to read; valid JSON
+    tables: Mapping[str, Arrays] = field(default_factory=dict)  # By source: "lut" and "lut2".
+    calibration: list[list[Any]] | None = None  # What `Calibration.rows` returned.
+    answers: NDArray[np.int32] | None = None  # Each text has -1 after it.
+    about: Mapping[str, Any] = field(default_factory=dict)  # For people to read, valid JSON.
 
     def count_ids(self) -> int:
         """1 + the largest token id in any table; costs one pass over all ids.

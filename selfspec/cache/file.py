@@ -201,7 +201,7 @@ def _card(text: str) -> _Card:
 
 
 def _check_table(source: str, table: Mapping[str, Any]) -> None:
-    """Checks the shapes and the lower bounds of a LUT. `restore` knows how many ids there are."""
+    """Checks the shapes and lower bounds of a LUT. Upper bounds depend on the model."""
     key = KEY_OF.get(source)
     if key is None or set(table) != {key, "ids", "probabilities"}:
         raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
@@ -218,7 +218,7 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
 
 
 def _checked_answers(table: Arrays) -> NDArray[np.int32]:
-    """The tokens of answers. `restore` knows how many ids there are."""
+    """The tokens of answers. Whether the model has these ids is seen by `restore`."""
     tokens = table.get("tokens")
     if tokens is None or len(table) > 1 or tokens.dtype != np.int32 or tokens.ndim != 1:
         raise ValueError("its answers must be one row of int32")

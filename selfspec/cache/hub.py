@@ -10,7 +10,7 @@ from selfspec.cache.contents import CacheContents, Tokenizer, TokenizerInfo, tok
 from selfspec.cache.file import as_bytes, file_of, read_cache
 from selfspec.errors import CacheError, one_line, shown
 
-FILE_NAME = "selfspec-cache.safetensors"  # in every repository
+FILE_NAME = "selfspec-cache.safetensors"  # Its name in every repository.
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -20,7 +20,7 @@ def load_cache(
     revision: str | None = None,
     tokenizer: Tokenizer | TokenizerInfo | None = None,
 ) -> CacheContents:
-    """Loads a cache; refuses one that is not whole, and with `tokenizer` one of another."""
+    """Loads a cache. Refuses a damaged one and, with `tokenizer`, one of another tokenizer."""
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
     return read_cache(locate(path_or_hub_id, revision), wanted)
 
@@ -80,7 +80,7 @@ def push_cache(
             revision=revision,
             commit_message=commit_message or "Upload a selfspec cache",
         )
-    except Exception as error:  # as above
+    except Exception as error:  # As in `locate`.
         raise CacheError(
             f"{repo_id!r} on the Hub must be a repository that you can write "
             f"(got: {one_line(error)})"

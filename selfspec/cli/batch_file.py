@@ -202,7 +202,7 @@ def results(
                 yield LineResult.failed(line.number, error, line.name)
                 continue
             waiting[line.number] = line, reply
-        for answer in map(Answer.to, session.work()):  # without texts
+        for answer in map(Answer.to, session.work()):  # Replies have the texts.
             line, reply = waiting.pop(answer.index)
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)

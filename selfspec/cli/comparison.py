@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS, _MOST_ROUNDS = 2, 10
 
-Prompts = Sequence[tuple[Question, Encoded]]  # each question with its tokens and images
+Prompts = Sequence[tuple[Question, Encoded]]  # Each question with its tokens and images.
 
 
 @dataclass
@@ -31,12 +31,12 @@ class Comparison:
     """Plain `generate()` and drafts. Seconds are for answers as long as the plain one."""
 
     dtype: str
-    lengths: dict[str, int] = field(default_factory=dict)  # of the plain answer to each prompt
-    plain: list[list[float]] = field(default_factory=list)  # seconds of each prompt, by rounds
+    lengths: dict[str, int] = field(default_factory=dict)  # Tokens of each plain answer.
+    plain: list[list[float]] = field(default_factory=list)  # Seconds of each prompt, by rounds.
     drafted: list[list[float]] = field(default_factory=list)
-    stats: dict[str, GenerationStats] = field(default_factory=dict)  # of each prompt, all rounds
-    parted: set[str] = field(default_factory=set)  # prompts with another text than the plain
-    shares: list[float] = field(default_factory=list)  # of the processor, on a CPU
+    stats: dict[str, GenerationStats] = field(default_factory=dict)  # By prompt.
+    parted: set[str] = field(default_factory=set)  # Prompts with two texts.
+    shares: list[float] = field(default_factory=list)  # Parts of the processor, on a CPU.
 
     @property
     def total(self) -> GenerationStats:

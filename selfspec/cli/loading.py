@@ -173,7 +173,7 @@ def _check_device(name: str) -> None:
 
 
 def memory_note(options: RunOptions) -> str | None:
-    """What to do if the weights take more memory than there is; None if they fit.
+    """What to do if the weights take more memory than is free; None if they fit.
 
     It is no error, since the system may swap. A model that is not downloaded yet gets no note.
     """

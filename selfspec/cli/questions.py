@@ -43,7 +43,7 @@ _QUESTIONS = {
 
 class Question(NamedTuple):
     name: str
-    prompt: Any  # a text, or messages
+    prompt: Any  # A text, or messages.
     is_turn: bool = False  # Is the text what a user would say to a model that can chat?
 
     @property

@@ -32,7 +32,7 @@ class Writer(Loaded):
         from selfspec import attach
 
         attach(self.model)
-        # Without a given seed one is drawn, since torch starts every process with the same one.
+        # Without --seed one is drawn, since torch starts every process with the same one.
         self.seed = torch.seed() % 2**32 if self.options.seed is None else self.options.seed
         self.reseed()
 

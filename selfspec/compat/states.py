@@ -146,8 +146,19 @@ def crop_to(kv: Cache, length: int) -> None:
             attention = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
             crop = partial(attention.crop, layer) if _has_states(layer) else layer.crop
             crop(-max(layer.get_seq_length() - length, 0))
+        _crop_indexer(layer, length)
     if (positions := getattr(kv, _POSITIONS, None)) is not None:
         setattr(kv, _POSITIONS, positions[..., :length])
+
+
+def _crop_indexer(layer: CacheLayerMixin, length: int) -> None:
+    """What chooses columns is kept before keys and values are, which alone a layer counts."""
+    keys = getattr(layer, "indexer_keys", None)
+    if keys is not None and keys.numel():
+        layer.indexer_keys = keys[:, :length]
+    positions = getattr(layer, "indexer_position_ids", None)
+    if positions is not None:
+        layer.indexer_position_ids = positions[..., :length]
 
 
 def stop_recording_past(kv: Cache) -> None:

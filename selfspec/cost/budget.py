@@ -98,7 +98,7 @@ class MeasuredBudget(Budget):
         return CostCurve.unknown(1.0)
 
     def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
-        """Sets the curve of such steps; a loss is forgiven once steps cost something else."""
+        """Uses this curve from now on. A loss is forgiven if forwards are run in another way."""
         if self._kind not in ("", kind):
             self.ledger.forgive()
         self._kind, self._num_rows = kind, num_rows

@@ -26,13 +26,14 @@ _SHORTEST, _LONGEST = 1e-9, 1e9
 _KNOWN = 8
 # Once a width has 8 steps, a time that is off by more than 25 % counts as off by 25 %.
 _FAR = math.log(1.25)
-# What a width took beyond the expected time may be bad luck. Half-life of this excess after n steps
-# of the width: 16 · width · n² plain steps, since wide steps are dear to try again.
+# What a width took beyond its expected time may have been bad luck, so this excess fades while
+# steps are plain: after n steps of the width, half of it is left after 16 · width · n² plain steps.
 _HALVING = 16
 # An expectation has a query cost 0.7 plain steps at most. With more, none would be tried, and the
 # steps that it was learned from may have met a busy machine.
 _DEAREST = 0.7
-# A query's cost is uncertain by 0.02 plain steps: this keeps the ratio of two tiny costs near 1.
+# Added to what a query was expected to cost and to what it did, in plain steps: the ratio of two
+# tiny costs says nothing.
 _FLAT = 0.02
 # No step is more than two of the widths above wider than the widest timed one.
 _FARTHER = 2

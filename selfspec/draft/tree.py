@@ -268,10 +268,11 @@ class TreeGrower:
             if 0 <= token < num_ids and token != banned
         ]
         ranked.sort(key=operator.itemgetter(0), reverse=True)
-        if not ranked:
-            return Siblings([], [], [])
-        chances, tokens, kinds = map(list, zip(*ranked, strict=True))
-        return Siblings(list(map(operator.index, tokens)), chances, kinds)
+        return Siblings(
+            tokens=[operator.index(token) for _, token, _ in ranked],
+            probabilities=[chance for chance, _, _ in ranked],
+            evidence=[kinds for _, _, kinds in ranked],
+        )
 
     def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""

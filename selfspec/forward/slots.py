@@ -93,16 +93,24 @@ class Slots:
         self.tensor[:, :num_rows, :, : columns.shape[3]] = columns
         self.first = size.first
 
-    def fill(self, row: int, layers: Sequence[CacheLayerMixin], length: int) -> None:
+    def fill(
+        self, row: int, layers: Sequence[CacheLayerMixin], length: int, *, are_new: bool
+    ) -> None:
         """Moves the last columns of a text of some length out of stock layers, from a row on.
 
-        Each stock tensor is freed at once, so that a text is not there twice for long.
+        Each stock tensor is freed at once, so that a text is not there twice for long. Slots that
+        are not new are emptied around the columns, since an earlier row may have left a NaN. Not
+        before: the columns may be views of these slots, if an earlier try broke off.
         """
         for member, (index, name) in enumerate(self.members):
             columns: torch.Tensor = getattr(layers[index], name)
-            start = length - self.first - columns.shape[2]
+            end = length - self.first
+            start = end - columns.shape[2]
             slots = self.tensor[member, row : row + len(columns)]
-            slots[:, :, start : start + columns.shape[2]] = columns
+            slots[:, :, start:end] = columns
+            if not are_new:
+                slots[:, :, :start] = 0
+                slots[:, :, end:] = 0
             setattr(layers[index], name, columns.new_empty(0))
 
     def give_back(

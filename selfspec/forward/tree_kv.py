@@ -126,9 +126,8 @@ class TreeKV:
         self._shown = None  # States may get another address.
         try:
             for part in self._parts:
-                if not self._make_room(part, everyone, front):
-                    part.tensor[:, places].zero_()  # An earlier row may leave a NaN.
-                part.fill(first, layers, length)
+                are_new = self._make_room(part, everyone, front)
+                part.fill(first, layers, length, are_new=are_new)
             self.states.add(layers, first, max(self.num_rows, places.stop))
         except BaseException:  # No memory, or an interrupt.
             for part in self._parts:

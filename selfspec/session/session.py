@@ -222,10 +222,12 @@ class Session:
                 return
             try:
                 left -= self._read_part(prompt, left, engine)
-            except Exception as error:
+            except BaseException as error:  # An interrupt leaves its KV in pieces, too.
                 self._reading = None
                 left -= prompt.num_tokens
                 self._end(prompt, error)
+                if not isinstance(error, Exception):
+                    raise
 
     def _next_to_read(self, engine: Engine) -> Prompt | None:
         if self._is_alone or len(engine.prompts) == self._max_rows:

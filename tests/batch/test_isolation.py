@@ -507,6 +507,29 @@ def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyP
     assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
 
 
+def test_an_interrupt_while_a_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read of it is in pieces, so it ends as the rows that run do; others go on."""
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), pace=FixedPace(4))
+    session.submit(0, prompts()[0], 0, {"max_new_tokens": 20})
+    assert not session.step()
+    for index in (1, 2):
+        session.submit(index, [*range(3, 23)], 1, {"max_new_tokens": NUM_NEW})
+    read, fuse = prompt_module.read_prompt, Fuse(2, KeyboardInterrupt)  # type: ignore[arg-type]
+
+    def watched(*args: Any) -> Any:
+        outputs = read(*args)
+        fuse.burn()
+        return outputs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_module, "read_prompt", watched)
+        with pytest.raises(KeyboardInterrupt):
+            [session.step() for _ in range(9)]
+    (answer,) = session.work()
+    assert (answer.index, session.is_empty) == (2, True)
+    assert answer.ids == alone(tiny_model(), [*range(3, 23)], 1)
+
+
 def test_an_interrupt_ends_everything() -> None:
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
     error: Any = KeyboardInterrupt

@@ -14,6 +14,7 @@ from selfspec.batch.prompts import inputs_of
 from selfspec.forward import eager
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
+from selfspec.forward.states.slots import States
 from selfspec.forward.tree_kv import TreeKV
 from tests.batch.test_session import SETTINGS, FixedPace, wild
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
@@ -341,16 +342,27 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
     assert kept == min(8 * num_steps, 40)
 
 
-@pytest.mark.parametrize("call", ["read_prompt", "logits_of", "add"])
+PLACES_OF_MEMORY = {
+    "prompt": (prompt_module, "read_prompt"),
+    "step": (eager, "logits_of"),
+    "slots": (TreeKV, "add"),
+    "states": (States, "add"),
+}
+
+
+@pytest.mark.parametrize("where", PLACES_OF_MEMORY)
 @pytest.mark.parametrize("name", ["llama", "qwen3-next"])
 def test_kept_texts_give_their_memory_to_those_that_run(
-    name: str, call: str, monkeypatch: pytest.MonkeyPatch
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it ends while a prompt is read, in a step, or for slots, that is done once more."""
+    """Where it ends while a prompt is read, in a step, or for slots, that is done once more.
+
+    Where it ends for states, keys and values are in slots already, and come back from there.
+    """
     options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True, "pace": FixedPace(8)}
     session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
     texts(session, [(IDS, 0)])
-    place = {"read_prompt": prompt_module, "logits_of": eager, "add": TreeKV}[call]
+    place, call = PLACES_OF_MEMORY[where]
     stock, sizes = getattr(place, call), []
 
     def scarce(*args: Any, **kwargs: Any) -> Any:

@@ -75,19 +75,12 @@ class TestTexts:
             assert np.array_equal(ours["ids"], theirs["ids"])
             assert np.allclose(ours["probabilities"], theirs["probabilities"], atol=2e-3)
 
-    @pytest.mark.parametrize(
-        ("data", "keys"),
-        [
-            ("", {}),
-            ("", {"build": "lut"}),
-            ("", {"build": "texts"}),
-        ],
-    )
-    def test_data_with_nothing_for_this_model(self, tmp_path, build, loads_datasets, data, keys):
-        path = tmp_path / ("data.jsonl" if data else "empty.txt")
-        path.write_text(data)
-        with pytest.raises(BuildError, match="--data"):
-            build(tmp_path / "cache", data=str(path), **keys)
+    @pytest.mark.parametrize("build_what", ["both", "lut", "texts"])
+    def test_data_with_nothing_in_it(self, tmp_path, build, build_what):
+        path = tmp_path / "empty.txt"
+        path.write_text("")
+        with pytest.raises(BuildError, match="--data must hold a document with text in it"):
+            build(tmp_path / "cache", data=str(path), build=build_what)
         assert list(tmp_path.iterdir()) == [path]
 
 

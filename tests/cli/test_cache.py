@@ -89,7 +89,7 @@ def test_inspecting_tells_what_is_in_it_and_obeys_no_escapes(run, fails, folder,
 class TestOption:
     def test_the_text_is_the_same_and_comes_sooner(self, run, plain_folder, tmp_path):
         def written(*args):
-            few = ("--max-new-tokens", "24")
+            few = ("--max-new-tokens", "24", "--max-memory", "100%")
             return run("generate", plain_folder, *few, "--stats", *args, stdin=PROMPT)
 
         cold = written()

@@ -6,11 +6,9 @@ import re
 from dataclasses import replace
 from io import StringIO
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from selfspec.cache import save_cache, tokenizer_info
 from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.paint import harmless
@@ -18,7 +16,6 @@ from selfspec.cli.questions import SNIPPETS, Question
 from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
-from tests.caches import contents
 from tests.cli.conftest import write_lines
 from tests.fakes import new_model
 from tests.tiny import make_tokenizer
@@ -70,16 +67,6 @@ def test_a_busy_machine_shows_all_but_times(run, chat_folder, prompts, monkeypat
         assert words in result.stdout
     assert "this process got 40%" in result.stdout
     assert "speed-up" not in result.stdout
-
-
-def test_a_cache_within_a_memory(run, chat_folder, prompts, tmp_path, writer):
-    held = {"tokenizer": tokenizer_info(writer.tokenizer), "tables": {}, "calibration": None}
-    ids = writer.tokenizer("def read(self)")["input_ids"]
-    answers = np.array([*ids, -1], np.int32)
-    save_cache(tmp_path / "cache", contents(answers=answers, **held))
-    given = ("--cache", tmp_path / "cache", "--max-memory", "100%")
-    said = run("check", chat_folder, "--prompts", prompts, *BRIEFLY, *given).stdout
-    assert "Same text: 2 of 2" in said
 
 
 def test_prompts_with_images(run, fails, chat_folder, tmp_path):

@@ -21,7 +21,10 @@ from transformers import (
     DynamicLayer,
     LogitsProcessorList,
 )
-from transformers.cache_utils import LinearAttentionAndSlidingWindowAttentionLayer
+from transformers.cache_utils import (
+    DynamicIndexedLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -382,6 +385,19 @@ def test_a_window_beside_states_is_cropped_and_the_states_stay():
     assert torch.equal(layer.recurrent_states[0], state)
     assert torch.equal(layer.keys[:, :, -3:], keys[:, :, :3])
     assert layer.get_seq_length() == 6
+
+
+def test_what_chooses_columns_is_cropped_where_a_forward_broke_off():
+    """It was kept for more columns than keys and values were."""
+    layer = DynamicIndexedLayer()
+    layer.update(torch.ones(1, 1, 6, 2), torch.ones(1, 1, 6, 2))
+    layer.update_indexer(torch.ones(1, 6, 3))
+    layer.update_indexer(torch.ones(1, 2, 3))
+    layer.indexer_position_ids = torch.ones(3, 1, 8)  # Before 5.24, nobody has them.
+    for _ in range(2):
+        states.crop_to(Cache(layers=[layer]), 6)
+        assert layer.get_seq_length() == layer.indexer_keys.shape[1] == 6
+        assert layer.indexer_position_ids.shape == (3, 1, 6)
 
 
 def test_attention_by_name():

@@ -22,6 +22,7 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
+from tests.lossless.seeing import seeing_model
 
 
 def knowing_all(model: Any, inputs: dict[str, Any], options: dict[str, Any], **knobs: Any) -> Any:
@@ -102,6 +103,11 @@ def test_num_return_sequences(num_rows: int, num_sequences: int) -> None:
     model, inputs = tiny_model("gemma3"), prompt(num_rows)
     options = SAMPLE | {"num_return_sequences": num_sequences, "eos_token_id": [7, 8, 9]}
     run_both(model, inputs, drafts=False, **options)
+
+
+def test_sequences_of_a_prompt_whose_positions_have_four_planes() -> None:
+    model, inputs = seeing_model("qwen2-vl"), prompt(2)
+    run_both(model, inputs, drafts=False, **SAMPLE | {"num_return_sequences": 4})
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3-next"])

@@ -130,10 +130,10 @@ def test_what_is_missing_is_named() -> None:
 
 def test_whole_batches_run_to_their_ends() -> None:
     scheduler = WholeBatches(lambda rows, tokens: 1 + rows * tokens / 100)
-    assert scheduler.choose([30, 10, 20], [], room=100) == [1, 2, 0]
-    assert scheduler.choose([30, 10, 20], [5], room=100) == []
-    assert scheduler.choose([300, 20], [], room=50) == [1]
-    assert scheduler.choose([], [], room=50) == []
+    assert scheduler.choose([30, 10, 20], [], num_free=100) == [1, 2, 0]
+    assert scheduler.choose([30, 10, 20], [5], num_free=100) == []
+    assert scheduler.choose([300, 20], [], num_free=50) == [1]
+    assert scheduler.choose([], [], num_free=50) == []
     model, tokenizer = tiny_model(), make_tokenizer()
     prompts = [[5, 6, 7], [8, 9, 5, 6, 7, 8], [9]]
     torch.manual_seed(0)

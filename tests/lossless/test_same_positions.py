@@ -11,7 +11,7 @@ from transformers import GPT2LMHeadModel
 
 from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
-from tests.fakes import WildSource, new_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.odd_steps import MOVES, with_odd_steps
 from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, attached, run, run_both
 from tests.zoo import MULTIMODAL
@@ -85,13 +85,18 @@ def test_dropped_positions_under_strict_are_refused_only_where_rows_are_padded()
 class CountsFromThree(GPT2LMHeadModel):
     """Counts positions by itself from 3, as Kosmos-2.5 does, and gives its plain steps none."""
 
-    @wraps(GPT2LMHeadModel.forward)
+    __module__ = GPT2LMHeadModel.__module__
+
     def forward(self, input_ids: torch.Tensor, position_ids: Any = None, **more: Any) -> Any:
         if position_ids is None:
             kv = more.get(KV)
             start = 3 + (0 if kv is None else kv.get_seq_length())
             position_ids = torch.arange(start, start + input_ids.shape[1])[None]
         return super().forward(input_ids, position_ids=position_ids, **more)
+
+
+# As a library's own: a user's class would not be tried.
+CountsFromThree.forward = wraps(GPT2LMHeadModel.forward)(of_library(CountsFromThree.forward))
 
 
 def test_a_model_that_counts_positions_by_itself_gets_no_trees(call: Call) -> None:
