@@ -224,6 +224,8 @@ def _text_of(document: Document, recipe: Recipe, tokenizer: PreTrainedTokenizerB
 
     if not isinstance(document, list):
         return document if isinstance(document, str) else None
+    if not document:
+        return None
     if not recipe.uses_template:
         return "\n\n".join(message["content"] for message in document)
     try:

@@ -124,7 +124,7 @@ WORST = {
 def test_a_map_that_is_wrong(
     name: str, worst: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HiddenMap, "likely", lambda *_: WORST[worst]())
+    monkeypatch.setattr(HiddenMap, "_nearest", lambda *_: WORST[worst]())
     spec = SelfSpec(sources=("map", "context"), **FIXED)
     both = run_both(tiny_model(name), call.inputs, spec, drafts=False, **call.options)
     # captured forwards let nothing hear what enters the head
