@@ -1,9 +1,10 @@
 """Where other people's code runs in a model's forward.
 
-The layers and hooks of libraries are parts of a model. Hooks, wrapper modules, replaced forwards
-and model classes of anybody else may do anything: act by a switch or a counter, or on long forwards
-alone. No trial shows what they will do, and a trial is one more forward that they see. So a model
-in which they run is drafted for only on its user's word. Knows modules; runs nothing.
+The layers and hooks of libraries are parts of a model. Hooks, wrapper modules, replaced methods,
+attention and model classes of anybody else may do anything: act by a switch or a counter, or on
+long forwards alone. No trial shows what they will do, and a trial is one more forward that they
+see. So a model in which they run is drafted for only on its user's word. Knows modules; runs
+nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from torch import nn
+from transformers import PreTrainedModel
 
+from selfspec.compat.generation import code_of_steps
 from selfspec.compat.modules import (
     Modules,
     accelerate_hooks,
@@ -39,7 +42,7 @@ class ForeignCode(NamedTuple):
         return cls(what, is_of_library(code), (what, functions_of(code)))
 
 
-def foreign_code(model: nn.Module, modules: Modules) -> list[ForeignCode]:
+def foreign_code(model: PreTrainedModel, modules: Modules) -> list[ForeignCode]:
     """All code in the forward of a model with these modules that is no layer of a library.
 
     Leaves out what is known to change no token: hooks of accelerate, `torch.compile`, and hooks
@@ -55,6 +58,9 @@ def foreign_code(model: nn.Module, modules: Modules) -> list[ForeignCode]:
                 foreign.append(_of_class(where, part))
             if id(module) in hooked_ids:
                 foreign += _on_module(module, where)
+    for what, code in code_of_steps(model).items():
+        if not is_of_library(code):
+            foreign.append(ForeignCode.of(f"it has the {what}, {name_of(code)!r}", code))
     return [code for code in foreign if code is not None]
 
 

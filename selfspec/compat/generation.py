@@ -33,7 +33,7 @@ try:
         is_fsdp_managed_module,
     )
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     from transformers.utils import output_capturing
 except ImportError as error:
@@ -233,6 +233,19 @@ def attention_functions() -> Any:
     A new `AttentionInterface()`, which is public, does not have what was set on this instance.
     """
     return ALL_ATTENTION_FUNCTIONS
+
+
+def code_of_steps(model: PreTrainedModel) -> dict[str, Any]:
+    """What runs in each step and is no module: methods of the model, and its attention by name.
+
+    Without the private name, a method of a user's in its place would pass for one of transformers.
+    """
+    name = attention_implementation(model.config.get_text_config(decoder=True))
+    methods = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
+    code = {f"method {method!r}": getattr(model, method, None) for method in methods}
+    code["attention"] = ALL_ATTENTION_FUNCTIONS.get(name)
+    code["attention mask"] = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+    return {what: part for what, part in code.items() if part is not None}
 
 
 def register_attention(name: str, function: Any) -> None:

@@ -33,7 +33,11 @@ _DEFAULT = "_default_assistant"
 
 
 class DefaultAssistant:
-    """Holds the `SelfSpec` of a model. Copies of the model share it; pickled ones have none."""
+    """Holds the `SelfSpec` of a model. Copies of the model share it; pickled ones have none.
+
+    Pickle looks methods up by name, before the model that it reads has any attributes. So such a
+    model has those of its class, until it is attached again.
+    """
 
     def __init__(self, spec: SelfSpec | None = None) -> None:
         self.spec = spec
@@ -69,6 +73,10 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     attributes = vars(target)
     if assistant is not None:
         check_assistant(assistant)
+    if getattr(attributes.get("generate"), "__func__", None) is getattr(
+        type(target), "generate", 0
+    ):
+        detach(target)  # It was attached when it was pickled.
     if _BEFORE not in attributes:
         names = [name for name in _STAND_INS if hasattr(target, name)]
         attributes[_BEFORE] = {name: attributes.get(name) for name in names}

@@ -40,6 +40,8 @@ def _messages(value: object) -> list[Any]:
     """The messages of a chat, one for each item of an input."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
+    if not isinstance(value, (list, dict)):
+        raise ValueError("must be text or a list of items")
     return list(map(_message, value if isinstance(value, list) else [value]))
 
 
@@ -59,9 +61,7 @@ def _message(item: object) -> object:
         call_id = fields.pop("call_id", None)
         content = _parts(fields.pop("output", None))
         return {"role": "tool", **fields, "tool_call_id": call_id, "content": content}
-    raise ValueError(
-        f"must be items that are messages, or calls of functions (got {item_type!r:.40})"
-    )
+    raise ValueError("must be items that are messages, or calls of functions")
 
 
 def _parts(content: object) -> object:

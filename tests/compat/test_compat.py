@@ -42,6 +42,7 @@ from selfspec.compat import (
     timing,
     versions,
 )
+from selfspec.compat.origins import is_of_library
 from selfspec.draft.sources.grammar import TokenBytes
 from tests.fakes import new_model, prompt, tiny_model
 from tests.grammars import KINDS, TEXT, TOKENIZER, processors
@@ -404,6 +405,21 @@ def test_attention_by_name():
     assert generation.attention_implementation(config) in ("sdpa", "eager")
     assert "sdpa" in generation.attention_functions()
     assert callable(generation.sdpa_attention_forward)
+
+
+_UPDATE = "_update_model_kwargs_for_generation"
+
+
+def test_what_runs_in_each_step_beside_modules():
+    model = new_model()
+    code = generation.code_of_steps(model)
+    assert len(code) == 4
+    assert all(map(is_of_library, code.values()))
+    setattr(model, _UPDATE, lambda *_args, **_kwargs: {})
+    changed = {
+        part for part in generation.code_of_steps(model).values() if part not in code.values()
+    }
+    assert changed == {model._update_model_kwargs_for_generation}
 
 
 def test_an_attention_of_ours_gets_the_masks_of_sdpa():

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tests.fakes import of_library
+
 MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
     "shifted": lambda positions: positions + 1,
     "dropped": lambda _positions: None,
@@ -26,5 +28,5 @@ def with_odd_steps(model: Any, move: str) -> Any:
             inputs["position_ids"] = MOVES[move](positions)
         return inputs
 
-    model.prepare_inputs_for_generation = prepare
+    model.prepare_inputs_for_generation = of_library(prepare)
     return model

@@ -11,7 +11,8 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
-from transformers import LlamaForCausalLM
+from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from selfspec import SelfSpec
@@ -188,6 +189,29 @@ def of_class(kind: type) -> Callable[[Any], Undo]:
     return put
 
 
+def replaced_for_steps(model: Any) -> Undo:
+    """It gives plain steps another token, as code that steers may do."""
+    inner = model.prepare_inputs_for_generation
+
+    @wraps(inner)
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        inputs = inner(*args, **kwargs)
+        if inputs["input_ids"].shape[1] == 1:
+            inputs["input_ids"] = inputs["input_ids"] // 2 + 3
+        return inputs
+
+    model.prepare_inputs_for_generation = prepare
+    return lambda: delattr(model, "prepare_inputs_for_generation")
+
+
+def attention_of_ones_own(_model: Any) -> Undo:
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("sdpa", attend)
+    return lambda: AttentionInterface.register("sdpa", sdpa_attention_forward)
+
+
 FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "hook": (hooked, "its module 'model.layers.0' has the hook '<lambda>'"),
     "hook of all": (hooked_with_all_modules, "all modules have the hook '<lambda>'"),
@@ -197,6 +221,8 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "accelerate": (hooked_by_accelerate, "'lm_head' has the accelerate hook 'Hook'"),
     "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
     "subclass": (of_class(Subclass), "it is a __main__.Subclass"),
+    "method": (replaced_for_steps, "it has the method 'prepare_inputs_for_generation'"),
+    "attention": (attention_of_ones_own, "it has the attention, 'attend'"),
     "remote": (of_class(Remote), "it is a transformers_modules.somebody.modeling.Remote"),
 }
 

@@ -174,6 +174,10 @@ def test_copies_share_the_default_and_pickles_have_none() -> None:
     read = pickle.loads(pickle.dumps(model))
     assert_same_ids(run(read, prompt(), **SAMPLE).ids, stock.ids)
     assert spec.total_stats.num_calls == 1
+    attach(read, spec)
+    assert_same_ids(run(read, prompt(), **SAMPLE).ids, stock.ids)
+    assert spec.total_stats.num_calls == 2
+    assert vars(detach(read)).keys() == vars(detach(model)).keys()
 
 
 def test_a_criterion_of_the_callers_names_the_length() -> None:

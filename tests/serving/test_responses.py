@@ -206,7 +206,7 @@ def test_images_are_named_by_their_places(served: Served) -> None:
 
 
 WRONG: list[tuple[str, Any, str]] = [
-    ("input", 7, " must be an object (got 7)"),
+    ("input", 7, " must be text or a list of items (got 7)"),
     ("input", [{"type": "web_search_call"}], " must be items that are messages, or calls"),
     ("input", [{"role": "wizard", "content": "x"}], "[0].role must be 'system', "),
     ("input", [HISTORY[1], {"role": "wizard", "content": "x"}], "[1].role must be 'system', "),
