@@ -1,8 +1,9 @@
 """Whether a text is stock's, and where it is not, how near a tie the two tokens were.
 
 identical     every token
-near-tie      at the first other token, stock's logits put both within 4 ulps of the dtype:
-              forwards of different widths round differently, and either may come first
+near-tie      at the first other token, stock's logits put both within 4 ulps of the dtype, taken
+              of the largest logit, whose sums are rounded alike: forwards of different widths
+              round differently, and either may come first
 different     anything else; under sampling every other token is
 """
 
@@ -38,7 +39,7 @@ def compare(
         return Verdict("different", at)
     logits = _last_logits(model, [*prompt, *stock[:at]])
     pair = logits[[stock[at], other[at]]].float()
-    ulps = float((pair[0] - pair[1]).abs()) / ulp(float(pair.abs().max()), model.dtype)
+    ulps = float((pair[0] - pair[1]).abs()) / ulp(float(logits.float().abs().max()), model.dtype)
     return Verdict("near-tie" if ulps <= MAX_ULPS else "different", at, round(ulps, 2))
 
 
