@@ -32,10 +32,11 @@ class SharedMemory:
         if self._max_bytes is None:
             return
         if prompt.runs_alone is not None:
-            cache = kv_of(prompt.model_kwargs)
-            if not hasattr(cache, "layers") or foreign_layer(cache) is not None:
+            cache, column_bytes = kv_of(prompt.model_kwargs), kv_bytes(self._runner.model, 1)
+            has_columns = column_bytes and hasattr(cache, "layers")
+            if not has_columns or foreign_layer(cache) is not None:
                 return  # A recurrent or windowed state takes little room.
-            most = most_read = self._max_bytes // kv_bytes(self._runner.model, 1)
+            most = most_read = self._max_bytes // column_bytes
         else:
             most = (self.limits.max_tokens or 0) - self.limits.surplus
             most_read = most // self._max_rows  # All places are set aside while one is read.

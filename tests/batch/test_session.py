@@ -288,6 +288,13 @@ def test_memory_bounds_what_is_alone_too() -> None:
         session.submit(0, [5, 6], 0, {"max_new_tokens": 1000})
 
 
+def test_memory_bounds_no_model_that_keeps_no_columns() -> None:
+    session = TextSession(tiny_model("falcon-mamba"), tiny_tokenizer(), wild(), max_memory=10_000)
+    session.submit(0, [5, 6], 0, {"max_new_tokens": 4})
+    (answer,) = session.work()
+    assert answer.error is None
+
+
 def test_listeners_hear_while_they_listen() -> None:
     """Also if they came after the first prompt, and not after their `with` has ended."""
     spec = wild()
