@@ -170,8 +170,9 @@ def test_memory_that_ends_within_a_layer_of_the_cache(
     for at in range(20, 32):
         kv, spec = DynamicCache(config=model.config), doubting(whole, inputs, seed=at)
         spec.ability(model)
-        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        with monkeypatch.context() as patch, ExitStack() as stack:
             patch.setattr(cache_utils, "torch", ScarceTorch(at))
+            stack.enter_context(pytest.raises(torch.OutOfMemoryError))
             run(model, inputs, custom_generate=spec, **{KV: kv}, **GREEDY)
         (num_known,) = {x.get_seq_length() for x in kv.layers if hasattr(x, "get_seq_length")}
         ids = whole[:, : num_known + 1]
