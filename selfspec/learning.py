@@ -70,9 +70,10 @@ def teach(learned: Learned, prompt: Prefilled, head: torch.nn.Module, num_readab
 
 def last_pairs(input_ids: torch.Tensor, visible: torch.Tensor | None, length: int) -> torch.Tensor:
     """(B * length, 2): the last two tokens at each of the last columns; -1 means none."""
-    ids = torch.nn.functional.pad(input_ids.long(), (1, 0), value=-1)
+    # Of a prompt that came as embeddings there are no ids before its first new token.
+    ids = torch.nn.functional.pad(input_ids.long(), (2, 0), value=-1)
     if visible is not None:
-        ids[:, 1:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
+        ids[:, 2:].masked_fill_(~visible[:, -input_ids.shape[1] :], -1)
     return torch.stack([ids[:, -length - 1 : -1], ids[:, -length:]], dim=-1).reshape(-1, 2)
 
 

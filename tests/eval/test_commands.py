@@ -70,6 +70,21 @@ def test_the_measuring_set(told, asked, measuring, monkeypatch, tmp_path):
     assert any(line.startswith("Bound, decoding alone, every draft right: ") for line in lines)
 
 
+# These need another model, a file, heads, or a package.
+ON_CONDITIONS = {"assisted", "edgellm", "ghidorah", "mtp", "openvino", "rest"}
+
+
+def test_every_method_takes_part(told, asked, tmp_path):
+    methods, out = [name for name in METHODS if name not in ON_CONDITIONS], tmp_path / "out"
+    asked += ["--bench", "spec-bench", *SHORT, "1", "--methods", *methods, "--device", "cpu"]
+    status, _, error = told("run", *asked, "--output", str(out))
+    assert status == 0, error
+    result = json.loads((out / "summary.json").read_text())
+    overall = {name: result["methods"][name]["overall"] for name in methods}
+    assert set(result["left_out"]) == {"stock-float32", "stock-static"}
+    assert {name for name in methods if overall[name]["num_failed"]} == set(result["left_out"])
+
+
 def test_a_run_without_a_folder_is_shown(told, asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())

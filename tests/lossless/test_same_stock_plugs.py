@@ -66,6 +66,14 @@ def test_candidate_generator_stays_within_the_models_positions(num_new: int) -> 
     assert_same_ids(assisted(model, spec, inputs, **options), stock.ids)
 
 
+def test_candidate_generator_takes_embeddings() -> None:
+    model, inputs = new_model("llama"), prompt()
+    inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    stock, spec = run(model, inputs, **GREEDY), SelfSpec()
+    for _ in range(2):
+        assert_same_ids(assisted(model, spec, inputs, **GREEDY), stock.ids)
+
+
 def test_candidate_generator_serves_several_threads_beside_stock() -> None:
     """Nothing of the model is replaced meanwhile, so that another thread's call is its own."""
     model, spec = new_model("llama"), SelfSpec()
