@@ -142,6 +142,8 @@ def crop_to(kv: Cache, length: int) -> None:
     A forward that broke off has added columns to its first layers only, so each layer is asked.
     """
     for layer in kv.layers:
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            _undo_half_update(layer, length)
         if hasattr(layer, "get_seq_length"):
             attention = DynamicSlidingWindowLayer if _has_window(layer) else DynamicLayer
             crop = partial(attention.crop, layer) if _has_states(layer) else layer.crop
@@ -149,6 +151,19 @@ def crop_to(kv: Cache, length: int) -> None:
         _crop_indexer(layer, length)
     if (positions := getattr(kv, _POSITIONS, None)) is not None:
         setattr(kv, _POSITIONS, positions[..., :length])
+
+
+def _undo_half_update(layer: DynamicLayer, length: int) -> None:
+    """Takes back what a layer has done in a forward that broke off within it.
+
+    Where memory ends, new keys may be there without new values, and a windowed layer has counted
+    columns that it does not have.
+    """
+    num_columns = min(layer.keys.shape[-2], layer.values.shape[-2])
+    layer.keys, layer.values = layer.keys[..., :num_columns, :], layer.values[..., :num_columns, :]
+    if isinstance(layer, DynamicSlidingWindowLayer) and layer.record_past:
+        num_new = max(num_columns - min(length, layer.sliding_window - 1), 0)
+        layer.cumulative_length = min(layer.cumulative_length, length + num_new)
 
 
 def _crop_indexer(layer: CacheLayerMixin, length: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from selfspec import SelfSpec
@@ -139,6 +139,43 @@ def test_a_cache_holds_no_column_that_was_not_committed(name: str, place: str) -
         num_told = NUM_COLUMNS + fuse.num_burnt
         assert num_known < num_told if place != "layer" else num_known >= NUM_COLUMNS
         ids = whole[:, : num_known + 1]  # One of them may be the pad token, which hides nothing.
+        so_far = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
+        assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
+
+
+class ScarceTorch:
+    """What transformers' caches call torch; memory ends at the n-th joining of columns."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def cat(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._left -= 1
+        if not self._left:
+            raise torch.OutOfMemoryError("on purpose")
+        return torch.cat(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["bloom", "inkling", "qwen4"])
+def test_memory_that_ends_within_a_layer_of_the_cache(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of chains: where it has new keys and no new values, or has counted columns alone."""
+    model, inputs = tiny_model(name), prompt()
+    whole = run(model, inputs, **GREEDY).ids
+    for at in range(20, 32):
+        kv, spec = DynamicCache(config=model.config), doubting(whole, inputs, seed=at)
+        spec.ability(model)
+        with monkeypatch.context() as patch, ExitStack() as stack:
+            patch.setattr(cache_utils, "torch", ScarceTorch(at))
+            stack.enter_context(pytest.raises(torch.OutOfMemoryError))
+            run(model, inputs, custom_generate=spec, **{KV: kv}, **GREEDY)
+        (num_known,) = {x.get_seq_length() for x in kv.layers if hasattr(x, "get_seq_length")}
+        ids = whole[:, : num_known + 1]
         so_far = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         left = {KV: kv, "max_new_tokens": NUM_NEW + NUM_COLUMNS - num_known - 1}
         assert_same_ids(run(model, so_far, **left, **GREEDY).ids, whole)
