@@ -84,13 +84,14 @@ class Slots:
         """Moves what the first rows have into a new tensor, or drops columns if the size stays."""
         columns = self.tensor[:, :num_rows, :, size.first - self.first :]
         if size[:2] == self.size[:2]:
-            columns = columns.clone()
+            self.tensor[:, :num_rows, :, : columns.shape[3]] = columns.clone()
         else:
             columns = columns[..., : size.columns, :]
             if not num_rows:  # What nobody uses is freed before there is a new tensor.
                 columns = self.tensor = columns[:, :, :, :0].clone()
-            self.tensor = new_slots(self.format, len(self.members), size.rows, size.columns)
-        self.tensor[:, :num_rows, :, : columns.shape[3]] = columns
+            new = new_slots(self.format, len(self.members), size.rows, size.columns)
+            new[:, :num_rows, :, : columns.shape[3]] = columns
+            self.tensor = new
         self.first = size.first
 
     def fill(

@@ -80,7 +80,8 @@ class Chain:
             read = self.model(inputs["input_ids"], **arguments)
         kwargs = update_arguments(self.model, arguments, outputs=read)
         self.backend = ChainBackend(self.model)
-        self.backend.admit(Prefilled(inputs["input_ids"], kwargs, read.logits))
+        self.prompt = Prefilled(inputs["input_ids"], kwargs, read.logits)
+        self.backend.admit(self.prompt)
         self.at = 0
 
     @torch.no_grad()
@@ -211,6 +212,24 @@ def test_an_interrupt_in_a_commit_leaves_states_where_the_columns_are(
             chain.step(1, 2)
     chain.backend.release()
     chain.at = chain.backend.front - NUM_COLUMNS
+    assert_same_cache(chain.cache, chain.plain_cache())
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_an_interrupt_while_states_are_taken_over_leaves_them_to_the_caller(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = Chain(name)
+    chain.backend.release()
+    again = ChainBackend(chain.model)
+
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slots.States, "show", broken)
+    with pytest.raises(KeyboardInterrupt):
+        again.admit(chain.prompt)
+    again.release()
     assert_same_cache(chain.cache, chain.plain_cache())
 
 

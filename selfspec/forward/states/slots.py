@@ -101,9 +101,11 @@ class States:
 
     def hand_back(self, layers: Sequence[Any]) -> None:
         """Lets the stock layers that were taken over keep their states themselves again."""
-        self.give_back(layers, self._places)
+        if self._places.stop:  # Otherwise an error came first, and the layers have their own.
+            self.give_back(layers, self._places)
         for layer in self.layers.values():
-            del layer.update_conv_state, layer.update_recurrent_state
+            for name in ("update_conv_state", "update_recurrent_state"):
+                vars(layer).pop(name, None)
         self.layers = {}
 
     def make_room(self, num_rows: int) -> None:
