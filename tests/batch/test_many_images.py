@@ -61,7 +61,7 @@ def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     ]
     options, spec = {"max_new_tokens": 10, "eos_token_id": [15, 26], **MODES[mode]}, wild()
     expected = [alone(model, inputs, 3 + i, **options) for i, inputs in enumerate(given)]
-    assert len({tuple(ids) for ids in expected[:2]}) == 2
+    assert len({tuple(expected[index]) for index in (0, 1, 3)}) > 1
     for _ in range(2):  # The second time, tables know all texts.
         answers = generate_many(
             model, tiny_tokenizer(), given, assistant=spec, max_rows=3, seed=3, **options
