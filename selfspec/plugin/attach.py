@@ -73,9 +73,8 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     attributes = vars(target)
     if assistant is not None:
         check_assistant(assistant)
-    if getattr(attributes.get("generate"), "__func__", None) is getattr(
-        type(target), "generate", 0
-    ):
+    function = getattr(attributes.get("generate"), "__func__", None)
+    if function is not None and function is getattr(type(target), "generate", None):
         detach(target)  # It was attached when it was pickled.
     if _BEFORE not in attributes:
         names = [name for name in _STAND_INS if hasattr(target, name)]

@@ -25,8 +25,6 @@ from selfspec.weights.held_weight import HeldWeight, PackedWeight
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _AT_ONCE = 8  # Rows of words that are added up in one operation; fewer take longer than to read.
-
-
 _numbers = WeakIdKeyDictionary()
 _counter = count()
 
