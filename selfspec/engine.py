@@ -98,7 +98,9 @@ class Engine:
                 # The model's own sources learn from a prompt's last hidden states.
                 num_rows = len(others) + len(prompt.input_ids)
                 wanted = [source.num_states(num_rows) for source in self._model_sources]
-                prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
+                read = partial(reader.read, num_tokens, num_states=max(wanted, default=0))
+                prefilled = self.sharing.with_memory(read, undo=reader.begin_anew)
+                stats.num_prompt_tokens_kept = reader.num_kept
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
                     self._join(prompt, prefilled.repeated(prompt.num_copies))
@@ -245,7 +247,6 @@ class Engine:
     def _account(self, drafts: Drafts, committed: list[Committed], laps: Laps) -> None:
         """Tells the budget what the step took and brought, and counts it for each row."""
         rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
-        self._runner.count_step(self.backend, rest)
         if _RETRY not in laps.seconds:
             time = StepTime(drafts.width, drafts.seconds, rest)
             drafts.step.observe(time, [record for _, record in committed])
