@@ -6,12 +6,11 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.slowness import SlowStep
+from selfspec.cost.slowness import TimedStep
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord, TimeBudget
 
@@ -85,34 +84,28 @@ class MeasuredBudget(Budget):
     """
 
     def __init__(self, curve: CostCurve | None = None, ledger: Ledger | None = None) -> None:
-        self._has_own_curve = curve is not None
-        self._kind, self._num_rows = "", 0
-        if curve is not None:
-            self.curve = curve
+        self._keeps_curve = curve is not None
+        self.curve = CostCurve.unknown(1.0) if curve is None else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
-
-    @cached_property
-    def curve(self) -> CostCurve:
-        """What steps cost. Nothing is known before the first rows are there."""
-        return CostCurve.unknown(1.0)
+        self._kind, self._num_rows = "", 0
 
     def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
         """Uses this curve from now on. A loss is forgiven if forwards are run in another way."""
         if self._kind not in ("", kind):
             self.ledger.forgive()
         self._kind, self._num_rows = kind, num_rows
-        if not self._has_own_curve:
+        if not self._keeps_curve:
             self.curve = curve
 
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
-        plain = self.curve.seconds(1)
-        end = plain + plain * self.ledger.may_lose()
-        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
-        is_due = is_due or self.curve.slowness.needs_plain
-        widest = 1 if is_due else self.curve.widest_within(end, allowed)
-        return MeasuredStep(self, max(widest, 1))
+        curve = self.curve
+        is_late = self.num_since_plain >= _RETIME
+        if is_late or not curve.knows_plain or curve.slowness.needs_plain:
+            return MeasuredStep(self, 1)
+        most = curve.seconds(1) * (1 + self.ledger.may_lose())
+        return MeasuredStep(self, curve.widest_within(most, allowed))
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
         """What a step with drafts costs, if half of the steps were plain, and 16 at least."""
@@ -177,12 +170,14 @@ class MeasuredStep(Step):
         What is missing then is charged once steps with drafts turn out to be slow for longer.
         """
         budget, curve = self._budget, self._budget.curve
-        expected = curve.seconds(took.width) / curve.seconds(1)
+        expected = curve.relative(took.width)
         curve.refine(took.width, took.rest)
         plain = curve.seconds(1)
-        steps = min(curve.seconds(took.width) / plain, expected + 1)
-        slow = SlowStep(took.rest, expected + max(expected, 1.0), steps)
-        missing = self._missing(slow, took.width)
+        steps = min(curve.relative(took.width), expected + 1)
+        seen = TimedStep(took.width, took.rest, expected + max(expected, 1.0), steps)
+        missing = curve.slowness.observe(seen, plain)
+        if curve.slowness.is_over(plain):
+            budget.ledger.forgive()
         steps += took.drafting / plain
         num_tokens = sum(len(record.committed_ids) for record in records)
         drafts = self.max_nodes > 1 or took.width > 1
@@ -194,14 +189,3 @@ class MeasuredStep(Step):
             num_accepted=sum(record.num_accepted for record in records),
         )
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-
-    def _missing(self, step: SlowStep, width: int) -> float:
-        """What is to be charged besides, in plain steps, since slowness was no bad luck."""
-        curve = self._budget.curve
-        plain = curve.seconds(1)
-        if width > 1:
-            return curve.slowness.of_wide(step, plain)
-        missing = curve.slowness.of_plain(step.seconds, plain)
-        if curve.slowness.is_over(plain):
-            self._budget.ledger.forgive()
-        return missing

@@ -16,11 +16,10 @@ from selfspec.cost.curve import CostCurve
 
 
 class Choice(NamedTuple):
-    """A width, and what it is expected to bring."""
+    """A width, and the tokens a second that it is expected to bring."""
 
     width: int
-    tokens: float  # The tokens of all rows in one forward.
-    rate: float  # Tokens a second.
+    rate: float
 
 
 def best_width(scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int) -> Choice:
@@ -55,7 +54,7 @@ class WidthSearch:
         self._ends = curve.ends(max_nodes)
         self._tokens = float(num_rows)
         self.num_nodes = 1
-        self.best = Choice(1, self._tokens, self._tokens / self._costs[1])
+        self.best = Choice(1, self._tokens / self._costs[1])
 
     def take(self, score: float) -> bool:
         """Counts the next node in, unless no tree with it can beat the best one so far.
@@ -76,7 +75,7 @@ class WidthSearch:
         rate = self._tokens / self._costs[self.num_nodes]
         if rate <= self.best.rate:
             return False
-        self.best = Choice(self.num_nodes, self._tokens, rate)
+        self.best = Choice(self.num_nodes, rate)
         return True
 
     def _may_pay(self, score: float, num_nodes: int, tokens: float) -> bool:
