@@ -39,7 +39,7 @@ class Step:
         self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
     def search(self) -> Pays | None:
-        """Asked for each tree: says, node by node, whether the next one may pay; None: all may.
+        """Says for the next tree, node by node, whether another one may pay; None: all may.
 
         It is told the tree so far and the score of the node.
         """
@@ -55,8 +55,8 @@ class Step:
 class Budget(TimeBudget):
     """Decides on the steps of one call, or of rows that come and go.
 
-    `SelfSpec(budget=...)` takes one of your own; it can't change the text. This one takes all that
-    is allowed.
+    `SelfSpec(budget=...)` takes yours; it can't change the text. This one takes all that is
+    allowed.
     """
 
     def open(self) -> Budget:
@@ -67,7 +67,7 @@ class Budget(TimeBudget):
         """The next step, of at most `allowed` nodes."""
         return Step(allowed)
 
-    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
+    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
         """Told how forwards are run from now, how many rows share them, and what they cost."""
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
@@ -76,7 +76,7 @@ class Budget(TimeBudget):
 
 
 class MeasuredBudget(Budget):
-    """The width that brings the most tokens a second, by what steps of each width took.
+    """The width that brings the most tokens a second, by what steps of all widths took.
 
     Serves one call, or rows that come and go. `curve` is what steps cost; None: what `run_as`
     says. `ledger` outlives calls, so that many short ones lose no more than a long one; None: a new
@@ -88,13 +88,13 @@ class MeasuredBudget(Budget):
         self.curve = CostCurve.unknown(1.0) if curve is None else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
-        self._kind, self._num_rows = "", 0
+        self._forward, self._num_rows = "", 0
 
-    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
+    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
         """Uses this curve from now on. A loss is forgiven if forwards are run in another way."""
-        if self._kind not in ("", kind):
+        if self._forward not in ("", forward):
             self.ledger.forgive()
-        self._kind, self._num_rows = kind, num_rows
+        self._forward, self._num_rows = forward, num_rows
         if not self._keeps_curve:
             self.curve = curve
 
@@ -149,7 +149,7 @@ class MeasuredStep(Step):
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """All rows share a forward, and so its width."""
         if self._search is not None and len(trees) == 1:
-            choice = self._search.best  # It was found while the only tree grew.
+            choice = self._search.best  # It is known since the only tree grew.
         else:
             worth = [
                 [self._trust * score + _LESSON for score in tree.scores[1 : self.max_nodes]]

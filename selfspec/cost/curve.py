@@ -1,4 +1,4 @@
-"""What a step costs by its width: a time for each of a few widths, and a shape expected elsewhere.
+"""What a step costs by its width: a time for a few widths, and a shape expected elsewhere.
 
 Knows widths and times; not what runs, nor what is worth drafting.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from selfspec.cost.slowness import Slowness
 
-# The widths that have a time of their own. What lies between two of them costs as the wider one.
+# The widths that are timed. What lies between two of them costs as the wider one.
 WIDTHS: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _ALL = np.array([*WIDTHS, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096])
 # The place of every width in `_ALL`.
@@ -74,7 +74,7 @@ class CostCurve:
 
     @classmethod
     def unknown(cls, slope: float) -> CostCurve:
-        """A curve that knows nothing yet but what each further query may cost, in plain steps."""
+        """A curve that knows nothing yet but what every further query may cost, in plain steps."""
         return cls({1: 1.0, 2: 1.0 + slope}, is_timed=False)
 
     @property
@@ -99,8 +99,8 @@ class CostCurve:
 
     @staticmethod
     def ends(widest: int) -> list[int]:
-        """Up to each of these widths the curve is level."""
-        return [*_ALL[_ALL < widest].tolist(), widest]
+        """Up to these widths the curve is level."""
+        return [*_ALL[widest > _ALL].tolist(), widest]
 
     def relative(self, width: int) -> float:
         return self.seconds(width) / self.seconds(1)

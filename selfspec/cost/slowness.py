@@ -1,7 +1,7 @@
 """Whether steps with drafts are slow by bad luck, or because the machine is busy.
 
 On a busy machine the threads of a wide step may wait for each other, where a plain step needs one
-thread and waits for nobody. Then each wide step may take as long as many plain ones.
+thread and waits for nobody. Then a wide step may take as long as many plain ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Slowness:
     """What slow steps took beyond what they were charged. The rest is charged once it lasts.
 
     One slow step says nothing. After two without a good one in between, a plain step is timed. If
-    that is not slow too, both are charged in full, and so is each further slow step, until a wide
+    that is not slow too, both are charged in full, and so is every further slow step, until a wide
     step takes what is expected of it, or plain steps take less.
     """
 
@@ -42,7 +42,7 @@ class Slowness:
         return len(self._doubted) >= _IN_A_ROW
 
     def observe(self, step: TimedStep, plain: float) -> float:
-        """What is to be charged besides after a step, in plain steps, each of `plain` seconds."""
+        """What is to be charged besides after a step, in plain steps of `plain` seconds."""
         if step.width == 1:
             self._last_plain = step.seconds
             is_certain = self.needs_plain

@@ -1,7 +1,7 @@
-"""DIAA: two look-up tables and a tree for each step.
+"""DIAA: two look-up tables, and a new tree in every step.
 
 "DIAA: A Decoding-Efficient Inference Acceleration Approach for On-Device Large Language Models"
-(AAAI 2026). No second model: the t-LUT holds for each token the K next tokens that the model found
+(AAAI 2026). No second model: the t-LUT holds for a token the K next tokens that the model found
 likeliest when it last read it, and the p-LUT their probabilities. All nodes of a verified tree fill
 them, rejected ones too. A tree grows from them best-first. Its utility is the sum over its paths of
 the product of their tokens' probabilities (equation 1), under a budget B of drafted tokens, and a
@@ -22,9 +22,9 @@ What the text leaves open, and how it is read here:
 
 - Which of a node's K tokens are merged into a row (figure 6): all K, so that they replace it.
   Where the model's own choice alone replaced an entry, tables were further from the paper.
-- Whether α is taken once for each level or once for the path: for each level.
-- The cost of a tree counts a node once for each path through it there, and once here, since that is
-  what a forward takes.
+- Whether α is taken once a level or once a path: once a level.
+- The cost of a tree counts a node once for every path through it there. Here it counts once, since
+  that is what a forward takes.
 - B: 64. δ, α and τ are those of figure 7, N is 1.
 """
 
@@ -83,7 +83,7 @@ class DynamicTree(Shape):
 
 
 class Tables(Source):
-    """A source: t-LUT and p-LUT as one map from each token to its next ones, likeliest first.
+    """A source: t-LUT and p-LUT as one map from a token to its next ones, likeliest first.
 
     Rows are never changed in place, so that several threads may read and write. They have the name
     of our own first table, so that a cache fills either.
@@ -99,7 +99,7 @@ class Tables(Source):
         return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Takes in what the model predicted after each last token."""
+        """Takes in what the model predicted after the last tokens."""
         rows = zip(pairs[:, -1].tolist(), top.ids.tolist(), top.probabilities.tolist(), strict=True)
         for token, ids, probabilities in rows:
             entries = zip(ids[: self._k], probabilities, strict=False)

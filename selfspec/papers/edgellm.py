@@ -53,7 +53,7 @@ class Pacer(Shape):
 
 
 class Fallback(Budget):
-    """A budget: drafting ends once T_c is below α, which a branch that was right moves by `factor`."""
+    """A budget: drafting ends once T_c is below α, which a right branch moves by `factor`."""
 
     def __init__(self, alpha: float = 0.01, factor: float = 0.5) -> None:
         self.alpha, self.factor = alpha, factor

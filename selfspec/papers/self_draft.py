@@ -1,18 +1,18 @@
 """Self-Draft: branches of guesses that the model answers next to its own text.
 
 "Multi-Branch Self-Drafting for LLM Inference Acceleration" (AAAI 2025). N draft branches τ_i of at
-most L tokens ride along in each forward after the text X, blind to one another:
+most L tokens ride along in a forward after the text X, blind to one another:
 
     x_t, D, V = S(P_M(Y | [X; T; C])),
 
-where T are the branches and D what the model predicts after each of their tokens, C the candidate
+where T are the branches and D what the model predicts after their tokens, C the candidate
 drafts and V what it predicts after theirs. A branch begins with several random tokens. It goes on
 with the last token of its D, and drops its first one once it is full: τ_i = [τ_i; D_i,|τ_i|]. Each
 sub-sequence of G tokens of a branch with the token that the model predicts after it is a draft
 
     d = [τ_i,k-G:k; D_i,k],
 
-kept under its first token in a context cache, an LRU queue for each token. A corpus cache holds
+kept under its first token in a context cache, an LRU queue for every token. A corpus cache holds
 phrases counted beforehand; there longer prefixes and higher counts come first. While the branches
 fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
@@ -49,7 +49,7 @@ _FRESHEST, _NEXT = 0.95, 0.7
 
 
 class Branches(Shape):
-    """A shape: N branches of L tokens in each tree, which take half of its nodes at most.
+    """A shape: N branches of L tokens in a tree, which take half of its nodes at most.
 
     With `fills`, as in the paper, nothing else is in the tree until they are full.
     """
@@ -99,7 +99,7 @@ class Branches(Shape):
             self._nodes.append(nodes[1:])
 
     def observe(self, record: StepRecord) -> None:
-        """Takes the model's answers to each whole branch as drafts; then the branch moves on."""
+        """Takes the model's answers to a whole branch as drafts; then the branch moves on."""
         self._num_filling -= len(record.committed_ids)
         if record.top is None:
             return
@@ -115,7 +115,7 @@ class Branches(Shape):
         self._nodes = []
 
     def _keep_drafts(self, branch: list[int], answers: list[int]) -> None:
-        """Keeps the sub-sequences of G tokens of a full branch, and the successor of each."""
+        """Keeps the sub-sequences of G tokens of a full branch, with their successors."""
         for end in range(self._gram_length, len(answers) + 1):
             draft = (*branch[end - self._gram_length : end], answers[end - 1])
             for cache in self._caches:
@@ -160,7 +160,7 @@ class CorpusCache(Source):
     """Phrases of texts: after up to `max_prefix` tokens, the tokens that most often came next.
 
     A phrase that came fewer than `min_count` times is left out. Counting takes some 120 bytes of
-    memory for each token of the texts.
+    memory a token.
     """
 
     name = "corpus"
