@@ -15,8 +15,8 @@ streams of its own. Here tables are in the CPU's memory, and a second stream for
 H200 no shorter. What is worth hiding is learning: `Engine` lets the tables learn while a GPU works
 on the next forward, where that saves more time than it costs tokens (docs/log.md).
 
-``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up; its tables were filled from
-ShareGPT, in place of which there is the recipe `dialogue` of ``selfspec cache build``.
+``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up, whose tables were filled from
+ShareGPT. ``selfspec cache build`` fills them from conversations of one's own.
 
 What the text leaves open, and how it is read here:
 
