@@ -2,7 +2,7 @@
 
 python examples/own_answers_cache.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-`selfspec batch` answers many prompts, and `selfspec cache build` makes a cache of its answers.
+`selfspec batch` answers many prompts, and `selfspec cache build` also counts phrases.
 """
 
 from __future__ import annotations
