@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
-from selfspec.cache import CacheContents, RememberedFile, load_cache, push_cache, save_cache
+from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
 from selfspec.compat.versions import untried_reason, version_of
@@ -246,20 +246,6 @@ class SelfSpec:
                 "remember=FILE, or call save_pretrained()"
             )
         self._remembered.save()
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        about: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> str:
-        """Uploads the cache to a model repository, which is made if needed; returns its URL.
-
-        The options are `private`, `revision`, `token` and `commit_message`, as of the Hub's client.
-        """
-        return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
 
     @contextmanager
     def listening(self, on_step: OnStep) -> Iterator[None]:

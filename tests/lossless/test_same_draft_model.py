@@ -63,7 +63,7 @@ def test_the_text_is_stocks(kind: str, call: Call) -> None:
 
 @pytest.mark.parametrize("name", ["measured", "threshold"])
 def test_other_budgets_and_no_memory_of_earlier_calls(name: str) -> None:
-    budget: Any = Fallback(as_written=False) if name == "threshold" else name
+    budget: Any = Fallback() if name == "threshold" else name
     spec = SelfSpec(draft_model=noisy_copy(0.05), budget=budget, learning="request", max_nodes=8)
     for options in MODES.values():
         both = run_both(tiny_model(), prompt(2), spec, **options)

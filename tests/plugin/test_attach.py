@@ -210,7 +210,6 @@ def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
         (lambda m: attach(m, m), "assistant must be a SelfSpec (got a LlamaForCausalLM)"),
         (lambda m: m.generate(**prompt(), assistant_model=SelfSpec()), "call selfspec.attach("),
         (lambda m: load(m), "(got a LlamaForCausalLM); a model that is loaded needs no load()"),
-        (lambda m: SelfSpec.from_pretrained(m), "must be a file or a Hub id (got a Llama"),
     ],
 )
 def test_typical_mistakes_are_one_sentence(mistake: Any, sentence: str) -> None:
