@@ -109,7 +109,7 @@ def _measured_seconds(
     spec = SelfSpec()
     _counted(model, prompts, spec, max_new_tokens)
     length = int(median(ids.shape[1] for ids in prompts)) + max_new_tokens // 2
-    curve = learned_curve(spec.models.run(model).costs, spec.stats.forward, length)
+    curve = learned_curve(spec.runner(model).costs, spec.stats.forward, length)
     if curve is None:
         raise EvalError("answers are too short to show what steps cost; give more tokens")
     return curve.table(widest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,7 @@ from selfspec.compat.generation import KV_NAMES
 from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import UnsupportedError
 from selfspec.plain import write_plainly
-from selfspec.plugin.arguments import LoopArguments, for_drafts
-from selfspec.plugin.loop import Loop, routed
+from selfspec.plugin.loop import Loop, loop_for, routed
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 
@@ -63,15 +63,16 @@ class Requests:
                     "leave it out"
                 )
         ours = {"tokenizer": self.tokenizer, "return_dict_in_generate": False}
-        for_loop, ready = for_drafts(self._model, {**self._guides.applied(**arguments), **ours})
+        applied = {**self._guides.applied(**arguments), **ours}
+        loop, ready = loop_for(self._spec, self._model, applied)
         numbers = (ready.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
         scores = TokenScores(self.tokenizer, *numbers)
         if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
             ready["max_new_tokens"] = 1
         is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
         streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
-        for_loop = for_loop._replace(streamer=streamer)
-        prompt: Prompt = self._prepared(inputs, for_loop, ready, partial(routed, spec=self._spec))
+        loop = replace(loop, streamer=streamer)
+        prompt: Prompt = self._prepared(inputs, loop, ready, partial(routed, spec=self._spec))
         if len(prompt.input_ids) != 1:
             raise UnsupportedError(
                 f"num_return_sequences must be 1, since each prompt gets one answer (got "
@@ -87,25 +88,24 @@ class Requests:
             prompt.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         if prompt.mode == "plain" and self._model is not prompt.model:
             # What a wrapper of PEFT changes lasts until its generate() returns.
-            prompt.write = partial(self._write_inside, inputs, for_loop, ready)
+            prompt.write = partial(self._write_inside, inputs, loop, ready)
         return prompt
 
     def _prepared(
         self,
         inputs: PromptInputs,
-        for_loop: LoopArguments,
+        loop: Loop,
         ready: Mapping[str, Any],
         then: Callable[[Prompt], Any],
     ) -> Any:
         """What `then` makes of the prompt that `generate()` prepares."""
-        loop = Loop(self._spec, for_loop, then=then)
         ids = inputs_on(inputs, self._model)
-        return self._model.generate(**ids, custom_generate=loop, **ready)
+        return self._model.generate(**ids, custom_generate=replace(loop, then=then), **ready)
 
     def _write_inside(
         self,
         inputs: PromptInputs,
-        for_loop: LoopArguments,
+        loop: Loop,
         ready: Mapping[str, Any],
         prompt: Prompt,
     ) -> None:
@@ -113,7 +113,7 @@ class Requests:
             prompt.model_kwargs = inside.model_kwargs
             write_plainly(prompt)
 
-        self._prepared(inputs, for_loop._replace(streamer=prompt.streamer), ready, write)
+        self._prepared(inputs, replace(loop, streamer=prompt.streamer), ready, write)
 
 
 def _check_scored(prompt: Prompt) -> None:

@@ -128,7 +128,7 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     """Once for each step, and never in a batch of more than four, whoever came first."""
     model, spec = tiny_model(), SelfSpec(sources=("map",))
     session = TextSession(model, tiny_tokenizer(), spec, max_rows=6)
-    costs = spec.models.run(model).costs
+    costs = spec.runner(model).costs
     plain, steps, prices = costs.curve().seconds(1), [], []  # type: ignore[call-arg]
 
     class Asked(SourceWorth):
@@ -136,7 +136,7 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
             prices.append(price(plain) / 2)
             return super().should_ask(price)
 
-    spec.models.run(model).map_worth = Asked()
+    spec.runner(model).map_worth = Asked()
     lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
     for index, length in lengths.items():
         session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
