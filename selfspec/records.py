@@ -6,7 +6,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log2
 from typing import Any, NamedTuple
 
@@ -192,8 +192,8 @@ class StepRecord:
 
     row: int
     tree: DraftTree
-    path: list[int]
-    committed_ids: list[int]
+    path: list[int] = field(default_factory=list)
+    committed_ids: list[int] = field(default_factory=list)
     above: int = -1
     top: TopK | None = None
     states: Any = None

@@ -17,6 +17,7 @@ import torch
 from selfspec.draft.drafter import Drafter
 from selfspec.forward.rows import KVRow
 from selfspec.machine.device import upload
+from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
@@ -71,6 +72,7 @@ class Row(KVRow):
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
+        self.tree = DraftTree.of_root(self.last_token)  # The drafts of a step.
         self.prompt_end: Any = None  # A `PromptEnd`, if other prompts may go on after its text.
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.

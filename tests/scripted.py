@@ -21,7 +21,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
-from selfspec.drafts import of_roots
+from selfspec.drafts import walked
 from selfspec.engine import Engine
 from selfspec.forward.model import Forwarded
 from selfspec.machine.device import Device
@@ -37,7 +37,6 @@ from selfspec.verify.choosers import (
     StepLogits,
 )
 from selfspec.verify.tape import NoiseTape
-from selfspec.walks import walked
 
 VOCAB, PAD, EOS = 7, 0, 6
 LEARNING = {True: "session", False: "frozen"}
@@ -271,7 +270,7 @@ class Run:
         for row, chooser in zip(self.rows, choosers or self.greedy(), strict=True):
             row.chooser, row.may_leave = chooser, not chooser.moves_together
         logits = StepLogits(self.backend.prompt_logits()[:, None], self.device)
-        records = walked(of_roots(self.rows), logits, of_prompt=True)
+        records = walked(self.rows, logits, of_prompt=True)
         engine = Engine(
             ScriptedRunner(
                 self.config.changed(learning=LEARNING[self.learns], top_k=3), self.curve
