@@ -37,6 +37,7 @@ from selfspec.verify.choosers import (
     StepLogits,
 )
 from selfspec.verify.tape import NoiseTape
+from tests.strategies import check_tree
 
 VOCAB, PAD, EOS = 7, 0, 6
 LEARNING = {True: "session", False: "frozen"}
@@ -92,7 +93,7 @@ class ScriptedBackend:
         assert [row.index for row in rows] == self.live
         assert len(trees) == len(self.texts)
         for tree in trees:
-            tree.check()
+            check_tree(tree)
         self._trees = list(trees)
         self.widths.append(max(len(tree.tokens) for tree in trees))
         return self._trees
