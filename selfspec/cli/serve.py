@@ -51,8 +51,6 @@ class Listening:
     """Texts written at the same time."""
     max_waiting: NonNegativeInt = 256
     """Texts that may wait; then 503."""
-    fetch_images: Annotated[bool, Parameter(negative=(), show_default=False)] = False
-    """Also fetch images from the web for requests."""
     max_kv_memory: str | None = None
     """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
     free."""
@@ -94,11 +92,6 @@ class Listening:
             yield (
                 "note: in half precision one seed may give two texts, since near-ties depend on "
                 "what else is being answered; --dtype float32 gives one"
-            )
-        if self.fetch_images:
-            yield (
-                "warning: --fetch-images lets whoever may send requests make this machine ask any "
-                "address that it can reach"
             )
         if self.host not in _LOCAL:
             who = (
@@ -144,11 +137,10 @@ def serve(
     say(kept_kv_line(config, answering.max_memory))
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
-    images = replace(loaded.images, fetches=listening.fetch_images)
     app = application(
         answering,
         name=name,
-        encoder=loaded.encoder(images=images),
+        encoder=loaded.encoder(),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,
