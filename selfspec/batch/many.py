@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from selfspec.batch.answers import Answer
 from selfspec.batch.prompts import PromptLike, inputs_of
@@ -13,6 +13,8 @@ from selfspec.errors import UnsupportedError
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
 from selfspec.session import Scheduler, Session
+
+T = TypeVar("T")
 
 
 def generate_many(
@@ -42,7 +44,8 @@ def generate_many(
         model: A causal language model of transformers; it need not be attached.
         tokenizer: Its tokenizer, or its processor, with which messages may have images.
         prompts: Texts, lists of messages, token ids, or what a processor makes of one prompt. Up to
-            256 are taken ahead of the answers.
+            256 are taken ahead of the answers. If the iterable raises an error, the prompts that
+            were taken are answered first.
         assistant: The `SelfSpec` that drafts and learns; a new one by default, which drafts too.
         max_rows: The most texts that are written at the same time. They share each reading of the
             weights.
@@ -92,11 +95,12 @@ def _answers(
     common: dict[str, Any],
 ) -> Iterator[Answer]:
     """The answers to prompts, each with its schema. `common` has the arguments of all."""
-    is_tried, numbered = False, enumerate(pairs)
+    errors, is_tried = list[Exception](), False
+    numbered = _until_error(enumerate(pairs), errors)
     while True:
         fresh = list(islice(numbered, session.num_wanted))
         if not fresh and session.is_empty:
-            return
+            break
         for index, (inputs, schema) in fresh:
             row_seed = None if seed is None else seed + index
             try:
@@ -108,3 +112,13 @@ def _answers(
                 yield Answer.refused(index, error)
             is_tried = True
         yield from (Answer.to(prompt, requests.tokenizer) for prompt in session.work())
+    if errors:
+        raise errors[0]
+
+
+def _until_error(values: Iterable[T], errors: list[Exception]) -> Iterator[T]:
+    """The values up to the first error, which is raised once they are answered."""
+    try:
+        yield from values
+    except Exception as error:
+        errors.append(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,7 @@ from selfspec.batch.token_scores import TokenScores
 from selfspec.compat.generation import KV_NAMES
 from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import UnsupportedError
-from selfspec.plugin.arguments import for_drafts
-from selfspec.plugin.loop import Loop, routed
+from selfspec.plugin.loop import loop_for, routed
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 
@@ -62,16 +62,15 @@ class Requests:
                     "leave it out"
                 )
         ours = {"tokenizer": self.tokenizer, "return_dict_in_generate": False}
-        for_loop, ready = for_drafts(self._model, {**self._guides.applied(**arguments), **ours})
+        applied = {**self._guides.applied(**arguments), **ours}
+        loop, ready = loop_for(self._spec, self._model, applied)
         numbers = (ready.pop(name, None) for name in ("logprobs", "prompt_logprobs"))
         scores = TokenScores(self.tokenizer, *numbers)
         if writes_nothing := ready.get("max_new_tokens") == 0 and scores.prompt is not None:
             ready["max_new_tokens"] = 1
         is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
         streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
-        loop = Loop(
-            self._spec, for_loop._replace(streamer=streamer), then=partial(routed, spec=self._spec)
-        )
+        loop = replace(loop, streamer=streamer, then=partial(routed, spec=self._spec))
         ids = inputs_on(inputs, self._model)
         prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
         if len(prompt.input_ids) != 1:

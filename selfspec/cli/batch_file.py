@@ -69,7 +69,6 @@ class BatchFiles:
         path = self.answers.resolve()
         lock = path.with_name(f".{path.name}.lock")
         try:
-            lock.touch()
             locked = FileLock(lock, timeout=0).acquire()
         except Timeout:
             raise CliError(
@@ -126,7 +125,6 @@ class BatchFiles:
             raise _unwritable(path, error) from error
 
     def _check(self) -> None:
-        next(numbered_lines(self.prompts, "INPUT"))
         for path in (self.answers, self.errors):
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(

@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from socket import socket
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -45,6 +46,13 @@ class _Server(uvicorn.Server):  # type: ignore[misc]
     def __init__(self, config: uvicorn.Config, model: ModelThread) -> None:
         super().__init__(config)
         self._model = model
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Breaks off at a second signal what runs. After one more, uvicorn leaves tracebacks."""
+        if self.should_exit and not self._model.is_stopping:
+            self._model.break_off()
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(_PATIENCE, self._model.break_off)

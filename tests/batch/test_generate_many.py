@@ -122,7 +122,7 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
     """Once for each step, and never in a batch of more than four, whoever came first."""
     model, spec = tiny_model(), SelfSpec(sources=("map",))
     session = TextSession(model, tiny_tokenizer(), spec, max_rows=6)
-    costs = spec.models.run(model).costs
+    costs = spec.runner(model).costs
     plain, steps, prices = costs.curve().seconds(1), [], []  # type: ignore[call-arg]
 
     class Asked(SourceWorth):
@@ -130,7 +130,7 @@ def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
             prices.append(price(plain) / 2)
             return super().should_ask(price)
 
-    spec.models.run(model).map_worth = Asked()
+    spec.runner(model).map_worth = Asked()
     lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
     for index, length in lengths.items():
         session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
@@ -240,6 +240,17 @@ def test_no_prompt_is_lost_after_many_that_are_refused() -> None:
     answers = list(generate_many(tiny_model(), tiny_tokenizer(), given, max_new_tokens=3))
     assert len(answers) == 301
     assert [answer.index for answer in answers if answer.error is None] == [300]
+
+
+def test_an_iterator_that_breaks_loses_no_prompt() -> None:
+    def breaking() -> Any:
+        yield from prompts()
+        raise OSError("the file is gone")
+
+    answers: list[Any] = []
+    with pytest.raises(OSError, match="the file is gone"):
+        answers.extend(generate_many(tiny_model(), tiny_tokenizer(), breaking(), max_new_tokens=3))
+    assert {answer.index for answer in answers} == set(range(len(prompts())))
 
 
 def test_text_and_reasons_to_finish() -> None:

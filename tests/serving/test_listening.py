@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -105,6 +106,21 @@ def test_at_the_end_everybody_is_told(chat_folder: str, monkeypatch: Any) -> Non
             assert b"being stopped" in response.read()
         *_, last = [line for line in streaming.read().split(b"\n") if line]
         assert b"being stopped" in last
+
+
+def test_a_second_signal_breaks_off_what_runs_and_no_more(chat_folder: str) -> None:
+    """uvicorn cancels everything, and prints a traceback for each connection."""
+    with (
+        listening(chat_folder) as address,
+        address.complete(**ENDLESS, stream=True) as running,
+        running.getresponse() as streaming,
+    ):
+        assert streaming.readline().startswith(b"data: ")
+        for _ in range(2):
+            address.server.handle_exit(signal.SIGINT, None)
+        assert b"being stopped" in streaming.read().split(b"\n\n")[-2]
+        assert not address.server.force_exit
+        address.server._captured_signals.clear()  # uvicorn raises them at its end.
 
 
 def test_what_runs_may_end(chat_folder: str) -> None:
