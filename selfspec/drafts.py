@@ -64,6 +64,7 @@ def _walked(
     drafts they are the model's own, and stock chooses by them.
     """
     starts, is_spoiled = [row.num_new for row in rows], False
+    is_plain = of_prompt or rows[0].is_spoiled
     records = [
         StepRecord(
             row=row.index,
@@ -76,13 +77,13 @@ def _walked(
 
     def commit(nodes: Sequence[int]) -> tuple[Sequence[int], bool] | None:
         nonlocal is_spoiled
-        if not (of_prompt or rows[0].num_plain):
+        if not is_plain:
             highest = (logits.likeliest(row, node)[1] for row, node in enumerate(nodes, first))
             is_spoiled = any(map(math.isnan, highest))
         return None if is_spoiled else rows[0].chooser.commit(rows, nodes, logits, first)
 
     paths = walk([row.tree for row in rows], commit)
     for row, record, start, path in zip(rows, records, starts, paths, strict=True):
-        row.note_nan(is_spoiled)
+        row.is_spoiled = is_spoiled
         record.path, record.committed_ids = path, row.new_ids[start:]
     return records

@@ -181,7 +181,6 @@ class Engine:
             committed += learn(rows, records, seen)
             laps.end("learn")
         rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
-        self._runner.count_step(self.backend, rest)
         if _RETRY not in laps.seconds:
             time = StepTime(width, time_to_draft, rest)
             step.observe(time, [record for _, record in committed])

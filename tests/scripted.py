@@ -136,9 +136,6 @@ class ScriptedRunner:
     def before_forward(self, num_tokens: int) -> None:
         pass
 
-    def count_step(self, backend: Any, seconds: float) -> None:
-        pass
-
 
 def paths_to_nodes(tree: DraftTree) -> list[Prefix]:
     """The tokens from the root down to each node."""

@@ -25,7 +25,6 @@ from selfspec.compat.generation import KV
 from selfspec.cuda import compiled
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward import sizes
-from selfspec.runner import ModelRunner
 from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -196,48 +195,6 @@ def test_layers_stay_as_they_are(
     both = run_both(tiny_model(), prompt(), SelfSpec(compile=True), drafts=False, **GREEDY)
     assert both.stats.forward == "graph"
     assert str(both.stats.eager_reason).startswith(f"its layers are not compiled: {reason}")
-
-
-def test_layers_are_compiled_once_it_pays(log: list[str], monkeypatch: Any) -> None:
-    called = record_compiled_layers(monkeypatch, "eager")
-    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", **FIXED)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    assert not called
-    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    assert called
-
-
-def test_only_steps_count_for_compiling(log: list[str], monkeypatch: Any) -> None:
-    """A call that waits for its reader, or that fails, has decoded for as long as its steps."""
-    model, spec = tiny_model(), SelfSpec(compile="auto", learning="frozen", **FIXED)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    runner = spec.runner(model)
-    before = runner._captured_seconds
-    assert before > 0
-
-    def slow_reader(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] > 30:
-            raise KeyError("on purpose")
-        return scores
-
-    with pytest.raises(KeyError):
-        run(model, prompt(), custom_generate=spec, logits_processor=[slow_reader], **GREEDY)
-    steps = runner._captured_seconds - before
-    assert steps > 0
-    ability = runner.ability()
-    with runner.backend(ability):
-        pass  # As a session does whose rows wait for something.
-    assert runner._captured_seconds == before + steps
-
-
-def test_layers_are_compiled_in_the_midst_of_a_call(log: list[str], monkeypatch: Any) -> None:
-    """A session may never end; its rows keep their slots."""
-    called, count = record_compiled_layers(monkeypatch, "eager"), ModelRunner.count_step
-    monkeypatch.setattr(ModelRunner, "count_step", lambda self, backend, _: count(self, backend, 1))
-    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 3.0)
-    run_graphs(tiny_model("gpt2"), prompt(2), SelfSpec(compile="auto", **FIXED), **GREEDY)
-    assert called
 
 
 def compile_the_model(model: Any, backend: Any) -> None:
@@ -514,9 +471,7 @@ def test_without_memory_to_compile_layers_are_compiled_later(
 ) -> None:
     called = record_compiled_layers(monkeypatch, "eager")
     monkeypatch.setattr("selfspec.cuda.kept._COMPILING_PAUSES", (4, 4))
-    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", learning="frozen", **FIXED)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
+    model, spec = tiny_model("gpt2"), SelfSpec(compile=True, learning="frozen", **FIXED)
     tries, left = compiled._trial, iter([True])
 
     def trial(*args: Any) -> Any:
