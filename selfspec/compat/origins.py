@@ -124,7 +124,7 @@ def replaced_functions(classes: Iterable[type[nn.Module]]) -> list[Replaced]:
     """The functions of no library that modules and classes of libraries hold, for these layers.
 
     Looked for once in each module and class, and again where anything in it has changed. To see
-    that nothing has takes 0.1 ms.
+    that nothing has takes 0.15 ms.
     """
     return [replaced for owner in _owners(frozenset(classes)) for replaced in _replaced_in(owner)]
 
