@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
@@ -21,7 +21,6 @@ from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
-from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
 from selfspec.cuda.kept import KeptRunner, Shortage
@@ -330,28 +329,3 @@ class ModelRunner:
         if reason is not None and self.config.strict and forward not in ("auto", "eager"):
             raise UnsupportedError(f"strict=True and {forward=!r} can't be had: {reason}")
         return reason
-
-
-class ModelRunners:
-    """The `ModelRunner` of each model that a `SelfSpec` has met; any thread may ask."""
-
-    def __init__(self, config: SpecConfig) -> None:
-        self.config = config
-        self._runs: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
-        self._lock = threading.Lock()
-
-    def run(self, model: Any) -> ModelRunner:
-        with self._lock:
-            runner = self._runs.get(model)
-            if runner is None:
-                if not self._runs and (untried := untried_reason(version_of("transformers"))):
-                    _log.warning("%s; use one of these, or a newer selfspec", untried)
-                runner = self._runs[model] = ModelRunner(model, self.config)
-            return runner
-
-    def forget_kept_kv(self) -> None:
-        """Drops the keys and values of all texts that have ended, of all models."""
-        with self._lock:
-            runners = list(self._runs.values())
-        for runner in runners:
-            runner.forget_kept_kv()

@@ -154,7 +154,7 @@ def test_torch_and_transformers_stay_in_their_rings():
 
 
 # Strings that begin with an underscore and are our own: attributes that `attach` sets on a model.
-OUR_STRINGS = {"_", "_default_assistant", "_methods_before_attach"}
+OUR_STRINGS = {"_", "_selfspec_attachment"}
 OUR_OBJECTS = {"self", "cls", "spec"}
 # Ways around a private name: bytecode, frames of callers, the classes behind a class.
 BACK_DOORS = {"__bases__", "__code__", "__mro__", "__self__", "__subclasses__", "_getframe"}

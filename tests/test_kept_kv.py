@@ -348,9 +348,9 @@ def test_sequences_of_one_prompt_go_on_after_what_was_read() -> None:
 def test_forgetting_drops_what_was_read() -> None:
     model, inputs, spec = attached_model(), prompt(1, 20), SelfSpec(**FIXED, kept_kv="1GB")
     kept_after(spec, model, inputs)
-    assert spec.models.run(model).kept_kv_bytes > 0
+    assert spec.runner(model).kept_kv_bytes > 0
     spec.forget()
-    assert spec.models.run(model).kept_kv_bytes == 0
+    assert spec.runner(model).kept_kv_bytes == 0
     assert kept_after(spec, model, inputs) == 0
 
 
@@ -359,5 +359,5 @@ def test_nothing_is_kept_for_calls_that_share_nothing() -> None:
     spec = SelfSpec(**{**FIXED, "learning": "request"}, kept_kv="1GB")
     for _ in range(2):
         assert kept_after(spec, model, inputs) == 0
-        assert spec.models.run(model).kept_kv_bytes == 0
+        assert spec.runner(model).kept_kv_bytes == 0
         assert "learning='request'" in str(spec.stats.kept_reason)

@@ -108,7 +108,7 @@ def _measured_seconds(
     spec = SelfSpec()
     _counted(model, prompts, spec, max_new_tokens)
     length = int(median(ids.shape[1] for ids in prompts)) + max_new_tokens // 2
-    curve = spec.models.run(model).costs.learned(spec.stats.forward or "eager", length)
+    curve = spec.runner(model).costs.learned(spec.stats.forward or "eager", length)
     if curve is None:
         raise EvalError("answers are too short to show what steps cost; give more tokens")
     return curve.table(widest)

@@ -50,7 +50,7 @@ class Stage(NamedTuple):
         """What a forward costs by its width, as the methods came to know it."""
         for method in self.methods.values():
             if isinstance(method, SelfSpecMethod):
-                costs = method.spec.models.run(self.model).costs
+                costs = method.spec.runner(self.model).costs
                 if curve := costs.learned(method.stats.forward or "eager", num_columns):
                     return curve
         raise ValueError("no method with a measured budget has made enough steps")

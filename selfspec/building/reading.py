@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from selfspec.building.recipe import Recipe
 from selfspec.building.texts import TokenIds
 from selfspec.compat.generation import KV, kv_of
 from selfspec.draft.learned import Learned
@@ -21,59 +20,48 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 _MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
-_NEUTRAL = "Hello"
+_WINDOW, _ROWS = 256, 8  # Tokens that are read in a row, and rows in a forward.
+_SINGLE_TOKENS = 128  # Rows of one token each, after a prefix.
 
 
 def teach(
     learned: Learned,
     model: PreTrainedModel,
-    documents: Iterable[TokenIds | None],
-    recipe: Recipe,
+    documents: Iterable[TokenIds],
     *,
-    prefix: Sequence[int],
+    prefix: Sequence[int] = (),
 ) -> Iterator[int]:
     """Shows the sources of `learned` what the model predicts after each token of the documents.
 
-    Documents are cut into windows, and `prefix` is read before each. Yields the number of tokens
-    that each forward has read.
+    Documents are cut into windows. With a `prefix`, each token is read alone after it. Yields the
+    number of tokens that each forward has read.
     """
-    length = min(recipe.window, max_positions(model) or recipe.window)
-    rows = max(1, min(recipe.batch, _MAX_LOGITS // (vocab_size(model) * length)))
+    length = 1 if prefix else min(_WINDOW, max_positions(model) or _WINDOW)
+    most_rows = _SINGLE_TOKENS if prefix else _ROWS
+    rows = max(1, min(most_rows, _MAX_LOGITS // (vocab_size(model) * length)))
     windows = (
-        ids[start : start + length]
-        for ids in documents
-        if ids is not None
-        for start in range(0, len(ids), length)
+        ids[start : start + length] for ids in documents for start in range(0, len(ids), length)
     )
     kv = _kv_after(model, prefix)
-    num_tokens = 0
-    while not recipe.warmup_tokens or num_tokens < recipe.warmup_tokens:
-        if not (batch := list(islice(windows, rows))):
-            return
+    while batch := list(islice(windows, rows)):
         logits = _logits(model, batch, len(prefix), kv)
         for window, row in zip(batch, logits, strict=True):
             # (N, 2): for each token the one before it, or -1, and the token itself.
             pairs = np.stack([np.append(-1, window[:-1]), window], axis=-1)
             learned.observe_pairs(pairs, top_k_of(row[: len(window)], learned.top_k))
-        num_new = sum(map(len, batch))
-        num_tokens += num_new
-        yield num_new
+        yield sum(map(len, batch))
 
 
-def prefix_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the model reads before each window: for single tokens the beginning of a chat.
+def begin_of_chat(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The beginning of an answer in a chat without a topic, or of a text if there is no template.
 
-    The chat has no topic, so that the model continues as in an answer. Without a chat template it
-    is the beginning of a text.
+    After it, a model predicts what comes after a token in most answers.
     """
-    if not recipe.reads_vocabulary:
-        return []
-    text = "\n"
-    if recipe.chat_template:
-        chat = [{"role": "user", "content": _NEUTRAL}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    ids: list[int] = tokenizer(text, add_special_tokens=not recipe.chat_template)["input_ids"]
-    return ids
+    if not tokenizer.chat_template:
+        ids: list[int] = tokenizer("\n")["input_ids"]
+        return ids
+    chat = [{"role": "user", "content": "Hello"}]
+    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
 
 @torch.inference_mode()

@@ -79,7 +79,7 @@ class LearnedOnDemand:
 
         Tables that were loaded for a source that the knobs leave out are included unchanged.
         """
-        owner = _owner(None if self.loaded is None else self.loaded.tokenizer, tokenizer)
+        owner = self._owner(tokenizer)
         loaded = self.loaded or CacheContents(tokenizer=owner)
         about = loaded.about if about is None else about
         learned = self._learned  # Another thread may forget it meanwhile.
@@ -89,6 +89,25 @@ class LearnedOnDemand:
         answers = loaded.answers if current.answers is None else current.answers
         tables = {**loaded.tables, **current.tables}
         return replace(current, tables=tables, answers=answers, about=about)
+
+    def _owner(self, tokenizer: Tokenizer | None) -> TokenizerInfo:
+        """The tokenizer of what was loaded or is remembered, or else the one that is named."""
+        files = (self.loaded, self.remembered)
+        known = next((file.tokenizer for file in files if file is not None), None)
+        if tokenizer is None:
+            if known is None:
+                raise CacheError(
+                    "a cache belongs to a tokenizer, and this SelfSpec knows none (got "
+                    "tokenizer=None); pass tokenizer="
+                )
+            return known
+        named = tokenizer_info(tokenizer)
+        if known is not None and named.fingerprint != known.fingerprint:
+            raise CacheError(
+                f"this SelfSpec belongs to tokenizer {known} and can't be saved for another (got "
+                f"{named}); leave tokenizer= out"
+            )
+        return known or named
 
     def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.
@@ -111,22 +130,6 @@ class LearnedOnDemand:
         if self.remembered is not None:
             self.remembered.open(learned, vocab_size)
         return learned
-
-
-def _owner(known: TokenizerInfo | None, tokenizer: Tokenizer | None) -> TokenizerInfo:
-    other = None if tokenizer is None else tokenizer_info(tokenizer)
-    if known and other and other.fingerprint != known.fingerprint:
-        raise CacheError(
-            f"this SelfSpec has loaded a cache of tokenizer {known} and can't be saved for another "
-            f"(got {other}); leave tokenizer= out"
-        )
-    owner = known or other
-    if owner is None:
-        raise CacheError(
-            "a cache belongs to a tokenizer, and this SelfSpec has loaded none (got "
-            "tokenizer=None); pass tokenizer="
-        )
-    return owner
 
 
 def _check_sources(sources: Sequence[Source]) -> None:

@@ -65,7 +65,7 @@ class RememberedFile:
                 "learned belongs (got None)"
             )
         self.path = Path(os.path.realpath(file_of(path)))
-        self._tokenizer = tokenizer_info(tokenizer)
+        self.tokenizer = tokenizer_info(tokenizer)
         self._saves = saves
         self._learned: Learned | None = None
         self._vocab_size = 0
@@ -148,7 +148,7 @@ class RememberedFile:
             with FileLock(f"{self.path}.lock", timeout=wait, mode=0o600):
                 # What killed writers left, since all others wait for the lock.
                 remove_scratch(self.path.parent, glob.escape(self.path.name))
-                kept = self._kept() or CacheContents(tokenizer=self._tokenizer)
+                kept = self._kept() or CacheContents(tokenizer=self.tokenizer)
                 contents = put_over(kept, contents, self._vocab_size)
                 save_cache(self.path, contents, overwrite=True, mode=0o600)
         except OSError as error:
@@ -161,14 +161,14 @@ class RememberedFile:
         _log.info("saved what was learned to %s in %.2f s", self.path, seconds)
 
     def _kept(self) -> CacheContents | None:
-        return read_cache(self.path, self._tokenizer) if os.path.exists(self.path) else None
+        return read_cache(self.path, self.tokenizer) if os.path.exists(self.path) else None
 
     def _contents(self) -> CacheContents | None:
         """A copy of what is learned, if it may be saved."""
         self._saved_at = time.monotonic()
         if self._learned is None or not self._saves:
             return None
-        contents = contents_of(self._learned, self._tokenizer)
+        contents = contents_of(self._learned, self.tokenizer)
         return replace(contents, about={"kept_by": "remember"})
 
 

@@ -240,7 +240,7 @@ def test_no_memory_for_fixed_slots_loses_no_row(at: int, monkeypatch: pytest.Mon
     use_recorders(monkeypatch)
     monkeypatch.setattr("selfspec.forward.sizes._MORE_FIXED", 0)
     spec = wild()
-    spec.models.run(tiny_model()).ability()
+    spec.runner(tiny_model()).ability()
     given = {index: Ask(length, 1, 12, 0, None) for index, length in enumerate([3, 40, 90, 200])}
     session = TextSession(tiny_model(), tiny_tokenizer(), spec, max_rows=4)
     session.open()

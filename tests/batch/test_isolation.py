@@ -439,7 +439,7 @@ def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
 ) -> None:
     spec, model = wild(), tiny_model()
     session, fuse = TextSession(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
-    monkeypatch.setattr(spec.models.run(model), "_renew", fuse.burn)
+    monkeypatch.setattr(spec.runner(model), "_renew", fuse.burn)
     answers = played(session)
     assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
 
@@ -453,7 +453,7 @@ def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
         TextSession(model, tiny_tokenizer(), spec, max_rows=3),
         Fuse(1, UnsupportedError),
     )
-    name, runner = "_renew" if when == "the model" else "limits", spec.models.run(model)
+    name, runner = "_renew" if when == "the model" else "limits", spec.runner(model)
     work = getattr(runner, name)
 
     def watched(*given: Any) -> Any:

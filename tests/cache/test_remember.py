@@ -367,6 +367,9 @@ def test_a_cache_of_what_was_learned_holds_answers(path):
     spec = SelfSpec(max_nodes=8, budget="fixed")
     text = write(spec)
     assert spec.contents(tokenizer=TOKENIZER).answers.tolist() == [*text[0][-24:], -1]
+    remembering = new_spec(path.with_name("memory"), budget="fixed")
+    write(remembering)
+    assert remembering.contents().answers.tolist() == [*text[0][-24:], -1]  # It knows whose.
     spec.save_pretrained(path, tokenizer=TOKENIZER)
     loaded = SelfSpec.from_pretrained(path, max_nodes=8, budget="fixed")
     assert write(loaded) == text

@@ -212,7 +212,7 @@ def test_only_steps_count_for_compiling(log: list[str], monkeypatch: Any) -> Non
     """A call that waits for its reader, or that fails, has decoded for as long as its steps."""
     model, spec = tiny_model(), SelfSpec(compile="auto", learning="frozen", **FIXED)
     run_graphs(model, prompt(), spec, **GREEDY)
-    runner = spec.models.run(model)
+    runner = spec.runner(model)
     before = runner._captured_seconds
     assert before > 0
 
@@ -532,7 +532,7 @@ def test_without_memory_to_compile_layers_are_compiled_later(
 def test_what_nodes_tell_of_states_counts(log: list[str]) -> None:
     model, spec = tiny_model("qwen3-5"), SelfSpec(budget="fixed", max_nodes=8)
     both = run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    runner = spec.models.run(model)._captured._runner
+    runner = spec.runner(model)._captured._runner
     told = [captured.branches.nbytes for captured in runner._captures.values()]
     assert min(told) > 0
     outputs = 64 * model.config.vocab_size * 4
@@ -544,7 +544,7 @@ def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
     model, spec = tiny_model(), SelfSpec(budget="fixed", max_nodes=8)
     for num_rows in (1, 3, 2, 1):
         both = run_graphs(model, prompt(num_rows), spec, drafts=False, **GREEDY)
-    runner = spec.models.run(model)._captured._runner
+    runner = spec.runner(model)._captured._runner
     assert isinstance(runner, StaticRunner)
     one = 64 * model.config.vocab_size * 4
     assert both.stats.captured_bytes - runner.kv.nbytes == one
@@ -630,12 +630,12 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(
     spec, model = SelfSpec(**FIXED), new_model()
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.forward == ("eager" if fails_at else "graph")
-    assert len(spec.models._runs) == 1
+    assert len(spec._runners) == 1
     gone = weakref.ref(model)
     del model, both
     gc.collect()
     assert gone() is None
-    assert len(spec.models._runs) == 0
+    assert len(spec._runners) == 0
 
 
 # costs
@@ -644,7 +644,7 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(
 def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: None) -> None:
     model, spec = tiny_model(), SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    keys = [key.forward for key in spec.models.run(model).costs._curves]
+    keys = [key.forward for key in spec.runner(model).costs._curves]
     assert keys == ["graph"]
 
 
@@ -656,5 +656,5 @@ def test_after_a_failed_capture_steps_teach_another_curve(
     spec = knowing(run(model, inputs, **GREEDY).ids, inputs, budget="measured", max_nodes=8)
     both = run_both(model, inputs, spec, drafts=False, **GREEDY)
     assert both.stats.forward == "eager"
-    keys = [key.forward for key in spec.models.run(model).costs._curves]
+    keys = [key.forward for key in spec.runner(model).costs._curves]
     assert keys == ["graph", "eager"]
