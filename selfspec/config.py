@@ -58,7 +58,7 @@ class SpecConfig:
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although code runs in the model that is no library's: hooks, wrapper
-            modules, replaced forwards or a model class of your own, or one that comes with the
+            modules, replaced functions or a model class of your own, or one that comes with the
             model's files. True is your word that it has no state, and that what it does to a token
             depends on no token that masks hide, nor on how many there are in a forward.
 
