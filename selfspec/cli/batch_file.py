@@ -205,8 +205,7 @@ def results(
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            piece = reply.end(answer)._replace(prompt_ids=reply.prompt_ids)
-            text = record(line, answer, piece, model_name)
+            text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 
@@ -218,8 +217,7 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
     if line.in_body:
-        form, num_kept_tokens = Form(model_name, line.settings), answer.stats.num_prompt_tokens_kept
-        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens))
+        body = Form(model_name, line.settings).whole([piece], usage_of([answer], [answer]))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:

@@ -50,8 +50,6 @@ class Listening:
     """Texts written at the same time."""
     max_waiting: NonNegativeInt = 256
     """Texts that may wait; then 503."""
-    fetch_images: Annotated[bool, Parameter(negative=(), show_default=False)] = False
-    """Fetch images that requests name, from any address."""
     max_kv_memory: str | None = None
     """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
     free."""
@@ -123,11 +121,10 @@ def serve(
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
     for line in listening.notes(answering.model.dtype.itemsize):
         say(line)
-    images = replace(loaded.images, fetches=listening.fetch_images)
     app = application(
         answering,
         name=name,
-        encoder=loaded.encoder(images=images),
+        encoder=loaded.encoder(),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,

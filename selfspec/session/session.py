@@ -194,7 +194,7 @@ class Session:
         self.alone_reasons[prompt.runs_alone] += 1
         start_clocks(prompt.stopping_criteria)
         if prompt.mode == "plain":
-            (prompt.write or write_plainly)(prompt)
+            write_plainly(prompt)
             self._reading = None
             self._end(prompt, None)
         else:

@@ -10,7 +10,6 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
-from selfspec.batch.prompts import inputs_of
 from selfspec.forward import eager
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
@@ -112,13 +111,7 @@ class Shared:
         settings = dict(settings)
         if asked.fails:
             settings["logits_processor"] = [Failing(len(asked.ids) + dice.randrange(4))]
-        inputs: Any = list(asked.ids)
-        if dice.random() < 0.1 and len(asked.ids) < 30:  # Padded on the left, as by a processor.
-            ids = torch.tensor([[0, 0, *asked.ids]])
-            mask = torch.ones_like(ids)
-            mask[:, :2] = 0
-            inputs = inputs_of({"input_ids": ids, "attention_mask": mask}, tiny_tokenizer())
-        self.session.submit(index, inputs, asked.seed, settings)
+        self.session.submit(index, list(asked.ids), asked.seed, settings)
 
     def run(self, number: int) -> None:
         for step in range(600):
