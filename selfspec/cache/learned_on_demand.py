@@ -26,7 +26,7 @@ from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import REGISTRY, Source
-from selfspec.errors import CacheError, ConfigError, VocabularyError
+from selfspec.errors import CacheError, VocabularyError
 
 SAVE_SECONDS = 300.0
 # In seconds. A save by another process takes a fraction of one. Only a save that is asked for, and
@@ -53,7 +53,6 @@ class LearnedOnDemand:
         calibration: Calibration | None = None,
         shape: Shape | None = None,
     ) -> None:
-        _check_sources(extra_sources)
         self.loaded, self.remembered = loaded, remembered
         self._config = config
         self._extra_sources = tuple(extra_sources)
@@ -196,14 +195,3 @@ class LearnedOnDemand:
             restore(learned, kept.below(vocab_size), vocab_size)
             _log.info("remembered what %s keeps", self.remembered.path)
         return learned
-
-
-def _check_sources(sources: Sequence[Source]) -> None:
-    if not isinstance(sources, Sequence):
-        raise ConfigError(f"extra_sources must be a list of Sources (got {sources!r:.80})")
-    for source in sources:
-        if not isinstance(source, Source):
-            raise ConfigError(
-                f"extra_sources must be Sources (got {source!r:.80}); inherit from "
-                "selfspec.draft.sources.Source"
-            )
