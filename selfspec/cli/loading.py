@@ -57,7 +57,6 @@ class Loaded:
         """
         from selfspec.cache import RememberedFile, load_cache
 
-        _check_device(options.device)
         tokenizer = load_tokenizer(options)
         if chats and not tokenizer.chat_template:
             raise CliError(
@@ -122,9 +121,12 @@ class Loaded:
             **settings,
         )
 
-    def new_spec(self, config: SpecConfig) -> SelfSpec:
+    def new_spec(self, config: SpecConfig, *, kept_kv: str | None = None) -> SelfSpec:
+        """A `SelfSpec` with what the options name, and `kept_kv` if the knobs leave it open."""
         from selfspec import SelfSpec
 
+        if config.kept_kv is None:
+            config = config.changed(kept_kv=kept_kv)
         return SelfSpec(
             config,
             tokenizer=self.tokenizer,
@@ -159,17 +161,6 @@ def check_options(options: ModelOptions) -> None:
     for option, name in names.items():
         if name is not None:
             check_model_name(name, option)
-
-
-def _check_device(name: str) -> None:
-    """Refuses a device that this machine lacks."""
-    import torch
-
-    try:
-        torch.empty(0, dtype=torch.float32, device="cpu" if name == "auto" else name)
-    except (AssertionError, RuntimeError) as error:
-        rule = "--device must be auto, cpu, or another device that this machine has, such as cuda:1"
-        raise CliError(f"{rule} (got {name!r:.40}: {one_line(error):.120})") from error
 
 
 def memory_note(options: RunOptions) -> str | None:

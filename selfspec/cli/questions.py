@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from selfspec.cli.prompt_files import read_prompts
 from selfspec.serving.encoder import Encoded
 from selfspec.serving.images import has_images
+from selfspec.serving.schema import Settings
 
 if TYPE_CHECKING:
     from selfspec.cli.loading import Loaded
@@ -51,12 +52,10 @@ class Question(NamedTuple):
         return has_images(self.prompt)
 
     def encoded(self, loaded: Loaded) -> Encoded:
-        from selfspec.batch.prompts import inputs_of
-
-        prompt, reader = self.prompt, loaded.images
+        prompt = self.prompt
         if self.is_turn and loaded.tokenizer.chat_template:
             prompt = [{"role": "user", "content": prompt}]
-        return inputs_of(reader.pictured(prompt), reader.processor or loaded.tokenizer)
+        return loaded.encoder().encoded(prompt, Settings())
 
 
 # What the embedded model continues. Each ends in the middle of something that is frequent in

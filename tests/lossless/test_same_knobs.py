@@ -16,7 +16,6 @@ from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import Branches
 from selfspec.plugin import spec as spec_module
-from selfspec.runner import ModelRunners
 from tests.fakes import VOCAB, WildSource, lut_of, new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -70,7 +69,7 @@ def test_nothing_stays_behind_but_in_a_session(learning: str, num_rows: int) -> 
     spec = SelfSpec(learning="session")
     run_both(tiny_model(), prompt(2, seed=5), spec, **GREEDY)
     spec.config = spec.config.changed(learning=learning)
-    spec.models = ModelRunners(spec.config)
+    spec._runners.clear()
     before = _knowledge(spec)
     run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE)
     assert (before == _knowledge(spec)) == (learning != "session")

@@ -18,7 +18,7 @@ from selfspec.papers import self_draft
 from selfspec.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
 from tests.oracles import next_in_corpus
-from tests.strategies import ScriptedCursor, probability_of, texts
+from tests.strategies import ScriptedCursor, check_tree, probability_of, texts
 
 PROMPT = [11, 12, 13]
 GUESSES = {0: [(7, 0.5), (1, 0.3)], 7: [(1, 0.8)]}
@@ -53,7 +53,7 @@ def grown(
     cursors = [ScriptedCursor(guesses or {}), cache]
     grower = TreeGrower(cursors, SpecConfig(), probability_of, shape=branches)
     tree = grower.grow(0, max_nodes, max_depth, pays)
-    tree.check()
+    check_tree(tree)
     return tree
 
 
