@@ -16,7 +16,7 @@ from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
 from selfspec.papers.ghidorah import FittedTree
-from selfspec.papers.self_draft import Branches, ContextCache, CorpusCache
+from selfspec.papers.self_draft import Branches, CorpusCache
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import (
     FEW,
@@ -140,8 +140,6 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec.as_in("diaa", interval=1.5)
     with pytest.raises(ConfigError, match="shape must be a Shape"):
         SelfSpec(shape="wide")
-    with pytest.raises(ConfigError, match="extra_sources must be a list of Sources"):
-        SelfSpec(extra_sources=ContextCache())  # type: ignore[arg-type]
 
 
 def test_whole_batches_run_to_their_ends() -> None:
