@@ -25,6 +25,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
+def is_transforming() -> bool:
+    """Does `torch.func` transform what this thread computes, or `torch.jit` record it?"""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
+
+
 def reordered(weight: torch.Tensor) -> Any:
     """A weight in oneDNN's own order. Without it, no layer is packed in float32."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL)

@@ -14,9 +14,9 @@ alone in a forward or among others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from functools import cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,8 @@ _LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
 _BASE_NARROW = 2 * _LARGEST_NARROW
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
+# Of a tensor whose size this divides, torch computes all activations by the same instructions.
+_EVEN = 32
 _TERMS = 3  # where one is not enough. With two, a few random models differ by the forward's width.
 # Each of these rounds a float32 that it is added to, and leaves a whole number in the lowest bits,
 # with 128 added to each term, since oneDNN wants unsigned inputs. In these 23 bits, the first of
@@ -92,30 +94,21 @@ class Int8Rows(NamedTuple):
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, *weights: torch.Tensor) -> Int8Rows:
-        """The weights, rounded. They are widened in small parts, which need little memory."""
-        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
+    def of(cls, weight: torch.Tensor) -> Int8Rows:
+        """A weight, rounded. It is widened in small parts, which need little memory."""
+        num_rows, num_in = weight.shape
         numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
-        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
-        for weight in weights:
-            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
-                here = slice(first, first + len(part))
-                wide = _rotated(part.float().contiguous())
-                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
-                if num_in > 1:
-                    pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
-                    scale[here] = scale[here].maximum(pairs)
-                numbers[here] = wide.div(scale[here, None]).round_()
-                first += len(part)
-        return cls(numbers, scale.div_(_block(num_in)))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Int8Rows]) -> Int8Rows:
-        """The same with several weights, one below the other."""
-        if len(parts) == 1:
-            return parts[0]
-        numbers = torch.cat([part.numbers for part in parts])
-        return cls(numbers, torch.cat([part.scale for part in parts]))
+        scales = torch.empty(num_rows, dtype=torch.float32, device="cpu")
+        at_once = max(_PART // num_in, 1)
+        targets = zip(numbers.split(at_once), scales.split(at_once), strict=True)
+        for part, (whole, scale) in zip(weight.detach().split(at_once), targets, strict=True):
+            wide = _rotated(part.float().contiguous())
+            scale.copy_(wide.abs().amax(1).div_(_LARGEST).add_(_LEAST))
+            if num_in > 1:
+                pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
+                torch.maximum(scale, pairs, out=scale)
+            whole.copy_(wide.div(scale[:, None]).round_())
+        return cls(numbers, scales.div_(_block(num_in)))
 
     def values(self, rows: torch.Tensor | slice = slice(None)) -> torch.Tensor:
         """These rows in float32, as they were before they were rotated."""
@@ -133,54 +126,89 @@ class Kernel(NamedTuple):
     unpack: Callable[[Any], Int8Rows]
 
 
-class Products:
-    """Products of some layers with one input; `spans` has each layer's first row and number.
+class _RoundedInput(NamedTuple):
+    """What an input (T, I) was rounded to: whole numbers and the scales of a few rows at a time."""
+
+    rounding: tuple[object, int]  # how it was split, and into how many terms
+    x: torch.Tensor  # A copy: an input that was written by any means is another one.
+    parts: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def is_of(self, rounding: tuple[object, int], x: torch.Tensor) -> bool:
+        is_alike = self.rounding == rounding and self.x.dtype is x.dtype
+        return is_alike and torch.equal(self.x, x)
+
+
+class _ThisThread(threading.local):
+    last: _RoundedInput | None = None
+
+
+_this_thread = _ThisThread()
+
+
+class Int8Matrix:
+    """The rounded weight (O, I) of a layer, which multiplies inputs.
 
     `split` makes whole numbers (terms * T, I) of `whole / scale`, and `multiply` their products
-    with packed weights, times the scales of the rows, in float32.
+    with the packed weight, times the scales of its rows, in float32.
     """
 
-    def __init__(
-        self, kernel: Kernel, weights: Int8Rows, sizes: Sequence[int], one_term: bool
-    ) -> None:
-        self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
-        num_in = weights.numbers.shape[1]
-        self._kernel, self._weights, self._num_out = kernel, kernel.pack(weights), sum(sizes)
-        self._terms = 1 if one_term and _block(num_in) > 1 else _TERMS
+    def __init__(self, kernel: Kernel, weight: Int8Rows, one_term: bool) -> None:
+        self._num_out, num_in = weight.numbers.shape
+        self._kernel, self._weight = kernel, kernel.pack(weight)
+        self._terms = 1 if one_term and num_in % _EVEN == 0 else _TERMS
         first = kernel.base ** (self._terms - 1)
-        rest = first // 2 - 1 if self._terms > 1 else 0
+        rest = max(first // 2 - 1, 0)
         self._step = _constant(1 / (first * kernel.largest[self._terms > 1] + rest))
 
     def put(self, **parts: torch.Tensor) -> None:
-        """Replaces `numbers` or `scale` of weights that are read from a file."""
-        self._weights = self._weights._replace(**parts)
+        """Replaces `numbers` or `scale` of a weight that is read from a file."""
+        self._weight = self._weight._replace(**parts)
 
     def unpacked(self) -> torch.Tensor:
-        """The weights in float32."""
-        return self._kernel.unpack(self._weights).values()
+        """The weight in float32."""
+        return self._kernel.unpack(self._weight).values()
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        outcome = self._product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        if bias is not None:
+            outcome.add_(bias)
+        return outcome.to(x.dtype)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
-        if len(x) <= (at_once := _AT_ONCE // self._terms):
-            return self._small_product(x)
+        parts = self._rounded(x)
+        if len(parts) == 1:
+            return self._multiplied(*parts[0])
         outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
-        for first in range(0, len(x), at_once):
-            some = slice(first, first + at_once)
-            self._small_product(x[some], outcome[some])
+        for part, out in zip(parts, outcome.split(len(parts[0][1])), strict=True):
+            self._multiplied(*part, out)
         return outcome
 
-    def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def _rounded(self, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Layers that get the same input one after the other, as in attention, share it rounded."""
+        rounding, last = (self._kernel.split, self._terms), _this_thread.last
+        if last is None or not last.is_of(rounding, x):
+            parts = [self._round(part) for part in x.split(_AT_ONCE // self._terms)]
+            last = _this_thread.last = _RoundedInput(rounding, x.clone(), parts)
+        return last.parts
+
+    def _round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Few and simple operations: a step makes four of these for each decoder layer."""
-        x, kernel = x.float().contiguous(), self._kernel
+        x = x.float().contiguous()
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated((x / fine).round_())
         scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
-        sums = kernel.multiply(kernel.split(whole, scale, self._terms), self._weights)
+        return self._kernel.split(whole, scale, self._terms), scale.mul_(fine)
+
+    def _multiplied(
+        self, numbers: torch.Tensor, scale: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        sums = self._kernel.multiply(numbers, self._weight)
         if self._terms > 1:
             sums, *finer = sums.chunk(self._terms)
             for product in finer:  # Not in one operation, which rounds otherwise at a buffer's end.
-                sums = sums.mul_(kernel.base).add_(product)
-        return torch.mul(sums, scale.mul_(fine), out=out)
+                sums = sums.mul_(self._kernel.base).add_(product)
+        return torch.mul(sums, scale, out=out)
 
 
 # -- with VNNI: bytes ------------------------------------------------------------------------------
@@ -284,9 +312,16 @@ class Kernels(NamedTuple):
     in_file: Kernel
 
 
-_LIMITS = (_LARGEST, _LARGEST_OF_THREE)
-_bytes = Kernel(256, _LIMITS, _split_into_bytes, _pack_bytes, _multiply_bytes, _unpack_bytes)
-BYTES = Kernels(_bytes, Kernel(*_bytes[:3], _as_they_are, _multiply_rows, _as_they_are))
+_bytes = Kernel(
+    256,
+    (_LARGEST, _LARGEST_OF_THREE),
+    _split_into_bytes,
+    _pack_bytes,
+    _multiply_bytes,
+    _unpack_bytes,
+)
+_rows = {"pack": _as_they_are, "unpack": _as_they_are}
+BYTES = Kernels(_bytes, _bytes._replace(multiply=_multiply_rows, **_rows))
 _narrow = Kernel(
     _BASE_NARROW,
     (_LARGEST_NARROW, _LARGEST_NARROW),
@@ -295,4 +330,4 @@ _narrow = Kernel(
     _multiply_narrowly,
     _unpack_narrowly,
 )
-NARROW = Kernels(_narrow, Kernel(*_narrow[:3], _as_they_are, _multiply_rows_in_float, _as_they_are))
+NARROW = Kernels(_narrow, _narrow._replace(multiply=_multiply_rows_in_float, **_rows))

@@ -645,6 +645,15 @@ def test_virtual_tokens_are_seen():
 # --- kernels
 
 
+def test_what_torch_transforms_is_told_apart():
+    def says(x: torch.Tensor) -> torch.Tensor:
+        assert kernels.is_transforming()
+        return x.sum()
+
+    torch.func.grad(says)(torch.ones(3))
+    assert not kernels.is_transforming()
+
+
 def test_the_operators_compute_what_torch_does():
     x, weight, bias = torch.randn(3, 16), torch.randn(8, 16), torch.randn(8)
     expected = nn.functional.linear(x, weight, bias)

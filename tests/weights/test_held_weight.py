@@ -65,6 +65,44 @@ def set_data(weight: nn.Parameter, values: torch.Tensor) -> None:
     weight.data = values
 
 
+def packed_layer(kept: str | None) -> nn.Linear:
+    layer = nn.Linear(16, 24).requires_grad_(False)
+    (matrix,) = pack("same", [layer.weight])
+    assert matrix is not None
+    layer.weight = PackedWeight.of(layer.weight, matrix, kept)
+    return layer
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_no_gradient_of_a_weight_is_lost():
+    given_back, layer = packed_layer(None), packed_layer("it can't be trained")
+    assert given_back.requires_grad_(False).weight.requires_grad is False
+    assert type(given_back.weight) is PackedWeight
+    given_back.requires_grad_()(torch.ones(1, 16)).sum().backward()
+    assert torch.equal(given_back.weight.grad, torch.ones(24, 16))
+    for train in (layer.requires_grad_, lambda: setattr(layer.weight, "requires_grad", True)):
+        with pytest.raises(UnsupportedError, match="it can't be trained"):
+            train()
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+@pytest.mark.parametrize("kept", [None, "it is kept"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda layer: torch.func.grad(lambda x: layer(x).sum())(torch.ones(1, 16)),
+        lambda layer: torch.jit.trace(layer, torch.ones(1, 16)),
+    ],
+    ids=["torch.func", "torch.jit"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_transformations_and_traces_are_refused(run, kept):
+    layer = packed_layer(kept)
+    with pytest.raises(UnsupportedError, match=r"torch.func and torch.jit can't be given packed"):
+        run(layer)
+    assert type(layer.weight) is PackedWeight
+
+
 @pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_packed_weight_that_is_kept_is_read_as_a_copy_and_is_not_written():
     weight = torch.randn(24, 16)
