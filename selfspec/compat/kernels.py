@@ -27,7 +27,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_transforming() -> bool:
     """Does `torch.func` transform what this thread computes, or `torch.jit` record it?"""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.jit.is_tracing()
+    return torch._C._functorch.peek_interpreter_stack() is not None or is_traced()
+
+
+def is_traced() -> bool:
+    """Without it, `torch.jit.trace` fails in words that nobody understands."""
+    return torch._C._get_tracing_state() is not None
 
 
 def reordered(weight: torch.Tensor) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from selfspec.compat.kernels import is_transforming
+from selfspec.compat.kernels import is_traced, is_transforming
 from selfspec.errors import UnsupportedError
 from selfspec.weights.formats import PackedMatrix
 
@@ -192,7 +192,7 @@ def _is_plain_product(
 ) -> bool:
     """Does a product want no gradients, no trace, and no other dtype than the weight's?"""
     has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
-    if (has_gradient and torch.is_grad_enabled()) or torch.jit.is_tracing():
+    if (has_gradient and torch.is_grad_enabled()) or is_traced():
         return False
     return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
 

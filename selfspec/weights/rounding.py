@@ -100,8 +100,8 @@ class Int8Rows(NamedTuple):
         numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
         scales = torch.empty(num_rows, dtype=torch.float32, device="cpu")
         at_once = max(_PART // num_in, 1)
-        targets = zip(numbers.split(at_once), scales.split(at_once), strict=True)
-        for part, (whole, scale) in zip(weight.detach().split(at_once), targets, strict=True):
+        parts = (torch.split(tensor, at_once) for tensor in (weight.detach(), numbers, scales))
+        for part, whole, scale in zip(*parts, strict=True):
             wide = _rotated(part.float().contiguous())
             scale.copy_(wide.abs().amax(1).div_(_LARGEST).add_(_LEAST))
             if num_in > 1:
@@ -180,15 +180,16 @@ class Int8Matrix:
         if len(parts) == 1:
             return self._multiplied(*parts[0])
         outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
-        for part, out in zip(parts, outcome.split(len(parts[0][1])), strict=True):
-            self._multiplied(*part, out)
+        outs = torch.split(outcome, len(parts[0][1]))
+        for (numbers, scale), out in zip(parts, outs, strict=True):
+            self._multiplied(numbers, scale, out)
         return outcome
 
     def _rounded(self, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Layers that get the same input one after the other, as in attention, share it rounded."""
         rounding, last = (self._kernel.split, self._terms), _this_thread.last
         if last is None or not last.is_of(rounding, x):
-            parts = [self._round(part) for part in x.split(_AT_ONCE // self._terms)]
+            parts = [self._round(part) for part in torch.split(x, _AT_ONCE // self._terms)]
             last = _this_thread.last = _RoundedInput(rounding, x.clone(), parts)
         return last.parts
 
@@ -305,6 +306,11 @@ def _as_they_are(weights: Int8Rows) -> Int8Rows:
     return weights
 
 
+def _in_file(kernel: Kernel, multiply: Callable[[torch.Tensor, Int8Rows], torch.Tensor]) -> Kernel:
+    """The kernel for weights as a file holds them, whose inputs are rounded in the same way."""
+    return kernel._replace(pack=_as_they_are, multiply=multiply, unpack=_as_they_are)
+
+
 class Kernels(NamedTuple):
     """For packed weights, and for those of one layer as a file holds them."""
 
@@ -320,8 +326,7 @@ _bytes = Kernel(
     _multiply_bytes,
     _unpack_bytes,
 )
-_rows = {"pack": _as_they_are, "unpack": _as_they_are}
-BYTES = Kernels(_bytes, _bytes._replace(multiply=_multiply_rows, **_rows))
+BYTES = Kernels(_bytes, _in_file(_bytes, _multiply_rows))
 _narrow = Kernel(
     _BASE_NARROW,
     (_LARGEST_NARROW, _LARGEST_NARROW),
@@ -330,4 +335,4 @@ _narrow = Kernel(
     _multiply_narrowly,
     _unpack_narrowly,
 )
-NARROW = Kernels(_narrow, _narrow._replace(multiply=_multiply_rows_in_float, **_rows))
+NARROW = Kernels(_narrow, _in_file(_narrow, _multiply_rows_in_float))

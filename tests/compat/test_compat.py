@@ -645,13 +645,20 @@ def test_virtual_tokens_are_seen():
 # --- kernels
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_what_torch_transforms_is_told_apart():
     def says(x: torch.Tensor) -> torch.Tensor:
         assert kernels.is_transforming()
         return x.sum()
 
+    def is_traced(x: torch.Tensor) -> torch.Tensor:
+        assert kernels.is_traced()
+        return says(x)
+
     torch.func.grad(says)(torch.ones(3))
+    torch.jit.trace(is_traced, torch.ones(3))
     assert not kernels.is_transforming()
+    assert not kernels.is_traced()
 
 
 def test_the_operators_compute_what_torch_does():

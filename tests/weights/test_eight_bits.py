@@ -20,6 +20,7 @@ from selfspec.weights.rounding import Int8Matrix, Int8Rows
 
 pytestmark = pytest.mark.usefixtures("products")
 
+
 def packed(weight: Int8Rows, *, one_term: bool) -> Int8Matrix:
     return Int8Matrix(eight_bits.kernels().packed, weight, one_term)
 
