@@ -71,6 +71,11 @@ def int8_packed(weight: torch.Tensor) -> Any:
     return torch.ops.onednn.qlinear_prepack(weight, None)
 
 
+def int8_unpacked(packed: Any) -> torch.Tensor:
+    numbers: torch.Tensor = packed.to_dense().t().contiguous()
+    return numbers
+
+
 def int8_product(
     x: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
 ) -> torch.Tensor:

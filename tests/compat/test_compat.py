@@ -680,6 +680,7 @@ def test_the_operators_compute_what_torch_does():
     if hasattr(torch.ops.onednn, "qlinear_prepack"):
         whole, scale = torch.randint(-3, 4, (8, 16)), torch.rand(8)
         packed, zeros = kernels.int8_packed(whole.to(torch.int8)), torch.zeros(8, dtype=torch.int64)
+        assert torch.equal(kernels.int8_unpacked(packed), whole.to(torch.int8))
         numbers = torch.randint(120, 137, (3, 16))
         found = kernels.int8_product(numbers.to(torch.uint8), packed, scale, zeros)
         torch.testing.assert_close(found, (numbers - 128.0) @ (whole * scale[:, None]).T)
