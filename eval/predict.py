@@ -61,8 +61,9 @@ def run(options: argparse.Namespace) -> int:
         names = list(map(name_of, options.shares))
         num_ids = model.config.vocab_size
         tasks = [random_task(n, options, num_ids) for n in range(options.texts + 1)]
-    measure(model, tasks[:1], new_methods(knobs, names))
-    figures = by_task(frame_of(measure(model, tasks[num_first:], new_methods(knobs, names))))
+    methods = new_methods(knobs, names)
+    measure(model, tasks[:1], methods)
+    figures = by_task(frame_of(measure(model, tasks[num_first:], methods)))
     shown = {"methods": figures, "left_out": {}}
     for figure, title in (("tokens_per_step", "Tokens per step"), ("speed_up", "Speed-up")):
         print(tasks_table(shown, title, figure)._replace(note=_NOTE).markdown())

@@ -2,7 +2,7 @@
 
 python examples/own_answers_cache.py --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-`selfspec batch` answers many prompts, and `selfspec cache build` also counts phrases.
+`selfspec batch` answers many prompts, and `selfspec cache build` makes a cache of its answers.
 """
 
 from __future__ import annotations

@@ -183,19 +183,6 @@ def next_in_corpus(
 # -- costs -------------------------------------------------------------------------------------
 
 
-def isotonic(values: Sequence[float]) -> list[float]:
-    """The nearest never falling values, by the min-max formula over all stretches."""
-    places = range(len(values))
-
-    def mean(start: int, end: int) -> float:
-        return sum(values[start : end + 1]) / (end + 1 - start)
-
-    return [
-        max(min(mean(start, end) for end in places[i:]) for start in places[: i + 1])
-        for i in places
-    ]
-
-
 def token_rates(
     scores: Sequence[Sequence[float]], seconds: Callable[[int], float], max_nodes: int
 ) -> list[float]:

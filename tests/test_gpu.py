@@ -285,7 +285,7 @@ def test_a_dropped_model_leaves_no_memory_behind() -> None:
     check_same(model, spec, prompts(2), **GREEDY)
     del model
     assert memory_in_use() <= before + 2**20
-    assert len(spec.models._runs) == 0
+    assert len(spec._runners) == 0
 
 
 @pytest.mark.parametrize("forward", FORWARDS)

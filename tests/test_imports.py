@@ -53,10 +53,9 @@ ALLOWED: dict[str, set[str] | None] = {
     "prompt": _ENGINE | {"row", "row_rules"},
     "plain": {"compat", "errors", "machine", "prompt"},
     "learning": _DRAFT | _VERIFY | _RUN | {"row"},
-    "drafts": {"cost", "records", "row", "stats"},
-    "walks": _VERIFY | {"drafts"},
+    "drafts": _VERIFY | {"cost", "row"},
     "sharing": _ENGINE | {"prompt", "row"},
-    "engine": _ENGINE | {"drafts", "learning", "prompt", "row", "sharing", "walks"},
+    "engine": _ENGINE | {"drafts", "learning", "prompt", "row", "sharing"},
     "session": _ENGINE | {"engine", "plain", "prompt", "row", "row_rules"},
     "cache": {"config", "draft", "errors", "machine"},
     "papers": (_RUN - _COMPAT) | _DRAFT,
@@ -154,7 +153,7 @@ def test_torch_and_transformers_stay_in_their_rings():
 
 
 # Strings that begin with an underscore and are our own: attributes that `attach` sets on a model.
-OUR_STRINGS = {"_", "_default_assistant", "_methods_before_attach"}
+OUR_STRINGS = {"_", "_selfspec_attachment"}
 OUR_OBJECTS = {"self", "cls", "spec"}
 # Ways around a private name: bytecode, frames of callers, the classes behind a class.
 BACK_DOORS = {"__bases__", "__code__", "__mro__", "__self__", "__subclasses__", "_getframe"}

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *(ROOT / name for name in ("caches/README.md", "eval/README.md")),
+    ROOT / "eval" / "README.md",
     *DOCS,
 ]
 # These two tell of what is gone, so the names in them need not exist.
@@ -41,7 +41,7 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}.*\n)+)")
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH = re.compile(r"(?<![\w/.~-])(?:selfspec|tests|eval|docs|examples|caches)/[\w./-]*")
+PATH = re.compile(r"(?<![\w/.~-])(?:selfspec|tests|eval|docs|examples)/[\w./-]*")
 
 over_pages_of_today = pytest.mark.parametrize("page", TODAY, ids=lambda page: page.name)
 

@@ -19,7 +19,8 @@ from tests.lossless.same import in_threads
 
 def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that draws tokens during another one's trial would make the model seem to draw."""
-    models, model = run.ModelRunners(SpecConfig()), tiny_model()
+    model = tiny_model()
+    runner = run.ModelRunner(model, SpecConfig())
     tried: list[Any] = []
 
     def slowly(asked: Any) -> DraftSupport:
@@ -29,7 +30,7 @@ def test_a_model_is_tried_by_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
         return DraftSupport("plain", "it is only pretended to be tried", None)
 
     monkeypatch.setattr(run, "probe", slowly)
-    in_threads(lambda _index: models.run(model).ability(), 8, 8)
+    in_threads(lambda _index: runner.ability(), 8, 8)
     assert tried == [model]
 
 
@@ -46,7 +47,7 @@ def test_a_model_is_not_tried_while_it_decodes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(run, "probe", noted)
     monkeypatch.setattr(state, "device_of", lambda _model: torch.device("cuda"))
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    known = run.ModelRunners(SpecConfig()).run(model)
+    known = run.ModelRunner(model, SpecConfig())
     known.ability()
     with decoding_switches(model):
         in_threads(lambda _index: known.ability(), 1, 1)

@@ -57,9 +57,7 @@ def installed(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_the_wheel_holds_the_package_with_its_model_and_its_recipes(
-    sources: Path, installed: Path
-) -> None:
+def test_the_wheel_holds_the_package_with_its_model(sources: Path, installed: Path) -> None:
     assert files(installed / "selfspec") == files(sources / "selfspec")
 
 

@@ -32,7 +32,6 @@ DESCRIPTIONS = {
     "rest": "REST (2023): drafts from the texts of --datastore alone",
     "lookahead": "Lookahead decoding (ICML 2024): a window of guesses, n-grams of the answers",
     "diaa": "DIAA (AAAI 2026): SelfSpec.as_in('diaa'), recorded probabilities and decays",
-    "diaa-merging": "DIAA read otherwise: only a node's first choice may replace an entry",
     "lut-tree": "DIAA with coarse probabilities and no threshold",
     "self-draft": "Self-Draft (AAAI 2025): SelfSpec.as_in('self-draft'), branches and n-grams",
     "suffix-branches": "Self-Draft with our context: suffix matching beside n-grams",

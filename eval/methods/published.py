@@ -87,9 +87,7 @@ def _edgellm(given: Resources) -> dict[str, Any]:
     found = method_of("edgellm", draft_model=given.assistant, max_nodes=nodes)
     if order != "pacer":
         found["shape"] = Chain() if order == "chain" else None
-    if rule == "none":
-        return {**found, "budget": "fixed"}
-    return {**found, "budget": Fallback(**options, as_written=rule == "as written")}
+    return {**found, "budget": Fallback(**options) if rule == "as written" else "fixed"}
 
 
 def _self_draft(given: Resources, **own: Any) -> dict[str, Any]:
@@ -127,7 +125,6 @@ _MAKERS: dict[str, Callable[[Resources], dict[str, Any]]] = {
     "token-recycling": lambda _: {**_LUT, "shape": fixed_shape(), "max_nodes": FIXED_NODES},
     "lookahead": lambda given: lookahead(**given.options),
     "diaa": _as_in("diaa"),
-    "diaa-merging": _as_in("diaa", merges="first"),
     "lut-tree": lambda _: {**_LUT, "shape": DynamicTree(tau=0.0)},
     "self-draft": _self_draft,
     "suffix-branches": partial(_self_draft, sources=("context",), calibration=FixedPrior()),

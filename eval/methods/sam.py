@@ -27,7 +27,7 @@ class SamSource(Source):
     name = "sam"
 
     def __init__(self, top_k: int) -> None:
-        self._lut = Tables(top_k, merges="newest")
+        self._lut = Tables(top_k)
         self._context = ContextSource(1)
 
     def open(self, row: RowStart) -> SamCursor:

@@ -100,7 +100,6 @@ STUDIES: dict[str, Study] = {
             "all": _fixed(),
             "no LUTs": _fixed(sources=_NO_LUTS),
             "DIAA": Variant("diaa", {"max_nodes": _STATIC_NODES}),
-            "DIAA, read otherwise": Variant("diaa-merging", {"max_nodes": _STATIC_NODES}),
             "DIAA, no threshold": Variant("lut-tree", {"max_nodes": _STATIC_NODES}),
             "LUT, static tree": Variant("token-recycling", {}),
             "neither": Variant("prompt-lookup", {}),
@@ -193,7 +192,6 @@ STUDIES: dict[str, Study] = {
                 for alpha, factor in _THRESHOLDS
             },
             "as in the paper: pacer and threshold": _edgellm(32),
-            "threshold for each node": _edgellm(32, order="best-first", rule="each node"),
         },
     ),
     "widths": Study(

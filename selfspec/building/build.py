@@ -1,109 +1,92 @@
-"""Builds a cache from a recipe and, if it asks for what a model predicts, from a model."""
+"""Builds a cache: whole texts, and the tables that a model has filled while it read them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from rich import progress as rich
-from rich.console import Console
+from torch.nn.utils.rnn import pad_sequence
 
-from selfspec.building.reading import prefix_of, teach
-from selfspec.building.recipe import Recipe
-from selfspec.building.texts import read_ids
-from selfspec.cache import CacheContents, check_target, save_cache, tokenizer_info
+from selfspec.building.texts import TokenIds, read_ids
+from selfspec.cache import CacheContents, tokenizer_info
 from selfspec.cache.contents import Arrays
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.config import SpecConfig
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import BuildError
-from selfspec.forward.model import vocab_size
+from selfspec.forward.model import max_positions, vocab_size
+from selfspec.learning import top_k_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
+_WINDOW, _ROWS = 256, 8  # Tokens that are read in a row, and rows in a forward.
+
 
 def build_cache(
-    recipe: Recipe,
-    output: Path,
+    data: str,
     tokenizer: PreTrainedTokenizerBase,
     load_model: Callable[[], PreTrainedModel],
     *,
-    console: Console,
-    model_name: str | None = None,
-    overwrite: bool = False,
+    num_tokens: int = 1_000_000,
+    say: Callable[[str], object] = lambda _: None,
 ) -> CacheContents:
-    """Builds the cache `output`; returns what is in it.
+    """What a cache of the documents in `data` holds.
 
-    `load_model` is called when the model itself is needed. `model_name` is what the user called it;
-    None for the embedded one.
+    The model that `load_model` gives fills tables with what it predicts after each of the first
+    `num_tokens` tokens. With 0 it is not loaded. `say` is told how far the model has read.
     """
-    target = check_target(output, overwrite=overwrite)
-    if recipe.uses_template and not tokenizer.chat_template:
-        raise BuildError(
-            "--chat-template needs a tokenizer with a template (got one without); pass "
-            "--no-chat-template, or name another --model"
-        )
     owner = tokenizer_info(tokenizer)
-    about = _without_folders(recipe)
+    texts, num_left_out = _texts(data, tokenizer)
+    answers = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
+    answers[-1] = -1  # The last one may have been cut.
     # The card has no times, paths or machines: the same texts give the same file.
-    card: dict[str, Any] = {"name": about.pop("name"), "licence": about.pop("licence")}
+    about: dict[str, Any] = {
+        "data": Path(data).expanduser().resolve().name,
+        "documents": len(texts),
+        "tokens": sum(map(len, texts)) - len(texts),
+        "left_out": num_left_out,
+    }
     tables: dict[str, Arrays] = {}
-    answers = None
-    if recipe.wants_lut:
-        tables, card["tokens_read"] = _tables(recipe, tokenizer, load_model, console)
-        card["model"] = owner.name or model_name
-    if recipe.wants_texts:
-        texts, card["left_out"] = _texts(recipe, tokenizer)
-        card["documents"], card["tokens"] = len(texts), sum(map(len, texts)) - len(texts)
-        answers = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
-        answers[-1] = -1  # The last one may have been cut.
-    card["recipe"] = about
-    contents = CacheContents(tokenizer=owner, tables=tables, answers=answers, about=card)
-    save_cache(target, contents, overwrite=overwrite)
-    return contents
+    if num_tokens:
+        documents = (ids for ids in read_ids(data, tokenizer) if ids is not None)
+        tables, about["tokens_read"] = _tables(documents, load_model(), num_tokens, say)
+        about["model"] = owner.name
+    return CacheContents(tokenizer=owner, tables=tables, answers=answers, about=about)
 
 
 def _tables(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    load_model: Callable[[], PreTrainedModel],
-    console: Console,
+    documents: Iterator[TokenIds],
+    model: PreTrainedModel,
+    most_tokens: int,
+    say: Callable[[str], object],
 ) -> tuple[dict[str, Arrays], int]:
     """The LUTs that the model has filled, and how many tokens it has read for them."""
-    documents = read_ids(recipe, tokenizer)
-    first = list(islice(documents, 1))
-    if not first:  # Before the model is loaded.
-        raise _nothing(recipe)
-    model = load_model().eval()
     learned = LearnedOnDemand(SpecConfig()).of(vocab_size(model))
-    prefix = prefix_of(recipe, tokenizer)
     num_read = 0
-    with rich.Progress(*rich.Progress.get_default_columns(), console=console) as bar:
-        task = bar.add_task("reading", total=recipe.warmup_tokens or None)
-        for num_tokens in teach(learned, model, chain(first, documents), recipe, prefix=prefix):
-            num_read += num_tokens
-            bar.update(task, completed=num_read, description=f"{num_read:,} tokens read")
-        bar.update(task, total=num_read)  # The data may end before.
-    if not num_read:
-        raise _nothing(recipe)
+    for num_tokens in teach(learned, model.eval(), documents):
+        num_read += num_tokens
+        say(f"{num_read:,} of at most {most_tokens:,} tokens read")
+        if num_read >= most_tokens:
+            break
     return dict(learned.tables()), num_read
 
 
-def _texts(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[NDArray[np.int64]], int]:
+def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[np.int64]], int]:
     """The first documents, each with -1 after it, and how many empty ones were left out.
 
     They have as many tokens as a `SelfSpec` keeps, or more by a part of the last one.
     """
     texts: list[NDArray[np.int64]] = []
     size = num_left_out = 0
-    for ids in read_ids(recipe, tokenizer):
+    for ids in read_ids(data, tokenizer):
         if ids is None:
             num_left_out += 1
             continue
@@ -112,20 +95,37 @@ def _texts(
         if size >= MAX_TOKENS:
             break
     if not texts:
-        raise _nothing(recipe)
+        raise BuildError(f"--data must hold a document with text in it (got {data!r})")
     return texts, num_left_out
 
 
-def _nothing(recipe: Recipe) -> BuildError:
-    return BuildError(f"--data must hold a document with text in it (got {recipe.data!r})")
+def teach(learned: Learned, model: PreTrainedModel, documents: Iterable[TokenIds]) -> Iterator[int]:
+    """Shows the sources of `learned` what the model predicts after each token of the documents.
+
+    Documents are cut into windows. Yields the number of tokens that each forward has read.
+    """
+    length = min(_WINDOW, max_positions(model) or _WINDOW)
+    num_rows = max(1, min(_ROWS, _MAX_LOGITS // (vocab_size(model) * length)))
+    windows = (
+        ids[start : start + length] for ids in documents for start in range(0, len(ids), length)
+    )
+    while batch := list(islice(windows, num_rows)):
+        for window, logits in zip(batch, _logits(model, batch), strict=True):
+            # (N, 2): for each token the one before it, or -1, and the token itself.
+            pairs = np.stack([np.append(-1, window[:-1]), window], axis=-1)
+            learned.observe_pairs(pairs, top_k_of(logits[: len(window)], learned.top_k))
+        yield sum(map(len, batch))
 
 
-def _without_folders(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as a card may show it to everybody: local files without their folders."""
-    data = Path(recipe.data).expanduser()
-    files = [Path(name).expanduser() for name in recipe.data_files]
-    return {
-        **recipe.model_dump(),
-        "data": data.resolve().name if data.exists() else recipe.data,
-        "data_files": [file.name if file.is_absolute() else str(file) for file in files],
-    }
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, windows: Sequence[TokenIds]) -> torch.Tensor:
+    """The logits (B, N, V) after each token of each window, by one forward."""
+    ids = [torch.from_numpy(window) for window in windows]
+    input_ids = pad_sequence(ids, batch_first=True)
+    mask = pad_sequence([torch.ones_like(window) for window in ids], batch_first=True)
+    logits: torch.Tensor = model(
+        input_ids=input_ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        use_cache=False,
+    ).logits
+    return logits

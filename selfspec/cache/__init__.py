@@ -5,7 +5,7 @@ This package knows no model. It puts what a file holds into what a `SelfSpec` kn
 
 from selfspec.cache.contents import CacheContents, TokenizerInfo, tokenizer_info
 from selfspec.cache.file import check_target, save_cache
-from selfspec.cache.hub import load_cache, push_cache
+from selfspec.cache.hub import load_cache
 from selfspec.cache.remember import RememberedFile
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "TokenizerInfo",
     "check_target",
     "load_cache",
-    "push_cache",
     "save_cache",
     "tokenizer_info",
 ]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from selfspec.cli.prompt_files import PromptLine
     from selfspec.cli.writer import Writer
 
-_KEPT_KV = "25%"  # Without a limit for all texts, those that have ended get this much.
-
 
 def batch(
     model: Model,
@@ -77,9 +75,8 @@ def _results(
     from selfspec.session import Session, ShortestFirst
 
     memory = writer.memory_of_texts(max_rows)
-    if memory is None and config.kept_kv is None:
-        config = config.changed(kept_kv=_KEPT_KV)
-    spec = writer.new_spec(config)
+    # Without a limit for all texts, those that have ended are kept in a share of what is free.
+    spec = writer.new_spec(config, kept_kv=None if memory else "25%")
     session = Session(
         spec.runner(writer.model),
         spec,

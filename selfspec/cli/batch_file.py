@@ -69,7 +69,6 @@ class BatchFiles:
         path = self.answers.resolve()
         lock = path.with_name(f".{path.name}.lock")
         try:
-            lock.touch()
             locked = FileLock(lock, timeout=0).acquire()
         except Timeout:
             raise CliError(
@@ -126,7 +125,6 @@ class BatchFiles:
             raise _unwritable(path, error) from error
 
     def _check(self) -> None:
-        next(numbered_lines(self.prompts, "INPUT"))
         for path in (self.answers, self.errors):
             if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
                 raise CliError(
@@ -207,8 +205,7 @@ def results(
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            piece = reply.end(answer)._replace(prompt_ids=reply.prompt_ids)
-            text = record(line, answer, piece, model_name)
+            text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 
@@ -220,8 +217,7 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
     if line.in_body:
-        form, num_kept_tokens = Form(model_name, line.settings), answer.stats.num_prompt_tokens_kept
-        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens))
+        body = Form(model_name, line.settings).whole([piece], usage_of([answer], [answer]))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:

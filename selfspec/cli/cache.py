@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-from cyclopts import App, Parameter
-from rich.console import Console
+from cyclopts import App
+from cyclopts.types import NonNegativeInt
 
-from selfspec.building.recipe import Recipe, read_recipe
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
@@ -27,75 +27,48 @@ cache = App(
 )
 
 
-def _option(name: str) -> tuple[str, Any, None]:
-    """A field for a key of a recipe; None where the option is left out."""
-    key = Recipe.model_fields[name]
-    about = Parameter(help=key.description, negative_iterable=())
-    return name, Annotated[key.annotation | None, about], None  # type: ignore[operator]
-
-
-RecipeOptions: Any = make_dataclass(
-    "RecipeOptions",
-    map(_option, Recipe.model_fields),
-    frozen=True,
-    namespace={"__module__": __name__},
-)
-_NO_KEYS = RecipeOptions()
-
-
 @cache.command
 def build(
     model: Model,
     output: Path,
     /,
     *,
-    recipe: str | None = None,
+    data: str,
+    warmup_tokens: NonNegativeInt = 1_000_000,
     overwrite: Flag = False,
     options: ModelOptions = ModelOptions(),
-    keys: Annotated[RecipeOptions, Parameter(name="*")] = _NO_KEYS,
 ) -> None:
     """Build a cache from texts, among them the answers of 'selfspec batch'.
 
     Args:
         output: The cache to make.
-        recipe: code, dialogue, folder, own-answers, vocabulary, or a TOML file with the keys
-            below as it names them, such as max_documents. Options override its keys.
+        data: A file, a folder or a glob: text files, or .jsonl with ids, a text or messages in each
+            line.
+        warmup_tokens: The most tokens that the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
-    loading = replace(options, model=model)
-    written = read_recipe(recipe) if recipe else {}
-    chosen = {name: value for name, value in vars(keys).items() if value is not None}
-    wanted = Recipe.of(**{**written, **chosen})
-    check_options(loading)
-    from selfspec.cache import check_target
+    from selfspec.building.texts import find_files
+    from selfspec.cache import check_target, save_cache
 
+    loading = replace(options, model=model)
+    check_options(loading)
     check_target(output, overwrite=overwrite, option="--overwrite")
-    with working(f"Loading the tokenizer of {loading.title}"):
+    find_files(data)  # Refuses a wrong path before anything is loaded.
+    with working(f"Loading {loading.title}") as say:
         from selfspec.building.build import build_cache
-        from selfspec.building.texts import find_files
         from selfspec.cli.loading import load_model, load_tokenizer
 
-        if not wanted.reads_vocabulary:
-            find_files(wanted)  # Refuses a wrong path before anything is loaded.
-        tokenizer = load_tokenizer(loading)
-    console = Console(stderr=True)
-
-    def loaded_model() -> Any:
-        console.print(f"Loading {loading.title} ...", highlight=False)
-        return load_model(loading)
-
-    contents = build_cache(
-        wanted,
-        output,
-        tokenizer,
-        loaded_model,
-        console=console,
-        model_name=loading.model,
-        overwrite=overwrite,
-    )
+        contents = build_cache(
+            data,
+            load_tokenizer(loading),
+            partial(load_model, loading),
+            num_tokens=warmup_tokens,
+            say=say,
+        )
+    save_cache(output, contents, overwrite=overwrite)
     _print_contents(output, contents)
     if left_out := contents.about.get("left_out"):
-        print(f"left out (empty, too long, or refused by the template): {left_out:,}")
+        print(f"left out (empty, or refused by the template): {left_out:,}")
 
 
 @cache.command

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
-from selfspec.cli.options import ChatOptions, Knobs, Model
+from selfspec.cli.options import Knobs, Model, WriteOptions
 from selfspec.cli.paint import write
 from selfspec.cli.writer import load_writer
 from selfspec.errors import SelfSpecError, unknown_name
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from selfspec import SpecConfig
     from selfspec.cli.writer import Writer
 
-_KEPT_KV = "25%"
 _PROMPT = "> "
 _COMMANDS = {
-    "/system TEXT": "start over with this system message, or without one if TEXT is left out",
     "/stats": "tokens per step and where they came from, over all answers",
     "/reset": "forget the conversation; what was learned for drafting stays",
     "/help": "this list",
@@ -39,7 +37,7 @@ def chat(
     /,
     *,
     system: str | None = None,
-    options: ChatOptions = ChatOptions(),
+    options: WriteOptions = WriteOptions(),
     knobs: Knobs = Knobs(),
 ) -> None:
     """Talk with a chat model in the terminal.
@@ -60,9 +58,8 @@ class ChatLoop:
         self._console = Console(highlight=False)
         self._spinner = ExitStack()
         self._writer = writer
-        if config.kept_kv is None:  # What was said is not read again in each turn.
-            config = config.changed(kept_kv=_KEPT_KV)
-        self._spec = writer.new_spec(config)
+        # What was said is not read again in each turn.
+        self._spec = writer.new_spec(config, kept_kv="25%")
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
     def run(self, read: Callable[[], str]) -> None:
@@ -84,35 +81,30 @@ class ChatLoop:
                 self._note(f"error: {error}")
 
     def _handle(self, line: str) -> None:
-        command, _, rest = line.partition(" ")
         if not line.startswith("/"):
             self._answer(line)
-        elif command == "/system":
-            self.conversation.begin(rest)
-            self._note("The conversation starts over.")
-        elif command == "/reset":
+        elif line == "/reset":
             self.conversation.reset()
             self._note("The conversation starts over.")
-        elif command == "/stats":
+        elif line == "/stats":
             self._note(str(self._spec.total_stats))
-        elif command == "/help":
-            commands = [f"{name:<12} {what}" for name, what in _COMMANDS.items()]
+        elif line == "/help":
+            commands = [f"{name:<7} {what}" for name, what in _COMMANDS.items()]
             self._note("\n".join([*commands, _KEYS]))
         else:
-            known = [name.split()[0] for name in _COMMANDS]
-            self._note(f"error: {unknown_name('command', command, known)}")
+            self._note(f"error: {unknown_name('command', line.split()[0], _COMMANDS)}")
 
     def _answer(self, question: str) -> None:
         with self._spinner:
             self._spinner.enter_context(working("Reading", only_spinner=True))
-            turn = self.conversation.ask(question)
+            reason = self.conversation.ask(question)
         stats = self._spec.stats
         parts = [f"{stats.num_new_tokens} tokens", f"{stats.tokens_per_step:.2f} a step"]
         if stats.step_seconds:
             parts.append(f"{stats.num_new_tokens / stats.step_seconds:.1f} a second")
-        if turn.is_cut:
+        if reason == "length":
             parts.append("cut off")
-        if turn.interrupted:
+        if reason == "interrupted":
             parts = ["stopped; the conversation continues from here"]
         self._console.print()
         self._note(f"({', '.join(parts)})")
@@ -142,7 +134,7 @@ def _reader() -> Callable[[], str]:
         return session.prompt
 
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # A line that is no UTF-8 ends no chat.
+        sys.stdin.reconfigure(errors="replace")  # A line that is no UTF-8 ends no chat.
 
     def line() -> str:
         text = sys.stdin.readline()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,17 +13,16 @@ from cyclopts.types import NonNegativeFloat, PositiveInt
 from rich.console import Console
 from rich.text import Text
 
-from selfspec.cli.comparison import MIN_ROUNDS, Comparison, Prompts, measure, seconds_of, timed
-from selfspec.cli.loading import check_options, load_model
+from selfspec.cli.comparison import MIN_ROUNDS, Prompts, measure, timed
+from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
 from selfspec.cli.paint import write
-from selfspec.cli.questions import SNIPPETS, Question, questions_of
-from selfspec.cli.report import about_eight_bits, has_times, print_report
+from selfspec.cli.questions import Question, questions_of, snippets
+from selfspec.cli.report import print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
-from selfspec.errors import CliError, SelfSpecError
-from selfspec.machine.memory import free_memory
+from selfspec.errors import CliError
 from selfspec.serving.encoder import num_tokens
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
 _LEAST_TOKENS, _MOST_TOKENS = 48, 128  # of an answer
 _ENDLESS = 1 << 30  # The positions of a model whose config names no limit.
+_MANY_PARAMETERS = 5e8  # A smaller model's step is mostly Python.
 
 
 def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -> int:
@@ -44,7 +43,7 @@ def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -
         seconds: About how long to measure.
     """
     writing = WriteOptions(**vars(options), temperature=0.5, seed=1, max_new_tokens=_LEAST_TOKENS)
-    status = _compared(writing, SNIPPETS, seconds, _LEAST_TOKENS)
+    status = _compared(writing, snippets(), seconds, _LEAST_TOKENS)
     print("This tiny model only shows the way: measure yours with 'selfspec check your/model'.")
     return status
 
@@ -93,8 +92,10 @@ def _compared(
         num_new = int(min(max(fits, _LEAST_TOKENS), most_tokens))
         new_spec = partial(writer.new_spec, config)
         measured = measure(writer, prompts, new_spec, num_new=num_new, seconds=seconds, say=say)
-    eight_bits = _in_eight_bits(writer, prompts, measured, sees=sees)
-    return print_report(console, measured, options, sees=sees, eight_bits=eight_bits)
+    status = print_report(console, measured, options, sees=sees)
+    if _may_take_eight_bits(writer):
+        print("Compare with --weights int8: half the memory of bfloat16, and another text.")
+    return status
 
 
 def _that_fit(writer: Writer, questions: Sequence[Question]) -> Prompts:
@@ -135,35 +136,14 @@ def _facts(writer: Writer, spec: SelfSpec) -> list[str]:
     return facts
 
 
-def _in_eight_bits(
-    writer: Writer, prompts: Prompts, measured: Comparison, *, sees: bool
-) -> str | None:
-    """What `--weights int8` would bring, or why that wasn't measured.
-
-    None if the options chose weights or memory already, or if this machine can't compute in 8 bits.
-    """
-    from selfspec.weights import missing_for_eight_bits, weight_bytes
+def _may_take_eight_bits(writer: Writer) -> bool:
+    """Whether `--weights int8` is worth a try: small models gain nothing by it."""
+    from selfspec.weights import missing_for_eight_bits
 
     model, options = writer.model, writer.options
-    is_set = options.model is None or options.weights is not None or options.max_memory is not None
-    if is_set or model.device.type != "cpu" or missing_for_eight_bits() or not has_times(measured):
-        return None
-    needed, free = 2 * model.num_parameters() / 1e9, free_memory() / 1e9
-    if needed > free:
-        return (
-            f"Not compared with weights in 8 bits: the second model needs {needed:.1f} GB, and "
-            f"{free:.1f} are free; run this again with --weights int8."
-        )
-    rounded = replace(options, weights="int8")
-    try:
-        with working("Comparing with weights in 8 bits"):
-            other = replace(writer, options=rounded, model=load_model(rounded, sees=sees))
-            timed(other, other.new_spec(SpecConfig()), prompts[0][1], _LEAST_TOKENS)
-            seconds = seconds_of((writer, other), prompts, measured.lengths)
-    except SelfSpecError as error:
-        return f"Not compared with weights in 8 bits: {error}."
-    whole = weight_bytes(model) + measured.total.packed_bytes
-    return about_eight_bits(seconds, (whole, weight_bytes(other.model)))
+    is_set = options.weights is not None or options.max_memory is not None
+    is_small = model.num_parameters() < _MANY_PARAMETERS
+    return not (is_set or is_small or model.device.type != "cpu" or missing_for_eight_bits())
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from selfspec.cli.questions import Question
-from selfspec.config import SpecConfig
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.serving.encoder import Encoded, num_tokens
 from selfspec.stats import GenerationStats
@@ -122,15 +121,3 @@ def measure(
         if measured.is_busy or (number + 1 >= MIN_ROUNDS and end - now < now - began):
             break
     return measured
-
-
-def seconds_of(writers: Sequence[Writer], prompts: Prompts, lengths: dict[str, int]) -> list[float]:
-    """The seconds of each writer for answers of the same lengths with drafts, in turns."""
-    specs = [writer.new_spec(SpecConfig()) for writer in writers]
-    total = [0.0] * len(writers)
-    for question, ids in prompts:
-        length = lengths[question.name]
-        for index, (writer, spec) in enumerate(zip(writers, specs, strict=True)):
-            new_ids, took = timed(writer, spec, ids, length)
-            total[index] += took / len(new_ids) * length
-    return total

@@ -90,15 +90,6 @@ class WriteOptions(DraftOptions):
     """0: the likeliest token. Default: the model's own."""
     seed: int | None = None
     """Same seed, same text. Default: a new one each time."""
-    max_new_tokens: PositiveInt = 256
-    """The most new tokens of an answer."""
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions(WriteOptions):
-    """The same with longer answers."""
-
     max_new_tokens: PositiveInt = 512
     """The most new tokens of an answer."""
 

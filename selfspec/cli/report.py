@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,12 +20,7 @@ _ENOUGH = 96  # tokens of one answer to each prompt
 
 
 def print_report(
-    console: Console,
-    measured: Comparison,
-    options: WriteOptions,
-    *,
-    sees: bool = False,
-    eight_bits: str | None = None,
+    console: Console, measured: Comparison, options: WriteOptions, *, sees: bool = False
 ) -> int:
     is_wrong = measured.dtype == "float32" and bool(measured.parted)
     is_check = options.model is not None  # The demo shows its drafts, whatever they bring.
@@ -34,8 +28,6 @@ def print_report(
     if measured.total.num_drafts:
         console.print(f"{measured.total.acceptance}.")
     console.print(Text(about_texts(measured, is_wrong), "bold red" if is_wrong else ""))
-    if eight_bits is not None:
-        console.print(eight_bits, markup=False, soft_wrap=True)
     console.print(Text(f"\n{verdict(measured)}\n", "bold"), soft_wrap=True)
     if is_check and has_times(measured) and measured.interval[0] >= _GAIN:
         for line in python_lines(options, measured.dtype, sees=sees):
@@ -85,20 +77,6 @@ def verdict(measured: Comparison) -> str:
     return text
 
 
-def about_eight_bits(seconds: Sequence[float], num_bytes: Sequence[int]) -> str:
-    """What weights in 8 bits would bring, from figures of the model as it is, and of that one."""
-    before, after = seconds
-    whole, rounded = num_bytes
-    brought = (
-        f"With weights in 8 bits the same answers take {after:.1f} s in place of {before:.1f} "
-        f"({before / after:.2f}x), and the weights {rounded / 1e6:.0f} MB in place of "
-        f"{whole / 1e6:.0f}"
-    )
-    if before / after < _GAIN:
-        return f"{brought}: no faster here, so leave --weights int8 out unless memory is short."
-    return f"{brought}: add --weights int8 if you accept texts of a rounded model."
-
-
 def python_lines(options: WriteOptions, dtype: str, *, sees: bool = False) -> list[str]:
     task = "ImageTextToText" if sees else "CausalLM"
     load = f'AutoModelFor{task}.from_pretrained("{options.model}", dtype="{dtype}")'
@@ -139,7 +117,8 @@ def table_of(measured: Comparison) -> Table:
     if has_times(measured):
         for title, rounds in (("plain", measured.plain), ("selfspec", measured.drafted)):
             seconds = np.mean(rounds, axis=0)
-            columns[f"{title},\nseconds"] = [f"{s:.2f}" for s in (*seconds, seconds.sum())]
+            rates = np.array([*lengths, sum(lengths)]) / [*seconds, seconds.sum()]
+            columns[f"{title},\ntokens/s"] = [f"{rate:.1f}" for rate in rates]
         speed_ups = (*measured.speed_ups(0), measured.speed_up)
         columns["speed-up"] = [f"{speed_up:.2f}x" for speed_up in speed_ups]
     columns["tokens\na step"] = [f"{prompt.tokens_per_step:.2f}" for prompt in stats]

@@ -6,12 +6,11 @@ The engine asks a budget for a step, lets the step decide while it drafts, and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from selfspec.cost.curve import CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.slowness import SlowStep
+from selfspec.cost.slowness import TimedStep
 from selfspec.cost.width import WidthSearch, best_width
 from selfspec.records import DraftTree, Pays, StepRecord, TimeBudget
 
@@ -40,7 +39,7 @@ class Step:
         self.max_nodes = max_nodes  # The most nodes that are worth looking for.
 
     def search(self) -> Pays | None:
-        """Asked for each tree: says, node by node, whether the next one may pay; None: all may.
+        """Says for the next tree, node by node, whether another one may pay; None: all may.
 
         It is told the tree so far and the score of the node.
         """
@@ -56,8 +55,8 @@ class Step:
 class Budget(TimeBudget):
     """Decides on the steps of one call, or of rows that come and go.
 
-    `SelfSpec(budget=...)` takes one of your own; it can't change the text. This one takes all that
-    is allowed.
+    `SelfSpec(budget=...)` takes yours; it can't change the text. This one takes all that is
+    allowed.
     """
 
     def open(self) -> Budget:
@@ -68,7 +67,7 @@ class Budget(TimeBudget):
         """The next step, of at most `allowed` nodes."""
         return Step(allowed)
 
-    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
+    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
         """Told how forwards are run from now, how many rows share them, and what they cost."""
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
@@ -77,7 +76,7 @@ class Budget(TimeBudget):
 
 
 class MeasuredBudget(Budget):
-    """The width that brings the most tokens a second, by what steps of each width took.
+    """The width that brings the most tokens a second, by what steps of all widths took.
 
     Serves one call, or rows that come and go. `curve` is what steps cost; None: what `run_as`
     says. `ledger` outlives calls, so that many short ones lose no more than a long one; None: a new
@@ -85,34 +84,28 @@ class MeasuredBudget(Budget):
     """
 
     def __init__(self, curve: CostCurve | None = None, ledger: Ledger | None = None) -> None:
-        self._has_own_curve = curve is not None
-        self._kind, self._num_rows = "", 0
-        if curve is not None:
-            self.curve = curve
+        self._keeps_curve = curve is not None
+        self.curve = CostCurve.unknown(1.0) if curve is None else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
+        self._forward, self._num_rows = "", 0
 
-    @cached_property
-    def curve(self) -> CostCurve:
-        """What steps cost. Nothing is known before the first rows are there."""
-        return CostCurve.unknown(1.0)
-
-    def run_as(self, kind: str, num_rows: int, curve: CostCurve) -> None:
+    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
         """Uses this curve from now on. A loss is forgiven if forwards are run in another way."""
-        if self._kind not in ("", kind):
+        if self._forward not in ("", forward):
             self.ledger.forgive()
-        self._kind, self._num_rows = kind, num_rows
-        if not self._has_own_curve:
+        self._forward, self._num_rows = forward, num_rows
+        if not self._keeps_curve:
             self.curve = curve
 
     def step(self, allowed: int) -> MeasuredStep:
         """As wide as drafts may still lose; 1 until plain steps were timed, and now and then."""
-        plain = self.curve.seconds(1)
-        end = plain + plain * self.ledger.may_lose()
-        is_due = not self.curve.knows_plain or self.num_since_plain >= _RETIME
-        is_due = is_due or self.curve.slowness.needs_plain
-        widest = 1 if is_due else self.curve.widest_within(end, allowed)
-        return MeasuredStep(self, max(widest, 1))
+        curve = self.curve
+        is_late = self.num_since_plain >= _RETIME
+        if is_late or not curve.knows_plain or curve.slowness.needs_plain:
+            return MeasuredStep(self, 1)
+        most = curve.seconds(1) * (1 + self.ledger.may_lose())
+        return MeasuredStep(self, curve.widest_within(most, allowed))
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
         """What a step with drafts costs, if half of the steps were plain, and 16 at least."""
@@ -156,7 +149,7 @@ class MeasuredStep(Step):
     def fit(self, trees: Sequence[DraftTree]) -> None:
         """All rows share a forward, and so its width."""
         if self._search is not None and len(trees) == 1:
-            choice = self._search.best  # It was found while the only tree grew.
+            choice = self._search.best  # It is known since the only tree grew.
         else:
             worth = [
                 [self._trust * score + _LESSON for score in tree.scores[1 : self.max_nodes]]
@@ -177,12 +170,14 @@ class MeasuredStep(Step):
         What is missing then is charged once steps with drafts turn out to be slow for longer.
         """
         budget, curve = self._budget, self._budget.curve
-        expected = curve.seconds(took.width) / curve.seconds(1)
+        expected = curve.relative(took.width)
         curve.refine(took.width, took.rest)
         plain = curve.seconds(1)
-        steps = min(curve.seconds(took.width) / plain, expected + 1)
-        slow = SlowStep(took.rest, expected + max(expected, 1.0), steps)
-        missing = self._missing(slow, took.width)
+        steps = min(curve.relative(took.width), expected + 1)
+        seen = TimedStep(took.width, took.rest, expected + max(expected, 1.0), steps)
+        missing = curve.slowness.observe(seen, plain)
+        if curve.slowness.is_over(plain):
+            budget.ledger.forgive()
         steps += took.drafting / plain
         num_tokens = sum(len(record.committed_ids) for record in records)
         drafts = self.max_nodes > 1 or took.width > 1
@@ -194,14 +189,3 @@ class MeasuredStep(Step):
             num_accepted=sum(record.num_accepted for record in records),
         )
         budget.num_since_plain = 0 if took.width == 1 else budget.num_since_plain + 1
-
-    def _missing(self, step: SlowStep, width: int) -> float:
-        """What is to be charged besides, in plain steps, since slowness was no bad luck."""
-        curve = self._budget.curve
-        plain = curve.seconds(1)
-        if width > 1:
-            return curve.slowness.of_wide(step, plain)
-        missing = curve.slowness.of_plain(step.seconds, plain)
-        if curve.slowness.is_over(plain):
-            self._budget.ledger.forgive()
-        return missing

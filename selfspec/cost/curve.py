@@ -1,4 +1,4 @@
-"""What a step costs by its width: a time for each of a few widths, and a shape expected elsewhere.
+"""What a step costs by its width: a time for a few widths, and a shape expected elsewhere.
 
 Knows widths and times; not what runs, nor what is worth drafting.
 """
@@ -14,15 +14,14 @@ import numpy as np
 
 from selfspec.cost.slowness import Slowness
 
-# The widths that have a time of their own. What lies between two of them costs as the wider one.
+# The widths that are timed. What lies between two of them costs as the wider one.
 WIDTHS: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_MORE = (96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-_ALL = np.array(WIDTHS + _MORE)
-# The place of each width in `_ALL`.
+_ALL = np.array([*WIDTHS, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096])
+# The place of every width in `_ALL`.
 _PLACES: list[int] = np.searchsorted(_ALL, np.arange(_ALL[-1] + 1)).tolist()
 # A clock is wrong that says less or more seconds than these.
 _SHORTEST, _LONGEST = 1e-9, 1e9
-# A width's time is the geometric mean of its first 8 steps. Each later one counts for 1/8.
+# A width's time is the geometric mean of its first 8 steps. Later steps count for 1/8.
 _KNOWN = 8
 # Once a width has 8 steps, a time that is off by more than 25 % counts as off by 25 %.
 _FAR = math.log(1.25)
@@ -44,48 +43,44 @@ class CostCurve:
 
     Widths that were timed cost what was timed. Wider ones have the shape that was expected, steeper
     or flatter by as much as the timed ones turned out. What was expected is straight between the
-    points that are given, and goes on at the slope of the last piece or of the whole, whichever is
-    steeper; from one point alone every further query costs as much as the first: nothing is drafted
-    where nothing is known. Safe to read and refine from several threads.
+    points that are given, and goes on at the slope of the whole; from one point alone every further
+    query costs as much as the first: nothing is drafted where nothing is known. Safe to read and
+    refine from several threads.
 
-    >>> curve = CostCurve({1: 0.010, 2: 0.010, 8: 0.016, 16: 0.032})
+    >>> curve = CostCurve({1: 0.010, 2: 0.010, 8: 0.016, 16: 0.025})
     >>> [round(1000 * curve.seconds(width)) for width in (1, 4, 5, 6, 8, 12, 24)]
-    [10, 12, 14, 14, 16, 24, 48]
+    [10, 12, 14, 14, 16, 20, 33]
     """
 
     def __init__(self, points: Mapping[int, float], *, is_timed: bool = True) -> None:
-        """From the seconds at some widths, one at least.
+        """From the seconds at some widths, 1 among them.
 
         If they are not timed, only what they are relative to each other is expected, and the first
         plain steps say what one is in seconds.
         """
-        widths = sorted({1, *points})
-        heights = _rising([points.get(width, points[min(points)]) for width in widths])
-        self._plain = heights[0]
-        relative = [height / self._plain for height in heights]
-        slope = max(_slope(widths, relative, 0), _slope(widths, relative, -2))
+        widths, plain = sorted(points), points[1]
+        relative = [seconds / plain for seconds in _rising([points[width] for width in widths])]
+        slope = (relative[-1] - 1) / (widths[-1] - 1) if len(points) > 1 else 1.0
         wider = slope * np.maximum(_ALL - widths[-1], 0)
         # By place: what was expected, in plain steps, and the seconds that were timed.
         self._expected = np.interp(_ALL, widths, relative) + wider
-        self._timed: list[float] = (self._plain * self._expected).tolist()
-        self._counts = [0] * len(_ALL)  # How many steps each was learned from.
-        self._named = {*map(_place, widths)}  # Those that were asked for or timed.
-        for place in self._named if is_timed else ():
-            self._counts[place] = _KNOWN
+        self._timed: list[float] = (plain * self._expected).tolist()
+        self._counts = [0] * len(_ALL)  # How many steps of the width were timed.
+        for width in widths if is_timed else ():
+            self._counts[_place(width)] = _KNOWN
         self.slowness = Slowness()
-        self._was_plain = False  # Was the last step one of width 1?
         self._lock = threading.Lock()
         self._seconds = self._fitted()
 
     @classmethod
     def unknown(cls, slope: float) -> CostCurve:
-        """A curve that knows nothing yet but what each further query may cost, in plain steps."""
+        """A curve that knows nothing yet but what every further query may cost, in plain steps."""
         return cls({1: 1.0, 2: 1.0 + slope}, is_timed=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The widths that were timed, or named when the curve was made."""
-        return tuple(int(_ALL[place]) for place in sorted(self._named))
+        """The widths that were timed, and 1."""
+        return tuple(int(_ALL[place]) for place in self._timed_places())
 
     @property
     def knows_plain(self) -> bool:
@@ -104,8 +99,8 @@ class CostCurve:
 
     @staticmethod
     def ends(widest: int) -> list[int]:
-        """Up to each of these widths the curve is level."""
-        return [width for width in WIDTHS + _MORE if width < widest] + [widest]
+        """Up to these widths the curve is level."""
+        return [*_ALL[widest > _ALL].tolist(), widest]
 
     def relative(self, width: int) -> float:
         return self.seconds(width) / self.seconds(1)
@@ -115,9 +110,9 @@ class CostCurve:
 
         Not much wider than the widest one that was timed: nothing is found out by a leap.
         """
-        timed = max(place for place, count in enumerate(self._counts) if count or not place)
-        within = min(allowed, int(_ALL[min(timed + _FARTHER, len(_ALL) - 1)]))
-        return max(bisect_right(range(1, within + 1), seconds, key=self.seconds), 1)
+        farthest = min(self._timed_places()[-1] + _FARTHER, len(_ALL) - 1)
+        widths = range(1, min(allowed, int(_ALL[farthest])) + 1)
+        return max(bisect_right(widths, seconds, key=self.seconds), 1)
 
     def refine(self, width: int, seconds: float) -> None:
         """Takes in the seconds of a step of this width; costs some 20 µs.
@@ -130,16 +125,12 @@ class CostCurve:
         with self._lock:
             place = _place(width)
             # Its nodes would take no longer one by one: what took longer was bad luck.
-            taken = min(seconds, width * self._plain) if place else seconds
+            taken = min(seconds, width * self._timed[0]) if place else seconds
             before = self._seconds[place]
-            after = before * math.exp(self._step_of(place, math.log(taken / before)))
-            self._named.add(place)
-            if place:
-                self._timed[place] = after
-            else:
-                self._plain = after
+            moved = self._step_of(place, math.log(taken / before))
+            self._timed[place] = before * math.exp(moved)
+            if not place:
                 self._forget_bad_luck()
-            self._was_plain = not place
             self._seconds = self._fitted()
 
     def of_other_length(self) -> CostCurve:
@@ -148,9 +139,14 @@ class CostCurve:
         The machine may have been busy: no query is expected to cost so much that none is tried.
         """
         plain = self.seconds(1)
-        dearest = {width: plain * (1 + _DEAREST * (width - 1)) for width in self.widths}
-        points = {width: min(self.seconds(width), most) for width, most in dearest.items()}
+        points = {
+            width: min(self.seconds(width), plain * (1 + _DEAREST * (width - 1)))
+            for width in _ALL.tolist()
+        }
         return CostCurve(points, is_timed=False)
+
+    def _timed_places(self) -> list[int]:
+        return [place for place, count in enumerate(self._counts) if count or not place]
 
     def _step_of(self, place: int, change: float) -> float:
         """How far a place moves for a time whose log is `change` away from it."""
@@ -162,21 +158,21 @@ class CostCurve:
         return change if place == 0 and count == 2 else change / count
 
     def _forget_bad_luck(self) -> None:
-        """After two plain steps in a row, wide steps are believed to take a little less."""
-        for place, count in enumerate(self._counts if self._was_plain else ()):
-            above = self._timed[place] / (self._plain * self._expected[place])
-            if place and count and above > 1:
-                kept = 0.5 ** (1 / (_HALVING * int(_ALL[place]) * count**2))
-                self._timed[place] *= above ** (kept - 1)
+        """After a plain step, wide ones are believed to take a little less."""
+        for place in self._timed_places()[1:]:
+            above = self._timed[place] / (self._timed[0] * self._expected[place])
+            if above > 1:
+                half_life = _HALVING * int(_ALL[place]) * self._counts[place] ** 2
+                self._timed[place] *= above ** (0.5 ** (1 / half_life) - 1)
 
     def _fitted(self) -> list[float]:
         """The seconds by place: what was timed, and after it the expected shape, as it turned out.
 
         That is steeper or flatter than expected by as much as the last timed width was.
         """
-        places = [place for place, count in enumerate(self._counts) if count or not place]
-        timed = [self._plain, *(self._timed[place] for place in places[1:])]
-        heights = [seconds / self._plain for seconds in _rising(timed)]
+        places = self._timed_places()
+        plain = self._timed[0]
+        heights = [seconds / plain for seconds in _rising([self._timed[p] for p in places])]
         costs, last = np.interp(_ALL, _ALL[places], heights), places[-1]
         widths, expected = _ALL[last:], self._expected[last:]
         queries = widths[0] - 1
@@ -187,7 +183,7 @@ class CostCurve:
             least = seen / queries / 2  # It does not level off at once.
         rises = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
         costs[last + 1 :] = heights[-1] + np.cumsum(rises)
-        seconds: list[float] = (self._plain * np.maximum.accumulate(costs)).tolist()
+        seconds: list[float] = (plain * costs).tolist()
         return seconds
 
 
@@ -196,31 +192,14 @@ def _place(width: int) -> int:
     return _PLACES[min(width, len(_PLACES) - 1)]
 
 
-def _rising(heights: Sequence[float]) -> list[float]:
-    """The first as it is; the others as near as they can be, never falling, and none below it."""
-    plain, *others = heights
-    return [plain, *(max(plain, height) for height in monotone(others))]
+def _rising(seconds: Sequence[float]) -> list[float]:
+    """What is timed too slow is believed to take no longer than what is wider.
 
+    The first one stays as it is, and none is below it.
 
-def _slope(widths: Sequence[int], heights: Sequence[float], since: int) -> float:
-    """What a query costs from one of the widths to the last."""
-    if len(widths) == 1:
-        return heights[0]
-    return (heights[-1] - heights[since]) / (widths[-1] - widths[since])
-
-
-def monotone(values: Sequence[float]) -> list[float]:
-    """The never falling values that are nearest by least squares (pool adjacent violators).
-
-    >>> monotone([1.0, 3.0, 2.0, 4.0])
-    [1.0, 2.5, 2.5, 4.0]
+    >>> _rising([1.0, 3.0, 2.0, 4.0])
+    [1.0, 2.0, 2.0, 4.0]
     """
-    pools: list[tuple[float, int]] = []  # The mean, and of how many values.
-    for value in values:
-        mean, count = value, 1
-        while pools and pools[-1][0] > mean:
-            left, more = pools.pop()
-            mean = (mean * count + left * more) / (count + more)
-            count += more
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+    plain, *others = seconds
+    least_to_the_right = np.minimum.accumulate(others[::-1])[::-1]
+    return [plain, *np.maximum(least_to_the_right, plain).tolist()]

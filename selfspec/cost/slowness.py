@@ -1,7 +1,7 @@
 """Whether steps with drafts are slow by bad luck, or because the machine is busy.
 
 On a busy machine the threads of a wide step may wait for each other, where a plain step needs one
-thread and waits for nobody. Then each wide step may take as long as many plain ones.
+thread and waits for nobody. Then a wide step may take as long as many plain ones.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _IN_A_ROW = 2
 _FREE = 0.75
 
 
-class SlowStep(NamedTuple):
-    """The seconds of a step; in plain steps, the most that is not slow, and what it was charged."""
+class TimedStep(NamedTuple):
+    """A step's width and seconds; in plain steps, the most that is not slow, and its charge."""
 
+    width: int
     seconds: float
     most: float
     charged: float
@@ -26,12 +27,12 @@ class Slowness:
     """What slow steps took beyond what they were charged. The rest is charged once it lasts.
 
     One slow step says nothing. After two without a good one in between, a plain step is timed. If
-    that is not slow too, both are charged in full, and so is each further slow step, until a wide
+    that is not slow too, both are charged in full, and so is every further slow step, until a wide
     step takes what is expected of it, or plain steps take less.
     """
 
     def __init__(self) -> None:
-        self._doubted: list[SlowStep] = []  # Those that may be bad luck.
+        self._doubted: list[TimedStep] = []  # Those that may be bad luck.
         self._last_plain = 0.0  # The seconds of the last plain step.
         self._plain_then = 0.0  # The most that plain steps took since slowness lasts; else 0.
 
@@ -40,18 +41,18 @@ class Slowness:
         """Must the next step be plain, to say whether the machine is slow as a whole?"""
         return len(self._doubted) >= _IN_A_ROW
 
-    def of_wide(self, step: SlowStep, plain: float) -> float:
-        """What is to be charged besides after a wide step, where a plain one takes `plain`."""
-        if step.seconds <= step.most * max(plain, self._last_plain):
+    def observe(self, step: TimedStep, plain: float) -> float:
+        """What is to be charged besides after a step, in plain steps of `plain` seconds."""
+        if step.width == 1:
+            self._last_plain = step.seconds
+            is_certain = self.needs_plain
+        elif step.seconds > step.most * max(plain, self._last_plain):
+            self._doubted.append(step)
+            is_certain = self._plain_then > 0
+        else:
             self._doubted, self._plain_then = [], 0.0
             return 0.0
-        self._doubted.append(step)
-        return self._missing(plain) if self._plain_then else 0.0
-
-    def of_plain(self, seconds: float, plain: float) -> float:
-        """The same after a plain step of so many seconds."""
-        self._last_plain = seconds
-        missing = self._missing(plain) if self.needs_plain else 0.0
+        missing = self._missing(plain) if is_certain else 0.0
         if missing or self._plain_then:
             self._plain_then = max(self._plain_then, plain)
         return missing

@@ -16,17 +16,16 @@ from selfspec.cost.curve import CostCurve
 
 
 class Choice(NamedTuple):
-    """A width, and what it is expected to bring."""
+    """A width, and the tokens a second that it is expected to bring."""
 
     width: int
-    tokens: float  # The tokens of all rows in one forward.
-    rate: float  # Tokens a second.
+    rate: float
 
 
 def best_width(scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: int) -> Choice:
     """The width that brings the most tokens a second, of those from 1 to `max_nodes`.
 
-    `scores` has a list for each row that shares the forward: the scores of its tree's nodes in
+    `scores` has a list for every row that shares the forward: the scores of its tree's nodes in
     the order they were added, without the root. A row whose tree has fewer brings what it has.
     The narrowest of equal ones is taken.
     """
@@ -38,9 +37,9 @@ def best_width(scores: Sequence[Sequence[float]], curve: CostCurve, max_nodes: i
 
 
 class WidthSearch:
-    """The best width of one tree, found while it grows, node by node, best score first.
+    """The best width of one tree, known while it grows, node by node, best score first.
 
-    ``take(score)`` before each node; where it says no, growth is over, and the tree is cut to
+    ``take(score)`` before a node; where it says no, growth is over, and the tree is cut to
     the first `best.width` nodes. Costs less than 1 µs a node.
 
     >>> search = WidthSearch(CostCurve({1: 1.0, 2: 1.1, 4: 1.3, 8: 4.0}), max_nodes=8)
@@ -55,7 +54,7 @@ class WidthSearch:
         self._ends = curve.ends(max_nodes)
         self._tokens = float(num_rows)
         self.num_nodes = 1
-        self.best = Choice(1, self._tokens, self._tokens / self._costs[1])
+        self.best = Choice(1, self._tokens / self._costs[1])
 
     def take(self, score: float) -> bool:
         """Counts the next node in, unless no tree with it can beat the best one so far.
@@ -71,12 +70,12 @@ class WidthSearch:
         return False
 
     def add(self, gain: float) -> bool:
-        """Counts a node of each row in, which bring `gain` together; is that the best width?"""
+        """Counts a node of every row in, which bring `gain` together; is that the best width?"""
         self.num_nodes, self._tokens = self.num_nodes + 1, self._tokens + gain
         rate = self._tokens / self._costs[self.num_nodes]
         if rate <= self.best.rate:
             return False
-        self.best = Choice(self.num_nodes, self._tokens, rate)
+        self.best = Choice(self.num_nodes, rate)
         return True
 
     def _may_pay(self, score: float, num_nodes: int, tokens: float) -> bool:
@@ -87,7 +86,7 @@ class WidthSearch:
 
             f(w) = S + (w - n)·s - R·T(w) > 0.
 
-        T is level up to each width that has a time of its own, and f does not fall there. So it is
+        T is level up to every width that has a time of its own, and f does not fall there. So it is
         highest at one of these widths or at max. Where f is not above 0 at those beyond n and at
         max, no wider tree pays, and none of those that have lower scores.
         """

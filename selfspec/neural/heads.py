@@ -1,6 +1,6 @@
 """What the heads of a model say of the next tokens: heads that were trained for it, in its files.
 
-Transformers runs them. The first head reads the state before each token and the token itself, each
+Transformers runs them. The first head reads the state before a token and the token itself, a
 further one what the head before it made of both. Their KV holds committed tokens alone: columns
 that rest on guesses go at once, and are read again with what became of the guesses.
 """
@@ -25,7 +25,7 @@ from selfspec.weights.streamed import is_streamed
 
 _NUM_STATES = 1024  # Heads read this many of a prompt's last tokens.
 _MOST_ROWS = 16  # With 4,096 dimensions, a prompt's states take up to 16 MB a row.
-_SHARE_OF_FREE = 0.25  # Nobody has asked for the memory that heads take.
+_SHARE_OF_FREE = 0.25  # Heads are loaded unasked, so they may take little memory.
 
 
 def find_heads(model: PreTrainedModel) -> Any | str:
@@ -39,7 +39,7 @@ def find_heads(model: PreTrainedModel) -> Any | str:
         return "it comes from no checkpoint, whose files would hold them"
     try:
         return _loaded(model, number)
-    except Exception as error:  # Transformers reads each family's files by rules of its own.
+    except Exception as error:  # Transformers reads the files of every family by other rules.
         return f"transformers can't run them: {type(error).__name__}: {error!s:.150}"
 
 
@@ -60,7 +60,7 @@ def _loaded(model: PreTrainedModel, number: int) -> Any | str:
 
 
 class HeadSource(StateSource):
-    """Opens a text for each row of one engine; `worth` says whether heads pay with the model."""
+    """Opens texts for the rows of one engine; `worth` says whether heads pay with the model."""
 
     name = HEADS
 
@@ -131,7 +131,7 @@ class HeadText:
         self._end += len(ids)
 
     def chain(self, token: int, num: int) -> list[Likely]:
-        """What each head finds likely, the first one after the next token, `token`."""
+        """What the heads find likely, the first one after the next token, `token`."""
         if not self._lacks_token:  # Nobody knows the state before it.
             return []
         self._next.append(token)

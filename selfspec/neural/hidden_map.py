@@ -2,7 +2,7 @@
 
 The state that enters the output head holds what the model expects. From the state before a token
 and the embedding of that token, a ridge regression guesses the state after it, and so which tokens
-come next. It learns from each token of the prompt and from each verified node, accepted or not,
+come next. It learns from all tokens of the prompt and all verified nodes, accepted or not,
 since the forward gives all their states anyway. Nothing is trained, and nothing outlives the text.
 """
 
@@ -23,8 +23,8 @@ from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import MAP, Likely
 from selfspec.weights import gives_rows
 
-# In a batch of more rows, maps would take more time than they save. With 2,048 dimensions each one
-# takes up to 60 MB.
+# In a batch of more rows, maps would take more time than they save. With 2,048 dimensions a
+# map takes up to 60 MB.
 _MOST_MAPS = 4
 _NUM_STATES = 641  # The map learns from this many of a prompt's last states.
 _MAX_PAIRS = 1024  # Of more, the older half is forgotten.
@@ -47,7 +47,7 @@ class MapWeights(NamedTuple):
         inputs, head = embeddings_of(model), model.get_output_embeddings()
         if not isinstance(inputs, nn.Embedding) or type(head) is not nn.Linear:
             return None
-        if any(map(is_compiled, model.modules())):  # It would be compiled anew with each hook.
+        if any(map(is_compiled, model.modules())):  # It would be compiled anew with every hook.
             return None
         weights = inputs.weight, head.weight
         if not all(map(gives_rows, weights)):  # What is streamed is not always there.
@@ -58,7 +58,7 @@ class MapWeights(NamedTuple):
 
 
 class HiddenStateSource(StateSource):
-    """Opens a map for each row of one engine; `worth` says whether maps pay with its model."""
+    """Opens maps for the rows of one engine; `worth` says whether maps pay with its model."""
 
     name = MAP
 
@@ -75,17 +75,12 @@ class HiddenStateSource(StateSource):
         weights = MapWeights.of(self._model)
         if weights is None or not row.learns or row.num_rows > _MOST_MAPS:
             return None
-        states = (
-            torch.empty(0, weights.head.shape[1], dtype=torch.float32, device="cpu")
-            if row.states is None
-            else row.states
-        )
-        state_map = HiddenMap(weights, row.prompt_ids, states)
+        state_map = HiddenMap(weights, row.prompt_ids, row.states)
         return StateCursor(state_map, self._top_k, self, row.budget)
 
 
 class _Pairs(NamedTuple):
-    """Tokens, with the states before and after each of them."""
+    """Tokens, with the states before and after them."""
 
     before: torch.Tensor  # (N, D)
     embedded: torch.Tensor  # (N, E)
@@ -145,7 +140,7 @@ class _Ridge:
 
 
 def _alike(pairs: _Pairs, before: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-    """How alike each of some pairs (N,) is to each of others (M,): (N, M)."""
+    """How alike pairs (N,) are to other pairs (M,): (N, M)."""
     by_state, by_token = pairs.before @ before.T, pairs.embedded @ embedded.T
     return torch.addcmul(by_state + by_token, by_state, by_token)
 
@@ -153,8 +148,12 @@ def _alike(pairs: _Pairs, before: torch.Tensor, embedded: torch.Tensor) -> torch
 class HiddenMap:
     """The map of one text, which begins with a prompt."""
 
-    def __init__(self, weights: MapWeights, ids: Sequence[int], states: torch.Tensor) -> None:
-        """The prompt's tokens (P,), and the states (N, D) after the last of them."""
+    def __init__(
+        self, weights: MapWeights, ids: Sequence[int], states: torch.Tensor | None
+    ) -> None:
+        """The prompt's tokens (P,), and the states (N, D) after the last of them, if known."""
+        if states is None:
+            states = torch.empty(0, weights.head.shape[1], dtype=torch.float32, device="cpu")
         num_known = min(len(ids), len(states), _NUM_STATES)
         states, ids_known = states[len(states) - num_known :].float(), ids[len(ids) - num_known :]
         self._weights = weights
@@ -168,7 +167,7 @@ class HiddenMap:
         self._head = torch.empty(
             _MAX_NAMES, weights.head.shape[1], dtype=torch.float32, device="cpu"
         )
-        self._num_held = 0  # How many names have their row there.
+        self._num_in_head = 0  # How many names have their row there.
         self._is_finite = True
         self.name(ids)
 
@@ -223,10 +222,10 @@ class HiddenMap:
     def _nearest(self, state: torch.Tensor, num: int) -> Likely:
         """The names that a state makes likeliest, with their chances among all names."""
         names = self._names[:_MAX_NAMES]
-        if fresh := names[self._num_held :]:
+        if fresh := names[self._num_in_head :]:
             rows = embedding(torch.tensor(fresh, device="cpu"), self._weights.head)
-            self._head[self._num_held : len(names)] = rows
-            self._num_held = len(names)
+            self._head[self._num_in_head : len(names)] = rows
+            self._num_in_head = len(names)
         scores = self._head[: len(names)] @ state
         if self._weights.bias is not None:
             scores += self._weights.bias[torch.tensor(names, dtype=torch.long, device="cpu")]

@@ -1,8 +1,8 @@
-"""A small model's guesses: a chain of tokens, with what it thinks likely after each of them.
+"""A small model's guesses: a chain of tokens, with what it thinks likely after them.
 
 The chain grows while a tree does: where children are wanted of a token after its last one, one
 forward of the small model reads this token, if it is likely enough to be accepted. The model has an
-ordinary KV cache of each text.
+ordinary KV cache of every text.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Drafts = tuple[int, ...]  # The tokens after the committed text.
 
 
 def likeliest(logits: torch.Tensor, num: int) -> list[Likely]:
-    """The likeliest tokens, with their chances, by each of some logits (N, V)."""
+    """The likeliest tokens, with their chances, by the logits (N, V) of some nodes."""
     logits = logits.float()
     top = logits.topk(min(num, logits.shape[-1]))
     chances = (top.values - logits.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0)
-    # One copy, since each waits for the device; a float holds every id below 2**24.
+    # One copy, since a copy waits for the device; a float holds every id below 2**24.
     rows = torch.stack([top.indices.float(), chances], dim=1).tolist()
     return [list(zip(map(int, ids), shares, strict=True)) for ids, shares in rows]
 
@@ -220,13 +220,9 @@ class DraftModelCursor(Cursor):
 
 
 def _candidates(likely: Likely) -> list[Candidate]:
-    return [
-        (token, _evidence(rank, chance))
-        for rank, (token, chance) in enumerate(likely, 1)
-        if chance >= _LEAST
-    ]
-
-
-def _evidence(rank: int, chance: float) -> Evidence:
-    halved, sureness = bins(chance)
-    return Evidence(DRAFT_MODEL, 0, rank, sureness, halved)
+    candidates = []
+    for rank, (token, chance) in enumerate(likely, 1):
+        if chance >= _LEAST:
+            halved, sureness = bins(chance)
+            candidates.append((token, Evidence(DRAFT_MODEL, 0, rank, sureness, halved)))
+    return candidates

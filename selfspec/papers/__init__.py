@@ -1,6 +1,6 @@
 """Five papers, a file each, in their own words and symbols.
 
-Each method is made of the same parts as a user's own: a `Source` names what may come, a `Budget`
+A method is made of the same parts as a user's: a `Source` names what may come, a `Budget`
 says how a step spends its width, a `Shape` which tree is drafted, and a `Scheduler` which prompts
 are next. ``SelfSpec.as_in("diaa")`` is a paper's own method; `SelfSpec()` is the best of all:
 
@@ -9,7 +9,7 @@ what                                    paper               in `SelfSpec()`
 ======================================  ==================  ========================================
 tables of the likeliest next tokens     DIAA                kept; whole rows are replaced, a second
                                                             table knows two tokens
-tree grown anew in each step            DIAA                kept; with chances that are counted
+tree grown anew in every step           DIAA                kept; with chances that are counted
 decays, threshold, update interval      DIAA                thrown out: with counted chances they
                                                             bring nothing
 tables and KV updated meanwhile         DIAA                kept, on a GPU
@@ -29,7 +29,7 @@ prompts sorted by their lengths         edge networks       kept, as `ShortestFi
 batches and lengths by equations        edge networks       thrown out: they need two machines
 ======================================  ==================  ========================================
 
-`docs/papers.md` has the figures for each line.
+`docs/papers.md` has the figures of every line.
 """
 
 from __future__ import annotations

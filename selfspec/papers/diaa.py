@@ -1,7 +1,7 @@
-"""DIAA: two look-up tables and a tree for each step.
+"""DIAA: two look-up tables, and a new tree in every step.
 
 "DIAA: A Decoding-Efficient Inference Acceleration Approach for On-Device Large Language Models"
-(AAAI 2026). No second model: the t-LUT holds for each token the K next tokens that the model found
+(AAAI 2026). No second model: the t-LUT holds for a token the K next tokens that the model found
 likeliest when it last read it, and the p-LUT their probabilities. All nodes of a verified tree fill
 them, rejected ones too. A tree grows from them best-first. Its utility is the sum over its paths of
 the product of their tokens' probabilities (equation 1), under a budget B of drafted tokens, and a
@@ -15,17 +15,16 @@ streams of its own. Here tables are in the CPU's memory, and a second stream for
 H200 no shorter. What is worth hiding is learning: `Engine` lets the tables learn while a GPU works
 on the next forward, where that saves more time than it costs tokens (docs/log.md).
 
-``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up; its tables were filled from
-ShareGPT, in place of which there is the recipe `dialogue` of ``selfspec cache build``.
+``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up, whose tables were filled from
+ShareGPT. ``selfspec cache build`` fills them from conversations of one's own.
 
 What the text leaves open, and how it is read here:
 
-- Which of a node's K tokens are merged into a row (figure 6): all K, so that they replace it
-  ("newest"); or the model's own choice replaces the least likely entry, and the others are added
-  only while there is room ("first"). The first reading is taken, since it comes near the paper.
-- Whether α is taken once for each level or once for the path: for each level.
-- The cost of a tree counts a node once for each path through it there, and once here, since that is
-  what a forward takes.
+- Which of a node's K tokens are merged into a row (figure 6): all K, so that they replace it.
+  Where the model's own choice alone replaced an entry, tables were further from the paper.
+- Whether α is taken once a level or once a path: once a level.
+- The cost of a tree counts a node once for every path through it there. Here it counts once, since
+  that is what a forward takes.
 - B: 64. δ, α and τ are those of figure 7, N is 1.
 """
 
@@ -84,7 +83,7 @@ class DynamicTree(Shape):
 
 
 class Tables(Source):
-    """A source: t-LUT and p-LUT as one map from each token to its next ones.
+    """A source: t-LUT and p-LUT as one map from a token to its next ones, likeliest first.
 
     Rows are never changed in place, so that several threads may read and write. They have the name
     of our own first table, so that a cache fills either.
@@ -92,42 +91,26 @@ class Tables(Source):
 
     name = "lut"
 
-    def __init__(self, k: int = 8, *, merges: str = "newest") -> None:
-        if merges not in ("first", "newest"):
-            raise ConfigError(f"merges must be 'first' or 'newest' (got {merges!r})")
-        self._k, self._merges = k, merges
-        self._rows: dict[int, dict[int, float]] = {}
+    def __init__(self, k: int = 8) -> None:
+        self._k = k
+        self._rows: dict[int, list[tuple[int, float]]] = {}
 
     def open(self, row: RowStart) -> TablesCursor:
         return TablesCursor(self, row.prompt_ids[-1] if row.prompt_ids else -1)
 
     def observe_pairs(self, pairs: NDArray[np.int64], top: TopK) -> None:
-        """Takes in what the model predicted after each last token."""
+        """Takes in what the model predicted after the last tokens."""
         rows = zip(pairs[:, -1].tolist(), top.ids.tolist(), top.probabilities.tolist(), strict=True)
         for token, ids, probabilities in rows:
-            new = {i: p for i, p in zip(ids, probabilities, strict=True) if i >= 0}
-            is_whole = self._merges == "newest" or token not in self._rows
-            self._rows[token] = new if is_whole else self._merged(dict(self._rows[token]), new)
-
-    def _merged(self, row: dict[int, float], new: dict[int, float]) -> dict[int, float]:
-        """Figure 6: add while there is room; the first choice replaces the least likely entry."""
-        for number, (token, probability) in enumerate(new.items()):
-            if token not in row and len(row) >= self._k:
-                if number:
-                    continue
-                del row[min(row, key=row.__getitem__)]
-            row[token] = probability
-        return row
+            entries = zip(ids[: self._k], probabilities, strict=False)
+            self._rows[token] = [(next_, p) for next_, p in entries if next_ >= 0]
 
     def next_tokens(self, token: int) -> list[Candidate]:
-        """The row of a token, likeliest first."""
+        """The row of a token."""
         return [
             (next_, Evidence(self.name, rank=rank, probability_bin=round(p * FINE)))
-            for rank, (next_, p) in enumerate(self._likeliest(token), start=1)
+            for rank, (next_, p) in enumerate(self._rows.get(token, ()), start=1)
         ]
-
-    def _likeliest(self, token: int) -> list[tuple[int, float]]:
-        return sorted(self._rows.get(token, {}).items(), key=lambda entry: -entry[1])[: self._k]
 
     def copy(self) -> Tables:
         twin = copy.copy(self)
@@ -139,7 +122,7 @@ class Tables(Source):
         ids = np.full((len(tokens), self._k), -1, np.int32)
         probabilities = np.zeros((len(tokens), self._k), np.float16)
         for i, token in enumerate(tokens):
-            for rank, (next_, p) in enumerate(self._likeliest(token)):
+            for rank, (next_, p) in enumerate(self._rows[token]):
                 ids[i, rank], probabilities[i, rank] = next_, p
         return {"tokens": np.array(tokens, np.int32), "ids": ids, "probabilities": probabilities}
 
@@ -173,12 +156,12 @@ def recorded(evidence: Evidence) -> float:
     return evidence.probability_bin / FINE
 
 
-def method(*, top_k: int = 8, merges: str = "newest", **options: Any) -> dict[str, Any]:
+def method(*, top_k: int = 8, **options: Any) -> dict[str, Any]:
     names = ("delta", "alpha", "tau", "interval")
     shape = DynamicTree(**{name: options.pop(name) for name in names if name in options})
     return {
         "sources": (),
-        "extra_sources": [Tables(top_k, merges=merges)],
+        "extra_sources": [Tables(top_k)],
         "shape": shape,
         "calibration": FixedPrior(recorded),
         "budget": "fixed",

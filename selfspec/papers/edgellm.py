@@ -53,21 +53,13 @@ class Pacer(Shape):
 
 
 class Fallback(Budget):
-    """A budget: the self-adaptive threshold α, which a branch that was right moves by `factor`.
+    """A budget: drafting ends once T_c is below α, which a right branch moves by `factor`."""
 
-    `as_written` is the paper's: drafting ends once T_c is below α. Otherwise no node below α is
-    drafted but the first, and the confidence of the branch that was right takes the place of T_c.
-    """
-
-    def __init__(self, alpha: float = 0.01, factor: float = 0.5, *, as_written: bool = True):
-        self.alpha, self.factor, self.as_written = alpha, factor, as_written
+    def __init__(self, alpha: float = 0.01, factor: float = 0.5) -> None:
+        self.alpha, self.factor = alpha, factor
 
     def step(self, allowed: int) -> Step:
         return _FallbackStep(allowed, self)
-
-    def break_even_tokens(self, seconds: float) -> float:
-        """A draft model of `SelfSpec` reads what is above α, however long it takes."""
-        return self.alpha
 
     def observe(self, num_all: int, num_correct: int, confidence: float) -> None:
         """Equation 3."""
@@ -86,19 +78,15 @@ class _FallbackStep(Step):
         self._budget = budget
 
     def search(self) -> Pays:
-        return lambda tree, score: len(tree) == 1 or self._goes_on(tree, score)
-
-    def _goes_on(self, tree: DraftTree, score: float) -> bool:
-        largest = confidence(tree) if self._budget.as_written else score
-        return largest >= self._budget.alpha
+        alpha = self._budget.alpha
+        return lambda tree, _score: len(tree) == 1 or confidence(tree) >= alpha
 
     def observe(self, took: StepTime, records: Sequence[StepRecord]) -> None:
         for record in records:
             tree, leaf = record.tree, record.path[-1]
             while below := tree.children[leaf]:
                 leaf = min(below.values())  # The child that was added first is the likeliest.
-            largest = confidence(tree) if self._budget.as_written else tree.scores[leaf]
-            self._budget.observe(tree.depths[leaf], len(record.path) - 1, largest)
+            self._budget.observe(tree.depths[leaf], len(record.path) - 1, confidence(tree))
 
 
 def confidence(tree: DraftTree) -> float:

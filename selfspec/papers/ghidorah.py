@@ -1,8 +1,8 @@
 """Ghidorah: a tree and a width that fit the device, and attention in two parts.
 
 "Ghidorah: Fast LLM Inference on Edge with Speculative Decoding and Hetero-Core Parallelism" (2025).
-ARCA answers calibration questions and counts how often the candidate of each depth and rank comes
-true. A tree takes the likeliest nodes by these accuracies, and is refined by what each single place
+ARCA answers calibration questions and counts how often a candidate of some depth and rank comes
+true. A tree takes the likeliest nodes by these accuracies, and is refined by what single places
 brought; its acceptance length is 1 + the sum of its nodes' chances. The width is then the one whose
 verification yields the most tokens a second on the device. HCMP splits linear layers by columns
 between two units. Of attention, one has the dense part, which is the committed text, and the other
@@ -41,7 +41,7 @@ class FittedTree(Shape):
     """A shape: the same places in every step, the likeliest first, and parents before children.
 
     A place is a parent and a rank among the parent's candidates, from 0. Parent 0 is the root, and
-    place i is node i + 1. `chances` are the counted chances that each node is accepted. So the
+    place i is node i + 1. `chances` are the counted chances that nodes are accepted. So the
     first places are themselves a tree, the best one of its width.
 
     >>> tree = FittedTree((0, 1, 0), (0, 0, 1), (0.6, 0.4, 0.2))
@@ -61,7 +61,7 @@ class FittedTree(Shape):
         ):
             raise ConfigError(
                 "a fitted tree must have parents before children, ranks >= 0 and chances in "
-                f"(0, 1], as many of each (got {lists!r:.80})"
+                f"(0, 1], equally many of all (got {lists!r:.80})"
             )
 
     @property

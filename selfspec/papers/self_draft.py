@@ -1,18 +1,18 @@
 """Self-Draft: branches of guesses that the model answers next to its own text.
 
 "Multi-Branch Self-Drafting for LLM Inference Acceleration" (AAAI 2025). N draft branches τ_i of at
-most L tokens ride along in each forward after the text X, blind to one another:
+most L tokens ride along in a forward after the text X, blind to one another:
 
     x_t, D, V = S(P_M(Y | [X; T; C])),
 
-where T are the branches and D what the model predicts after each of their tokens, C the candidate
+where T are the branches and D what the model predicts after their tokens, C the candidate
 drafts and V what it predicts after theirs. A branch begins with several random tokens. It goes on
 with the last token of its D, and drops its first one once it is full: τ_i = [τ_i; D_i,|τ_i|]. Each
 sub-sequence of G tokens of a branch with the token that the model predicts after it is a draft
 
     d = [τ_i,k-G:k; D_i,k],
 
-kept under its first token in a context cache, an LRU queue for each token. A corpus cache holds
+kept under its first token in a context cache, an LRU queue for every token. A corpus cache holds
 phrases counted beforehand; there longer prefixes and higher counts come first. While the branches
 fill, the first L tokens of an answer, nothing is drafted (algorithm 1).
 
@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,14 +43,13 @@ Gram = tuple[int, ...]
 # A branch begins with this number of tokens, which are drawn from the prompt. Their generator has
 # this seed and is no other's, so that samples are the same as without branches.
 _NUM_RANDOM, _SEED = 3, 0
-# A context cache keeps drafts for this number of first tokens, and this number for each of them.
-_MAX_KEYS, _MAX_DRAFTS = 4096, 16
+_MAX_DRAFTS = 16  # A context cache keeps as many for one first token.
 # No chance is known of a draft. These let a fresh one be taken whole before a stale one begins.
 _FRESHEST, _NEXT = 0.95, 0.7
 
 
 class Branches(Shape):
-    """A shape: N branches of L tokens in each tree, which take half of its nodes at most.
+    """A shape: N branches of L tokens in a tree, which take half of its nodes at most.
 
     With `fills`, as in the paper, nothing else is in the tree until they are full.
     """
@@ -66,19 +64,16 @@ class Branches(Shape):
         self._num_branches, self._length = num_branches, length
         self._gram_length, self._fills = min(gram_length, length), fills
         self.num_nodes = num_branches * length
-        self._random = random.Random(_SEED)
-        self._padding: list[int] = []
         self.tokens: list[list[int]] = []
         self._nodes: list[list[int]] = []  # Of each branch in the tree that is being verified.
         self._caches: list[ContextCacheCursor] = []  # Those of the row.
         self._num_filling = 0  # The tokens of an answer before anything is drafted.
 
     def for_row(self, prompt_ids: Sequence[int], *, learns: bool) -> Branches:
-        twin = copy.copy(self)
-        twin._random = random.Random(_SEED)
-        twin._padding = list(prompt_ids)
+        twin, dice = copy.copy(self), random.Random(_SEED)
+        num_tokens = min(_NUM_RANDOM, self._length)
         num_branches = self._num_branches if prompt_ids and learns else 0
-        twin.tokens = [twin._start() for _ in range(num_branches)]
+        twin.tokens = [dice.choices(prompt_ids, k=num_tokens) for _ in range(num_branches)]
         twin._num_filling = self._length if num_branches and self._fills else 0
         return twin
 
@@ -96,16 +91,15 @@ class Branches(Shape):
         for branch in self.tokens:
             if len(grower.tree) + len(branch) > grower.max_nodes:
                 break
-            nodes: list[int] = []
-            node = grower.add(0, branch[0])
-            while node is not None:
+            nodes = [0]
+            for token in branch:
+                if (node := grower.add(nodes[-1], token)) is None:
+                    break
                 nodes.append(node)
-                rest = branch[len(nodes) :]
-                node = grower.add(node, rest[0]) if rest else None
-            self._nodes.append(nodes)
+            self._nodes.append(nodes[1:])
 
     def observe(self, record: StepRecord) -> None:
-        """Takes the model's answers to each whole branch as drafts; then the branch moves on."""
+        """Takes the model's answers to a whole branch as drafts; then the branch moves on."""
         self._num_filling -= len(record.committed_ids)
         if record.top is None:
             return
@@ -115,20 +109,17 @@ class Branches(Shape):
             # A budget may have cut nodes.
             if len(nodes) == len(branch) and nodes[-1] < len(likeliest):
                 answers = [likeliest[node] for node in nodes]
-                for gram in self._drafts(branch, answers):
-                    for cache in self._caches:
-                        cache.keep(gram)
+                if len(branch) == self._length:
+                    self._keep_drafts(branch, answers)
                 self.tokens[index] = [*branch, answers[-1]][-self._length :]
         self._nodes = []
 
-    def _start(self) -> list[int]:
-        return [self._random.choice(self._padding) for _ in range(min(_NUM_RANDOM, self._length))]
-
-    def _drafts(self, branch: list[int], answers: list[int]) -> Iterator[Gram]:
-        """The sub-sequences of G tokens of a full branch, each with its successor."""
-        if len(branch) == self._length:
-            for end in range(self._gram_length, len(answers) + 1):
-                yield (*branch[end - self._gram_length : end], answers[end - 1])
+    def _keep_drafts(self, branch: list[int], answers: list[int]) -> None:
+        """Keeps the sub-sequences of G tokens of a full branch, with their successors."""
+        for end in range(self._gram_length, len(answers) + 1):
+            draft = (*branch[end - self._gram_length : end], answers[end - 1])
+            for cache in self._caches:
+                cache.keep(draft)
 
 
 class ContextCache(Source):
@@ -143,10 +134,10 @@ class ContextCacheCursor(Cursor):
 
     def __init__(self, last_token: int) -> None:
         self._last_token = last_token
-        self._queues: OrderedDict[int, OrderedDict[Gram, None]] = OrderedDict()
+        self._drafts: dict[int, list[Gram]] = {}
 
     def root(self) -> list[Gram]:
-        return list(reversed(self._queues.get(self._last_token, ())))
+        return self._drafts.get(self._last_token, [])
 
     def expand(self, state: list[Gram]) -> list[Candidate]:
         tokens = dict.fromkeys(draft[0] for draft in state)
@@ -159,23 +150,17 @@ class ContextCacheCursor(Cursor):
         self._last_token = record.committed_ids[-1]
 
     def keep(self, gram: Gram) -> None:
-        """Takes a draft of a branch in; the stalest make room."""
-        key, *draft = gram
-        queue = self._queues.setdefault(key, OrderedDict())
-        self._queues.move_to_end(key)
-        queue[tuple(draft)] = None
-        queue.move_to_end(tuple(draft))
-        if len(queue) > _MAX_DRAFTS:
-            queue.popitem(last=False)
-        if len(self._queues) > _MAX_KEYS:
-            self._queues.popitem(last=False)
+        """Takes a draft of a branch in; the stalest one with its first token makes room."""
+        key, draft = gram[0], gram[1:]
+        others = [other for other in self._drafts.get(key, []) if other != draft]
+        self._drafts[key] = [draft, *others][:_MAX_DRAFTS]
 
 
 class CorpusCache(Source):
     """Phrases of texts: after up to `max_prefix` tokens, the tokens that most often came next.
 
     A phrase that came fewer than `min_count` times is left out. Counting takes some 120 bytes of
-    memory for each token of the texts.
+    memory a token.
     """
 
     name = "corpus"

@@ -6,10 +6,12 @@ serve is no error: it goes to transformers as it came.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,35 +20,33 @@ from transformers.generation.utils import GenerationMixin
 
 from selfspec.compat.modules import inside_compiled, inside_wrappers
 from selfspec.errors import AttachError, SelfSpecError, UnsupportedError, shown
-from selfspec.plugin.arguments import for_drafts
 from selfspec.plugin.draft_pair import new_draft_model
-from selfspec.plugin.loop import Loop
+from selfspec.plugin.loop import loop_for
 from selfspec.plugin.refusals import Arguments, Outcome, has_own_generate, reason_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.stats import GenerationStats
 
 M = TypeVar("M")
-# Where an instance keeps the methods of its own that `attach` replaces; None if it had none.
-_BEFORE = "_methods_before_attach"
-# Where it keeps the `DefaultAssistant`.
-_DEFAULT = "_default_assistant"
+_ATTACHMENT = "_selfspec_attachment"  # Where an instance keeps its `Attachment`.
 
 
-class DefaultAssistant:
-    """Holds the `SelfSpec` of a model. Copies of the model share it; pickled ones have none.
+class Attachment:
+    """The default `SelfSpec` of a model, and the `generate()` that the instance had of its own.
 
-    Pickle looks methods up by name, before the model that it reads has any attributes. So such a
-    model has those of its class, until it is attached again.
+    Copies of a model share the `SelfSpec`; pickled ones have none. Pickle looks methods up by name,
+    before the model that it reads has any attributes. So such a model has the `generate()` of its
+    class, until it is attached again.
     """
 
-    def __init__(self, spec: SelfSpec | None = None) -> None:
+    def __init__(self, spec: SelfSpec | None = None, method: Any = None) -> None:
         self.spec = spec
+        self.method = method
 
-    def __deepcopy__(self, _memo: Any) -> DefaultAssistant:
-        return self
+    def __deepcopy__(self, memo: Any) -> Attachment:
+        return Attachment(self.spec, copy.deepcopy(self.method, memo))
 
-    def __reduce__(self) -> tuple[type[DefaultAssistant], tuple[()]]:
-        return DefaultAssistant, ()
+    def __reduce__(self) -> tuple[type[Attachment], tuple[()]]:
+        return Attachment, ()
 
 
 def attach(model: M, assistant: SelfSpec | None = None) -> M:
@@ -70,32 +70,29 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
             f"attach needs a model instance with generate() (got {shown(model)}); load a model "
             "and call selfspec.attach(model), or for a pipeline selfspec.attach(pipe.model)"
         )
-    attributes = vars(target)
     if assistant is not None:
         check_assistant(assistant)
-    function = getattr(attributes.get("generate"), "__func__", None)
-    if function is not None and function is getattr(type(target), "generate", None):
-        detach(target)  # It was attached when it was pickled.
-    if _BEFORE not in attributes:
-        names = [name for name in _STAND_INS if hasattr(target, name)]
-        attributes[_BEFORE] = {name: attributes.get(name) for name in names}
-        # Bound methods and no closures, so that a deep copy of the model is attached to itself.
-        attributes.update({name: types.MethodType(_STAND_INS[name], target) for name in names})
-        attributes[_DEFAULT] = DefaultAssistant()
+    attributes = vars(target)
+    method, attachment = attributes.get("generate"), attributes.get(_ATTACHMENT)
+    is_attached = getattr(method, "__func__", None) is _generate
+    if not is_attached:  # One that was attached when it was pickled has a method of its class.
+        attachment = Attachment(method=None if attachment else method)
+        # A bound method and no closure, so that a deep copy of the model is attached to itself.
+        attributes["generate"] = types.MethodType(_generate, target)
     if assistant is not None:
-        attributes[_DEFAULT] = DefaultAssistant(assistant)
+        attachment = Attachment(assistant, attachment.method)
+    attributes[_ATTACHMENT] = attachment
     return model
 
 
 def detach(model: M) -> M:
     """Takes `assistant=` and the default off again; leaves alone a model that is not attached."""
     target = inside_compiled(model)
-    if _BEFORE in getattr(target, "__dict__", {}):
-        del vars(target)[_DEFAULT]
-        for name, before in vars(target).pop(_BEFORE).items():
-            del vars(target)[name]
-            if before is not None:
-                vars(target)[name] = before
+    attachment = getattr(target, "__dict__", {}).pop(_ATTACHMENT, None)
+    if attachment is not None:
+        vars(target).pop("generate", None)
+        if attachment.method is not None:
+            vars(target)["generate"] = attachment.method
     return model
 
 
@@ -104,18 +101,12 @@ def hub_folder() -> Path:
     return Path(__file__).parent.parent / "hub"
 
 
-def _before(model: PreTrainedModel, name: str) -> Any:
-    if (method := vars(model)[_BEFORE][name]) is not None:
-        return method
-    if hasattr(type(model), name):
-        return functools.partial(getattr(type(model), name), model)
-    return model.__getattr__(name)  # A wrapper of PEFT has it from the model inside.
-
-
 @functools.wraps(GenerationMixin.generate)
 def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-    stock = _before(model, "generate")
-    assistant, is_named = _chosen(model, kwargs)
+    # Read once, since another thread may detach the model meanwhile.
+    attachment = vars(model).get(_ATTACHMENT) or Attachment()
+    stock = attachment.method or _generate_of_class(model)
+    assistant, is_named = _chosen(attachment, kwargs)
     if assistant is None:
         return stock(*args, **kwargs)
     if args and not has_own_generate(model):
@@ -124,7 +115,7 @@ def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
     try:
         if is_lenient:
             _check_for_default(model, assistant, kwargs)
-        for_loop, ready = for_drafts(model, kwargs)
+        loop, ready = loop_for(assistant, model, kwargs)
     except SelfSpecError as refused:
         if not is_lenient:
             raise
@@ -133,31 +124,34 @@ def _generate(model: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         for name in ("prediction", "max_nodes"):  # They decide nothing, and stock knows neither.
             kwargs.pop(name, None)
         return stock(*args, **kwargs)
-    return stock(*args, custom_generate=Loop(assistant, for_loop, is_lenient), **ready)
+    return stock(*args, custom_generate=replace(loop, is_default=is_lenient), **ready)
 
 
-def _chosen(model: PreTrainedModel, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
+def _generate_of_class(model: PreTrainedModel) -> Any:
+    if hasattr(type(model), "generate"):
+        return types.MethodType(type(model).generate, model)
+    return model.__getattr__("generate")  # A wrapper of PEFT has it from the model inside.
+
+
+def _chosen(attachment: Attachment, kwargs: dict[str, Any]) -> tuple[SelfSpec | None, bool]:
     """The assistant of a call, taken out of its arguments, and whether the call names it.
 
     A call names one as `assistant=` or as `custom_generate=`. If it names neither one nor another
     loop, it gets the default.
     """
-    if isinstance(kwargs.get("assistant_model"), SelfSpec):
-        raise AttachError("assistant_model must be a model (got a SelfSpec); pass it as assistant=")
-    is_named, assistant = "assistant" in kwargs, kwargs.pop("assistant", None)
-    loop = kwargs.pop("custom_generate", None)
-    if assistant is None and isinstance(loop, SelfSpec):
-        return loop, True
+    if "assistant" not in kwargs and kwargs.get("custom_generate") is None:
+        kwargs.pop("custom_generate", None)
+        return attachment.spec, False
+    assistant = kwargs.pop("assistant", None)
+    if isinstance(kwargs.get("custom_generate"), SelfSpec) and assistant is None:
+        assistant = kwargs.pop("custom_generate")
     if assistant is not None:
         check_assistant(assistant)
-        if loop is not None:
+        if kwargs.pop("custom_generate", None) is not None:
             raise UnsupportedError(
                 "assistant= and custom_generate= exclude each other; pass one of them"
             )
-        return assistant, True
-    if loop is not None:
-        kwargs["custom_generate"] = loop
-    return (None if is_named or loop is not None else vars(model)[_DEFAULT].spec), is_named
+    return assistant, True
 
 
 def _check_for_default(
@@ -168,7 +162,7 @@ def _check_for_default(
     if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
         raise UnsupportedError(reason)
     if draft_model is not None:
-        new_draft_model(draft_model, inside_wrappers(model), 1, assistant.models)
+        new_draft_model(draft_model, inside_wrappers(model), 1, assistant.runner)
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,21 +170,6 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     del bound["self"]
     others = bound.pop("kwargs", {})
     return {**bound, **others}
-
-
-@functools.wraps(GenerationMixin.generate_batch)
-def _generate_batch(
-    model: PreTrainedModel, *args: Any, assistant: Any = None, **kwargs: Any
-) -> Any:
-    if assistant is not None:
-        raise UnsupportedError(
-            "generate_batch() can't draft: its paged KV cache takes no draft back (got "
-            "assistant=); call generate() with a padded batch, or leave assistant= out"
-        )
-    return _before(model, "generate_batch")(*args, **kwargs)
-
-
-_STAND_INS = {"generate": _generate, "generate_batch": _generate_batch}
 
 
 def check_assistant(assistant: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,31 +14,43 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
+from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from selfspec.compat.generation import belongs_to_caller, kv_of, mark_callers_cache
-from selfspec.draft.sources.prediction import Prediction
+from selfspec.compat.generation import (
+    KV,
+    belongs_to_caller,
+    kv_of,
+    mark_callers_cache,
+    runs_in_step,
+)
+from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
-from selfspec.plugin.arguments import LoopArguments, predictions_of
 from selfspec.plugin.draft_pair import new_draft_model
-from selfspec.plugin.outcome import result_of
-from selfspec.plugin.refusals import refuse_prepared, route
+from selfspec.plugin.predictions import as_ids, predictions_of
+from selfspec.plugin.refusals import Arguments, Outcome, reason_for, refuse_prepared, route
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
+from selfspec.row import Streamer, output_of
 from selfspec.session import write
 from selfspec.stats import GenerationStats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Loop:
     """The loop of one call, for the argument `custom_generate`.
 
-    `is_default` says that the call did not name the assistant. `then` gets the prompt before
-    anybody knows how it is decoded; without it, its texts are written and returned.
+    It holds the arguments of the call that transformers hands to no loop.
     """
 
     spec: SelfSpec
-    arguments: LoopArguments
-    is_default: bool = False
+    streamer: Streamer | None
+    synced_gpus: bool
+    draft_model: PreTrainedModel | None
+    prediction: Any  # Token ids of one text for all prompts, or a list with those of one for each.
+    max_nodes: int  # of the trees of this call
+    is_default: bool = False  # Did the call not name the assistant?
+    # Gets the prompt before anybody knows how it is decoded. Without it, the texts are written.
     then: Callable[[Prompt], Any] | None = None
 
     def __call__(
@@ -53,37 +65,29 @@ class Loop:
         **model_kwargs: Any,
     ) -> Any:
         """transformers hands over what this names; `inputs_tensor` is what an encoder has read."""
-        start = perf_counter()
-        spec, arguments = self.spec, self.arguments
+        start, spec, draft_model = perf_counter(), self.spec, None
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
-        predictions: list[Prediction | None] = [None] * len(input_ids)
-        if arguments.prediction is not None:
-            num_returned = generation_config.num_return_sequences or 1
-            sizes = (len(input_ids), num_returned, num_readable(model))
-            predictions = predictions_of(arguments.prediction, *sizes)
-        draft_model = spec.draft_model if arguments.draft_model is None else arguments.draft_model
-        if draft_model is not None:
-            num_tokens = input_ids.shape[1]
-            draft_model = new_draft_model(draft_model, model, num_tokens, spec.models)
-        config = spec.config
-        if arguments.max_nodes is not None:
-            config = config.changed(max_nodes=arguments.max_nodes)
+        if self.draft_model is not None:
+            draft_model = new_draft_model(self.draft_model, model, input_ids.shape[1], spec.runner)
+        num_returned = generation_config.num_return_sequences or 1
         mark_callers_cache(model, kv_of(model_kwargs))
         prompt = Prompt(
             model=model,
-            runner=spec.models.run(model),
+            runner=spec.runner(model),
             input_ids=input_ids,
             model_kwargs=model_kwargs,
             generation_config=generation_config,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
-            streamer=arguments.streamer,
-            predictions=predictions,
+            streamer=self.streamer,
+            predictions=predictions_of(
+                self.prediction, len(input_ids), num_returned, num_readable(model)
+            ),
             draft_model=draft_model,
-            max_nodes=config.max_nodes,
+            max_nodes=self.max_nodes,
             inputs_tensor=inputs_tensor,
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
-            synced_gpus=arguments.synced_gpus,
+            synced_gpus=self.synced_gpus,
             is_default=self.is_default,
             stats=GenerationStats(num_calls=1),
         )
@@ -91,7 +95,42 @@ class Loop:
         if self.then is not None:
             return self.then(prompt)
         write(routed(prompt, spec), spec)
-        return result_of(prompt)
+        return _result_of(prompt)
+
+
+def loop_for(
+    spec: SelfSpec, model: PreTrainedModel, arguments: Mapping[str, Any]
+) -> tuple[Loop, dict[str, Any]]:
+    """The loop of a call, and the arguments that are left for stock's `generate()`.
+
+    Refuses what can't be served. A prediction has become token ids, and `stop_strings` a stopping
+    criterion, unless the caller gave one. Without a tokenizer they stay, so that stock raises its
+    own error.
+    """
+    call = Arguments(model, arguments)
+    if reason := reason_for(Outcome.REFUSED, call):
+        raise UnsupportedError(reason)
+    ready = dict(arguments)
+    tokenizer, draft_model = ready.pop("tokenizer", None), ready.pop("assistant_model", None)
+    prediction, max_nodes = ready.pop("prediction", None), ready.pop("max_nodes", None)
+    config = spec.config if max_nodes is None else spec.config.changed(max_nodes=max_nodes)
+    if tokenizer is not None:
+        prediction = as_ids(prediction, tokenizer)
+        if strings := call.setting("stop_strings"):
+            ready["stop_strings"] = None  # As a keyword it overrides all configs.
+            criteria = list(ready.get("stopping_criteria") or ())
+            if not any(type(criterion) is StopStringCriteria for criterion in criteria):
+                criteria.append(StopStringCriteria(stop_strings=strings, tokenizer=tokenizer))
+            ready["stopping_criteria"] = StoppingCriteriaList(criteria)
+    loop = Loop(
+        spec=spec,
+        streamer=arguments.get("streamer"),
+        synced_gpus=runs_in_step(model, arguments.get("synced_gpus")),
+        draft_model=spec.draft_model if draft_model is None else draft_model,
+        prediction=prediction,
+        max_nodes=config.max_nodes,
+    )
+    return loop, ready
 
 
 def routed(prompt: Prompt, spec: SelfSpec) -> Prompt:
@@ -104,3 +143,22 @@ def routed(prompt: Prompt, spec: SelfSpec) -> Prompt:
         raise
     prompt.stats.spend("prepare", perf_counter() - start)
     return prompt
+
+
+def _result_of(prompt: Prompt) -> Any:
+    """What stock's own loop has returned, or the same of rows that were drafted for."""
+    if prompt.mode == "plain":
+        return prompt.output
+    config, rows = prompt.generation_config, prompt.rows
+    if not config.return_dict_in_generate:
+        return output_of(rows)
+    recorded: Any = rows[0].chooser
+    has_encoder = prompt.model.config.is_encoder_decoder
+    output: Any = (GenerateEncoderDecoderOutput if has_encoder else GenerateDecoderOnlyOutput)(
+        sequences=output_of(rows),
+        scores=tuple(recorded.scores) if config.output_scores else None,
+        logits=tuple(recorded.logits) if config.output_logits else None,
+        **{KV: prompt.kv},
+    )
+    output.stats = prompt.stats
+    return output

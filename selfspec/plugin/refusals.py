@@ -108,7 +108,7 @@ def route(prompt: Prompt) -> None:
 def _mode(name: str, what: str, off: Any) -> Rule:
     """Refuses a call with a setting that asks for something else than one token after the other."""
     fix = f"set {name}={off!r} or leave assistant= out"
-    reason = f"{what} can't be drafted for; {fix} (got {name}={{!r}})"
+    reason = f"{what} can't be drafted for; {fix} (got {name}={{!r:.80}})"
 
     def looks_at(call: Any) -> Any:
         value = call.setting(name)
@@ -189,6 +189,8 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("assistant_early_exit", "early exit", None),
         _mode("speculation_type", "DFlash", None),
         _mode("assistant_ensemble_weight", "ensemble verification", None),
+        _mode("assistant_tokenizer", "a draft model with a tokenizer of its own", None),
+        _mode("token_healing", "token healing", False),
         Rule(
             lambda call: call.setting("use_mtp") and not num_heads(call.model),
             "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
@@ -199,12 +201,6 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
             "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
             "back; leave it out, or call generate() without selfspec",
             "KV cache: paged",
-        ),
-        Rule(
-            lambda call: call.setting("token_healing"),
-            "token_healing=True needs the tokenizer, which a custom decoding loop is not given; "
-            "pass input_ids=model.heal_tokens(input_ids, tokenizer) instead",
-            "decoding: token healing",
         ),
     ),
     Outcome.ASIDE: (

@@ -14,9 +14,10 @@ from weakref import WeakKeyDictionary, finalize
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
-from selfspec.cache import CacheContents, RememberedFile, load_cache, push_cache, save_cache
+from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
+from selfspec.compat.versions import untried_reason, version_of
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
@@ -24,14 +25,13 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Source
 from selfspec.engine import Engine, OnStep
-from selfspec.errors import ConfigError, UnsupportedError, shown
+from selfspec.errors import ConfigError, SelfSpecError, UnsupportedError, one_line, shown
 from selfspec.forward.backends import Backend
 from selfspec.kept_kv import KeptKV
 from selfspec.papers import method_of
 from selfspec.plugin.draft_pair import check_draft_model
-from selfspec.plugin.lenient import Lenient
 from selfspec.prompt import Prompt
-from selfspec.runner import ModelRunner, ModelRunners
+from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
 
 _log = logging.getLogger("selfspec")
@@ -99,24 +99,25 @@ class SelfSpec:
         self.total_stats = GenerationStats()
         self.draft_model = draft_model
         self._budget = own_budget
-        self.models = ModelRunners(self.config)
+        self._runners: WeakKeyDictionary[Any, ModelRunner] = WeakKeyDictionary()
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
-        self._remembered: RememberedFile | None = None
+        remembered = None
         if remember is not None:
             owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
-            self._remembered = RememberedFile(remember, owner, saves=saves)
-            finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
+            remembered = RememberedFile(remember, owner, saves=saves)
         self._learned = LearnedOnDemand(
             self.config,
             loaded=contents,
-            remembered=self._remembered,
+            remembered=remembered,
             extra_sources=extra_sources,
             calibration=calibration,
             shape=shape,
         )
+        if remembered is not None:
+            finalize(self, self._learned.end)  # Runs at the end of the process at the latest.
 
     @classmethod
     def from_pretrained(
@@ -168,10 +169,8 @@ class SelfSpec:
     def __repr__(self) -> str:
         return f"SelfSpec({self.config})"
 
-    def __call__(
-        self, *_: Any, prediction: Any = None, max_nodes: Any = None, **_arguments: Any
-    ) -> NoReturn:
-        """Refuses to be the loop of a model that is not attached, with what `attach` takes too."""
+    def __call__(self, *_: Any, **_arguments: Any) -> NoReturn:
+        """Refuses to be the loop of a model that is not attached."""
         raise UnsupportedError(  # A reader in another thread might never stop waiting.
             "custom_generate= needs an attached model, since transformers hands neither "
             "streamer nor tokenizer to a loop of ours (got a model that is not attached); call "
@@ -190,8 +189,7 @@ class SelfSpec:
         self.warn(prompt.model, prompt.stats)
         if prompt.streamer is not None:  # Its reader finds the statistics of this call.
             prompt.streamer.end()
-        if self._remembered is not None:
-            self._remembered.save_if_due()
+        self._learned.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
         return self._learned.of(vocab_size)
@@ -204,7 +202,10 @@ class SelfSpec:
         anew; to forget that too, delete the file first.
         """
         self._learned.forget()
-        self.models.forget_kept_kv()
+        with self._lock:
+            runners = list(self._runners.values())
+        for runner in runners:
+            runner.forget_kept_kv()
 
     def contents(
         self,
@@ -239,26 +240,12 @@ class SelfSpec:
 
         Nothing is written if nothing was learned since the last save.
         """
-        if self._remembered is None:
+        if self._learned.remembered is None:
             raise ConfigError(
                 "save_learned() needs a file (got remember=None); make the SelfSpec with "
                 "remember=FILE, or call save_pretrained()"
             )
-        self._remembered.save()
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        about: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> str:
-        """Uploads the cache to a model repository, which is made if needed; returns its URL.
-
-        The options are `private`, `revision`, `token` and `commit_message`, as of the Hub's client.
-        """
-        return push_cache(repo_id, self.contents(tokenizer=tokenizer, about=about), **options)
+        self._learned.save()
 
     @contextmanager
     def listening(self, on_step: OnStep) -> Iterator[None]:
@@ -278,7 +265,14 @@ class SelfSpec:
 
     def runner(self, model: PreTrainedModel) -> ModelRunner:
         """How a model, or the model inside a wrapper, is run for this `SelfSpec`."""
-        return self.models.run(inside_wrappers(model))
+        model = inside_wrappers(model)
+        with self._lock:
+            runner = self._runners.get(model)
+            if runner is None:
+                if not self._runners and (untried := untried_reason(version_of("transformers"))):
+                    _log.warning("%s; use one of these, or a newer selfspec", untried)
+                runner = self._runners[model] = ModelRunner(model, self.config)
+            return runner
 
     def engine(
         self,
@@ -288,23 +282,34 @@ class SelfSpec:
         kept_kv: KeptKV | str | None,
     ) -> Engine:
         """The engine of one prompt, or of many that come and go."""
-        budget, learned = self._budget, self._learned.of
+        learned, budget = self._learned.of, Budget()
         if prompt is not None and prompt.is_default:
-            lenient = Lenient(prompt.stats)
-            learned = partial(lenient.learned, learned)
-            budget = lenient.guarded(budget)
-        if budget is not None:
-            budget = budget.open()
+            learned = partial(self._learned_or_nothing, prompt.stats)
+        if self._budget is not None:
+            budget = self._budget.open()
         elif self.config.budget == "measured":
             budget = MeasuredBudget(ledger=runner.ledger)
         return Engine(
             runner,
             backend,
             learned=learned,
-            budget=Budget() if budget is None else budget,
+            budget=budget,
             on_step=self._on_step,
             kept_kv=kept_kv,
         )
+
+    def _learned_or_nothing(self, stats: GenerationStats, vocab_size: int) -> Learned:
+        """What was learned, for a default assistant.
+
+        Code that knows nothing of selfspec has called the model. So if what was learned belongs to
+        another vocabulary, or its file is damaged, the call goes on without it.
+        """
+        try:
+            return self.learned(vocab_size)
+        except SelfSpecError as error:
+            reason = one_line(error).partition(";")[0]
+            stats.disable(f"its default assistant has failed ({reason})")
+            return Learned([], Calibration(), top_k=1)
 
     def warn(self, model: PreTrainedModel, stats: GenerationStats) -> None:
         """Says why a model is not drafted for or run as asked: once for each model and reason."""

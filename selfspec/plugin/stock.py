@@ -6,6 +6,7 @@ LUTs during any stock call.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,17 +16,13 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from selfspec.compat.generation import decode_assisted
 from selfspec.draft.drafter import Drafter
-from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
-from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import last_pairs, top_k_of
-from selfspec.plugin.arguments import for_drafts
-from selfspec.plugin.loop import Loop
+from selfspec.plugin.loop import loop_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
-from selfspec.row import Row
 
 _MAX_NODES = 16  # The tree has at most 16 nodes, and stock gets its best chain.
 
@@ -40,33 +37,23 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
     The `SelfSpec`'s draft model drafts too, or the one that the call names with `assistant_model=`.
     """
 
-    def __init__(self, spec: SelfSpec) -> None:
+    def __init__(self, spec: SelfSpec, prompt: Prompt | None = None) -> None:
         self._spec = spec
-        self._prompt: Prompt | None = None
-        self._row: Row | None = None  # There is none before the prompt was read.
+        self._prompt = prompt
+        self._drafter: Drafter | None = None  # There is none before the prompt was read.
         self._tree = DraftTree.of_root(0)
 
     def generate(self, model: PreTrainedModel, **arguments: Any) -> Any:
         """What `model.generate()` gives by assisted decoding; takes the same arguments, by name."""
-        for_loop, ready = for_drafts(model, arguments)
+        loop, ready = loop_for(self._spec, model, arguments)
         # With this, stock checks the call and prepares it as one of assisted decoding.
         ready["prompt_lookup_num_tokens"] = _MAX_NODES
-        return model.generate(custom_generate=Loop(self._spec, for_loop, then=self._write), **ready)
+        return model.generate(custom_generate=replace(loop, then=self._write), **ready)
 
     def _write(self, prompt: Prompt) -> Any:
-        # A criterion of the caller's may name less than the config does.
-        longest = prompt.generation_config.max_length
-        if prompt.max_length > longest:
-            raise UnsupportedError(
-                f"MaxLengthCriteria must name at most the {longest} tokens of max_length or "
-                f"max_new_tokens, since the assisted decoding of transformers would never end "
-                f"(got {prompt.max_length}); raise max_new_tokens, or leave the criterion out"
-            )
-        candidates = SelfSpecCandidateGenerator(self._spec)  # With the state of this call alone.
-        candidates._prompt = prompt
         return decode_assisted(
             prompt.model,
-            candidates,
+            SelfSpecCandidateGenerator(self._spec, prompt),  # With the state of this call alone.
             prompt.input_ids,
             logits_processor=prompt.logits_processor,
             stopping_criteria=prompt.stopping_criteria,
@@ -81,12 +68,13 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self, input_ids: torch.Tensor, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`input_ids` (1, L) followed by the chain; no logits, so stock checks it greedily."""
-        row = self._row
-        if row is None:
+        drafter, prompt = self._drafter, self._prompt
+        if drafter is None or prompt is None:
             return input_ids, None
-        max_nodes = min(self._spec.config.max_nodes, _MAX_NODES)
-        row.drafter.prepare()
-        self._tree = row.drafter.draft(row.last_token, max_nodes, row.max_depth)
+        max_depth = max(prompt.max_length - input_ids.shape[1] - 1, 0)
+        drafter.prepare()
+        max_nodes = min(prompt.max_nodes, _MAX_NODES)
+        self._tree = drafter.draft(int(input_ids[0, -1]), max_nodes, max_depth)
         drafted = input_ids.new_tensor([_best_chain(self._tree)])
         return torch.cat([input_ids, drafted], dim=-1), None
 
@@ -94,37 +82,30 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
     ) -> None:
         """Learns from the scores (1, drafts + 1, V) of the step; `input_ids` holds its outcome."""
-        spec, row = self._spec, self._row
-        learned = (
-            spec.learned(scores.shape[-1]).for_request(spec.config.learning)
-            if row is None
-            else row.drafter.learned
-        )
+        is_first = self._drafter is None
+        drafter = self._drafter = self._drafter or self._opened(input_ids, scores.shape[-1])
+        learned = drafter.learned
         if learned.learns:
             top = top_k_of(scores[0, : num_matches + 1], learned.top_k)
             pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
             learned.observe_pairs(pairs.numpy(), top)
-        if row is None:
-            self._row = self._opened(input_ids, learned)
-        else:
-            self._observe(row, input_ids[0, row.length :].tolist())
+        if is_first:
+            return
+        committed = input_ids[0, -num_matches - 1 :].tolist()
+        path = self._tree.path_of(committed[:-1])  # The last token is the model's.
+        record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
+        drafter.observe(record)
+        if learned.learns:
+            learned.calibration.observe(record)
 
-    def _opened(self, input_ids: torch.Tensor, learned: Learned) -> Row:
-        prompt, ids = self._prompt, input_ids[0].tolist()
+    def _opened(self, input_ids: torch.Tensor, vocab_size: int) -> Drafter:
+        spec, prompt, ids = self._spec, self._prompt, input_ids[0].tolist()
         assert prompt is not None
+        learned = spec.learned(vocab_size).for_request(spec.config.learning)
         start = RowStart(prompt_ids=ids, max_new_tokens=prompt.max_length - len(ids))
         sources = [] if prompt.draft_model is None else [prompt.draft_model]
         readable = num_readable(prompt.model)
-        drafter = Drafter(learned, start, self._spec.config, sources, num_readable=readable)
-        return Row(prompt=input_ids, prompt_ids=ids, max_length=prompt.max_length, drafter=drafter)
-
-    def _observe(self, row: Row, committed: list[int]) -> None:
-        path = self._tree.path_of(committed[:-1])  # The last token is the model's.
-        record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
-        row.new_ids += committed
-        row.drafter.observe(record)
-        if row.drafter.learned.learns:
-            row.drafter.learned.calibration.observe(record)
+        return Drafter(learned, start, spec.config, sources, num_readable=readable)
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]

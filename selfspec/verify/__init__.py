@@ -1,1 +1,1 @@
-"""What is true: the walk down a verified tree, and how each token on it is chosen."""
+"""What is true: the walk down a verified tree, and how a token is chosen."""

@@ -47,8 +47,8 @@ class Text(Protocol):
 class StepLogits:
     """The logits (B, Q, V) of a step.
 
-    Their likeliest tokens come from a device in one copy for all rows, and with each its logit,
-    which is NaN if any logit of that node is. On a CPU, where nothing has to be waited for, only
+    Their likeliest tokens come from a device in one copy for all rows, and with them their logits,
+    which are NaN if any logit of their node is. On a CPU, where nothing has to be waited for, only
     the nodes that are visited are looked at.
     """
 
@@ -57,7 +57,7 @@ class StepLogits:
         self._fetched: Fetched | None = None
         self._choices: list[list[int]] = []
         self._highest: list[list[float]] = []
-        self._last = (-1, -1), (0, 0.0)  # The node that was asked for last, and what it said.
+        self._last = (-1, -1), (0, 0.0)  # The last node and what is likeliest there.
         if type(device) is not Device or logits.device.type != "cpu":
             ids = likeliest(logits)
             highest = logits.gather(-1, ids[..., None]).squeeze(-1)
@@ -108,9 +108,9 @@ class Processing(NamedTuple):
 
 
 class ProcessedChooser:
-    """Processors and sampling, only at visited nodes, each with its true prefix.
+    """Processors and sampling, only at visited nodes, with their true prefixes.
 
-    Each visit makes the CPU wait for a GPU.
+    A visit makes the CPU wait for a GPU.
     """
 
     moves_together = False
@@ -143,21 +143,13 @@ class ProcessedChooser:
             scores = first(text.prefix(), scores)
         if self._tape is None:
             return int(last(text.prefix(), scores).argmax(-1))
-        place = (self._number, text.num_new)
-        token = self._drawn_from_few(self._tape, scores[0], warpers, place)
+        place, token = (self._number, text.num_new), None
+        if warpers is not None and scores.device.type == "cpu" and scores.dtype == torch.float32:
+            few = shortlist(scores[0], warpers)
+            token = few and self._tape.draw_from(few, scores[0], *place)
         if token is None:
             token = self._tape.draw(last(text.prefix(), scores)[0], *place)
         return token
-
-    @staticmethod
-    def _drawn_from_few(
-        tape: NoiseTape, scores: torch.Tensor, warpers: Warpers | None, place: tuple[int, int]
-    ) -> int | None:
-        """The token drawn from those that the warpers leave; None if only stock's can tell."""
-        if warpers is None or scores.device.type != "cpu" or scores.dtype != torch.float32:
-            return None
-        few = shortlist(scores, warpers)
-        return few and tape.draw_from(few, scores, *place)
 
 
 @dataclass

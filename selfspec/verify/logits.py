@@ -1,6 +1,6 @@
-"""What is read off logits: the likeliest token at each node, and the K likeliest ones.
+"""What is read off logits: the likeliest token at a node, and the K likeliest ones.
 
-The results are the same on every device. On a CPU they are found in ways of our own, since torch's
+The results are the same on every device. On a CPU they are computed in other ways, since torch's
 are many times slower over a real vocabulary, and slower still in half precision.
 """
 
@@ -20,26 +20,26 @@ _NUM_AT_A_TIME = 1 << 20
 
 
 class _Scratch(threading.local):
-    """A float32 buffer on the CPU that each thread keeps, since a new one takes longer to get."""
+    """A float32 buffer on the CPU that a thread keeps, since a new one takes longer to get."""
 
-    _held: torch.Tensor | None = None
+    _buffer: torch.Tensor | None = None
 
     def buffer(self, *shape: int) -> torch.Tensor:
         """This thread's buffer in a shape; it overwrites what the last call returned."""
         size = torch.Size(shape).numel()
-        if self._held is None or len(self._held) < size:
+        if self._buffer is None or len(self._buffer) < size:
             with torch.inference_mode(False):  # Then both modes may write to it.
-                self._held = torch.empty(
+                self._buffer = torch.empty(
                     max(size, 2 * _NUM_AT_A_TIME), dtype=torch.float32, device="cpu"
                 )
-        return self._held[:size].view(shape)
+        return self._buffer[:size].view(shape)
 
 
 _SCRATCH = _Scratch()
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """The likeliest token at each node, of equal ones the first; waits for nothing."""
+    """The likeliest token at every node, of equal ones the first; waits for nothing."""
     if logits.dtype == torch.float64:
         logits = logits.float()  # Stock rounds first, which may make two of them equal.
     return logits.argmax(-1)
@@ -58,7 +58,7 @@ def top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top_k_by_parts(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Some nodes at a time, in memory that each thread keeps."""
+    """Some nodes at a time, in memory that this thread keeps."""
     nodes = logits.reshape(-1, logits.shape[-1])
     step = max(_NUM_AT_A_TIME // nodes.shape[-1], 1)
     ids, highest = [], []

@@ -20,7 +20,7 @@ import torch
 from selfspec.machine.device import default_generator
 from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, shortlist
 
-NoiseOf = Callable[[int], float]  # The noise of each token.
+NoiseOf = Callable[[int], float]  # The noise of a token.
 _Source = torch.Generator | None
 
 _AS_THEY_ARE = Warpers()
@@ -31,7 +31,7 @@ _CLEARLY = 1 + 1e-4
 def next_noise(
     num_rows: int, like: torch.Tensor, generator: torch.Generator | None = None
 ) -> Noise:
-    """The next noise of a generator; of the one that stock draws from if none is given."""
+    """The next noise of a generator; without one, of the one that stock draws from."""
     shape, dtype, device = (num_rows, like.shape[-1]), like.dtype, like.device
     if generator is None and device.type in ("cpu", "cuda"):
         generator = default_generator(device)
@@ -81,7 +81,7 @@ class _Exponentials:
     def pick(self, scores: torch.Tensor, row: int) -> int:
         """The token that stock would draw for a row out of its scores (V,)."""
         ratios = (scores.softmax(-1) / self.drawn.numbers[row]).max(-1)
-        # Both in one copy, since each copy waits for the device: as floats, which hold every id
+        # Both in one copy, since a copy waits for the device: as floats, which hold every id
         # below 2**24. Not every device has doubles.
         best, token = torch.stack([part.float() for part in ratios]).tolist()
         if math.isnan(best):  # A NaN wins, and stock raises just this error.
@@ -196,7 +196,7 @@ def _clearly_best(tokens: list[int], ratios: list[float]) -> int | None:
 
 @cache
 def _is_made_of_uniforms() -> bool:
-    """Does this torch make exponential noise of one double in [0, 1) for each number?
+    """Is every number of exponential noise made of one double in [0, 1) by this torch?
 
     Some builds draw it differently, such as those that use MKL. There the noise is drawn whole.
     """

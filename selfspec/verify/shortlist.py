@@ -1,9 +1,9 @@
-"""The few tokens that stock's warpers leave to be drawn, found without a look at all the others.
+"""The few tokens that stock's warpers leave to be drawn, without a look at all the others.
 
 Stock warps a whole vocabulary for each token: sorts it, sums it up, rules out all but a handful.
 On a CPU that takes as long as a part of the forward. The handful is known from the largest scores
-alone, unless a value is so near to a threshold that rounding decides. Then stock's own warpers are
-asked, so the answer is always the one that stock would give.
+alone, unless a value is so near to a threshold that rounding decides. Then stock's own warpers
+decide, so the answer is always the one that stock would give.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDE = 256
 _NARROW = 64
 # A value within this share of a threshold is not sure: rounding moves it by about 1e-6.
 _NEARLY = 1e-5
-# The relative rounding error of a float32 sum, for each token in it: half a unit for each addition,
+# The relative rounding error of a float32 sum for every token in it: half a unit an addition,
 # in four lanes or more.
 _OFF = 2.0**-26
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from selfspec.verify.noise import Drawn, Noise, next_noise, pick_from
+from selfspec.verify.noise import Noise, next_noise, pick_from
 from selfspec.verify.shortlist import Shortlist
 
 # Noise that takes more is drawn again when it is needed.
@@ -24,12 +24,9 @@ class NoiseTape:
     def __init__(self, num_rows: int, generator: torch.Generator | None = None) -> None:
         self._num_rows = num_rows
         self._generator = generator
-        self._reached = [0.0] * num_rows  # The index of each row's next token.
-        self._first_kept = 0
-        self._kept: list[Noise] = []
-        # By index, the one that was read last at the end, and the bytes of all of them.
-        self._in_memory: dict[int, Drawn] = {}
-        self._num_bytes = 0
+        self._reached = [0.0] * num_rows  # The index of the next token of every row.
+        self._num_drawn = 0
+        self._noise: dict[int, Noise] = {}  # By index, the one that was read last at the end.
 
     def draw(self, scores: torch.Tensor, row: int, index: int) -> int:
         """Row `row`'s token `index`, out of its processed `scores` (V,)."""
@@ -45,31 +42,17 @@ class NoiseTape:
 
     def _taken(self, index: int, like: torch.Tensor) -> Noise:
         """The noise of a token, which moves the generator if no other row has taken it before."""
-        while index >= self._first_kept + len(self._kept):
-            self._kept.append(next_noise(self._num_rows, like, self._generator))
-            self._remember(self._first_kept + len(self._kept) - 1)
-        self._remember(index)
-        return self._kept[index - self._first_kept]
-
-    def _remember(self, index: int) -> None:
-        """Keeps the numbers of this token, and of those that were read last as far as they fit."""
-        self._let_go(index)
-        drawn = self._in_memory[index] = self._kept[index - self._first_kept].drawn
-        self._num_bytes += drawn.nbytes
-        while self._num_bytes > _MOST_BYTES and len(self._in_memory) > 1:
-            oldest = next(iter(self._in_memory))
-            self._in_memory[oldest].forget()
-            self._let_go(oldest)
-
-    def _let_go(self, index: int) -> None:
-        if (drawn := self._in_memory.pop(index, None)) is not None:
-            self._num_bytes -= drawn.nbytes
+        while index >= self._num_drawn:
+            self._noise[self._num_drawn] = next_noise(self._num_rows, like, self._generator)
+            self._num_drawn += 1
+        noise = self._noise[index] = self._noise.pop(index)
+        num_in_memory = max(_MOST_BYTES // noise.drawn.nbytes, 1)
+        for older in list(self._noise.values())[:-num_in_memory]:
+            older.drawn.forget()
+        return noise
 
     def reach(self, row: int, index: float) -> None:
         """Notes where a row is, and frees the noise of the tokens that every row has."""
         self._reached[row] = index
-        num_spent = int(max(min(min(self._reached) - self._first_kept, len(self._kept)), 0))
-        for spent in range(self._first_kept, self._first_kept + num_spent):
-            self._let_go(spent)
-        del self._kept[:num_spent]
-        self._first_kept += num_spent
+        first_needed = min(self._reached)
+        self._noise = {index: it for index, it in self._noise.items() if index >= first_needed}

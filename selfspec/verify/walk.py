@@ -1,6 +1,6 @@
 """The walk down verified trees.
 
-At each visited node the model's own next token is chosen as stock `generate()` would choose it;
+At a visited node the model's own next token is chosen as stock `generate()` would choose it;
 the walk goes down where a child carries that token and ends where none does. So no draft,
 however wrong, can change the text. A draft whose keys or values are NaN turns the logits of other
 nodes into NaN: there the walk ends before anything is chosen. Knows nothing of where drafts come
@@ -20,7 +20,7 @@ def walk(trees: Sequence[DraftTree], commit: Commit) -> list[list[int]]:
     """The accepted nodes of each tree, the root first, where all go down together.
 
     `commit(nodes)` chooses and commits the token after each tree's node, and says whether the
-    text ends with them. It is called once for each level, in order. The walk ends where one of the
+    text ends with them. It is called once a level, in order. The walk ends where one of the
     trees has no child for its token, or before these nodes if `commit` returns None.
     """
     nodes = [0] * len(trees)

@@ -12,7 +12,7 @@ from selfspec import SpecConfig
 from selfspec import runner as run_module
 from selfspec.ability.inputs import needed_reason, of_plain_steps
 from selfspec.compat.generation import KV
-from selfspec.runner import ModelRunners
+from selfspec.runner import ModelRunner
 from tests.fakes import prompt, tiny_model
 from tests.zoo import ARCHITECTURES, NO_SPECIAL
 
@@ -53,9 +53,9 @@ def test_text_alone_needs_no_trial() -> None:
 def test_a_verdict_is_kept_for_the_names_and_values(monkeypatch: Any) -> None:
     tried: list[Any] = []
     monkeypatch.setattr(run_module, "needed_reason", lambda *given: tried.append(given))
-    models = ModelRunners(SpecConfig())
     model, ids, how, zeros = typed(0)
+    runner = ModelRunner(model, SpecConfig())
     ones = {**zeros, "token_type_ids": zeros["token_type_ids"] + 1}
     for arguments in (zeros, zeros, ones, ones, zeros):
-        models.run(model).needed_reason(ids, how, arguments)
+        runner.needed_reason(ids, how, arguments)
     assert len(tried) == 2

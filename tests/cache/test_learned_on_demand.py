@@ -1,6 +1,5 @@
 """From memory to a file or the Hub and back, between models that share a tokenizer."""
 
-import huggingface_hub
 import numpy as np
 import pytest
 
@@ -109,21 +108,6 @@ class TestVocabulary:
         with pytest.raises(VocabularyError):
             narrow.generate(**inputs, assistant=spec, max_new_tokens=4)
         write(spec)  # and stays of use for others
-
-
-def test_the_hub_gets_what_a_file_would_and_gives_it_back(learned, path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        "selfspec.plugin.spec.push_cache", lambda *args, **more: calls.append((args, more))
-    )
-    options = {"private": True, "revision": "v2", "token": "secret", "commit_message": "More"}
-    learned.push_to_hub("owner/name", tokenizer=TOKENIZER, about={"by": "a test"}, **options)
-    [((name, contents), given)] = calls
-    assert (name, given) == ("owner/name", options)
-    assert plain(contents) == plain(load_cache(path))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(path))
-    spec = SelfSpec.from_pretrained("owner/name", revision="v2")
-    assert plain(spec.contents()) == plain(contents)
 
 
 def test_what_is_forgotten_while_it_is_saved_breaks_nothing(learned, tmp_path, monkeypatch):

@@ -37,7 +37,7 @@ def test_help_is_on_one_screen(run, words, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     result = run(*words, "--help")
     assert result.exit_code == 0
-    assert len(result.stdout.splitlines()) <= (75 if "build" in words else 40)
+    assert len(result.stdout.splitlines()) <= 40
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["generate", "{model}", "--budget", "fitted"], "--budget"),
         (["demoo"], '"demo"?'),
         (["check", "./nowhere"], "MODEL"),
-        (["check", "{model}", "--device", "my gpu"], "--device must be"),
-        (["check", "{model}", "--device", "gpu"], "--device must be"),
-        (["cache", "build", "{model}", "o", "--data", "no.jsonl"], "no such file (got 'no.jsonl')"),
+        (["check", "{model}", "--device", "my gpu"], "device must be"),
+        (["check", "{model}", "--device", "gpu"], "device must be"),
+        (["cache", "build", "{model}", "o", "--data", "no.jsonl"], "(got 'no.jsonl')"),
         (["serve", __file__], "MODEL"),
-        (["cache", "build", "/", "out", "--recipe", "code"], "MODEL"),
+        (["cache", "build", "/", "out", "--data", __file__], "MODEL"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_option(fails, plain_folder, args, said):

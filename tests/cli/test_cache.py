@@ -36,31 +36,21 @@ class TestBuild:
     def test_a_folder_of_texts(self, run, command, texts, tmp_path):
         assert run(*command, "--data", texts).exit_code == 0
         about = load_cache(tmp_path / "cache").about
-        assert (about["name"], about["documents"]) == ("texts", 3)
+        assert (about["data"], about["documents"]) == ("texts", 3)
 
-    def test_options_replace_the_keys_of_a_recipe(self, run, command, texts, tmp_path):
-        file = tmp_path / "r.toml"
-        file.write_text('name = "n"\ndata = "x"\nbuild = "lut"\nwindow = 4\n')
-        assert run(*command, "--recipe", file, "--data", texts, "--build", "texts").exit_code == 0
-        about = load_cache(tmp_path / "cache").about
-        assert about["name"] == "n"
-        assert (about["recipe"]["build"], about["recipe"]["window"]) == ("texts", 4)
-
-    def test_own_answers_by_name(self, run, command, tmp_path):
+    def test_answers_of_a_batch(self, run, command, tmp_path):
         prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
         prompts.write_text('{"prompt": "the quick"}\n{"prompt": "def read"}\n')
         run("batch", command[2], prompts, answers, "--max-new-tokens", "5")
-        own = ("--recipe", "own-answers", "--data", answers)
-        assert run(*command, *own).exit_code == 0
+        assert run(*command, "--data", answers).exit_code == 0
         assert load_cache(tmp_path / "cache").about["documents"] == 2
 
     @pytest.mark.parametrize(
         ("args", "said"),
         [
             (("--data", "./nowhere"), "--data"),
-            (("--data", "{texts}", "--max-documents", "0"), "max_documents"),
-            (("--data", "{texts}", "--messages", "x"), "--no-chat-template"),
-            (("--data", "{texts}", "--messages", "x", "--no-chat-template"), "'x'"),
+            (("--data", "{texts}", "--warmup-tokens", "-1"), "--warmup-tokens"),
+            ((), "--data"),
         ],
     )
     def test_a_mistake_is_one_line(self, fails, command, texts, tmp_path, args, said):
@@ -70,7 +60,7 @@ class TestBuild:
     def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):
         there = tmp_path / "cache.safetensors"
         there.write_text("x")
-        wanted = (*command, "--data", texts, "--build", "texts")
+        wanted = (*command, "--data", texts, "--warmup-tokens", "0")
         assert "or replace it with --overwrite" in fails(*wanted)
         assert "must be a cache" in fails(*wanted, "--overwrite")
         there.unlink()

@@ -18,7 +18,8 @@ from selfspec.cli.conversation import Conversation
 from selfspec.cli.options import WriteOptions
 from selfspec.cli.paint import harmless
 from selfspec.cli.writer import Writer
-from selfspec.errors import CliError, UnsupportedError
+from selfspec.errors import CliError
+from selfspec.serving.fields import RequestError
 
 QUESTIONS = ("the quick brown fox", "read a file", "dog")
 
@@ -58,6 +59,12 @@ def writer(writer):
     return replace(writer, options=WriteOptions(seed=0, max_new_tokens=16))
 
 
+def kept_after(conversation, question) -> int:
+    """The tokens that were not read again for a question."""
+    conversation.ask(question)
+    return conversation._spec.stats.num_prompt_tokens_kept
+
+
 def contents(conversation):
     return [message["content"] for message in conversation.messages]
 
@@ -75,7 +82,7 @@ def test_two_turns_are_stocks(chat, stock_answers):
 @pytest.mark.parametrize("kept_kv", ["1GB", 0])
 def test_with_and_without_reuse_the_same_text(writer, stock_answers, kept_kv):
     conversation = begin(writer, kept_kv=kept_kv)
-    num_kept = [conversation.ask(question).num_kept for question in QUESTIONS]
+    num_kept = [kept_after(conversation, question) for question in QUESTIONS]
     assert [n > 0 for n in num_kept] == [False, bool(kept_kv), bool(kept_kv)]
     assert contents(conversation)[1::2] == stock_answers(*QUESTIONS)
 
@@ -84,7 +91,7 @@ def test_a_history_that_changed_is_read_from_where_it_differs(writer, stock_text
     conversation = begin(writer, kept_kv="1GB")
     conversation.ask(QUESTIONS[0])
     conversation.messages[-1]["content"] = "cat"
-    assert conversation.ask(QUESTIONS[1]).num_kept > 0
+    assert kept_after(conversation, QUESTIONS[1]) > 0
     prompt = f"<|user|>{QUESTIONS[0]}<|assistant|>cat<|eos|><|user|>{QUESTIONS[1]}<|assistant|>"
     assert contents(conversation)[-1] == stock_text(prompt, 16)
 
@@ -105,12 +112,12 @@ def test_a_window_that_slid_goes_on_after_what_still_holds(sliding):
     """After a change that is the end of an earlier turn, whose window is kept too."""
     conversation, oracle = begin(sliding, kept_kv="1GB"), begin(sliding, sources=())
     for question in QUESTIONS:
-        num_kept = conversation.ask(question).num_kept
+        num_kept = kept_after(conversation, question)
         oracle.ask(question)
         assert contents(conversation) == contents(oracle)
     assert num_kept > 0
     conversation.messages[-1]["content"] = oracle.messages[-1]["content"] = "cat"
-    assert 0 < conversation.ask("why").num_kept < num_kept + 16
+    assert 0 < kept_after(conversation, "why") < num_kept + 16
     oracle.ask("why")
     assert contents(conversation) == contents(oracle)
 
@@ -124,10 +131,10 @@ def test_ctrl_c_keeps_what_was_shown_and_the_next_turn_is_right(writer, stock_te
             raise KeyboardInterrupt
 
     conversation = begin(writer, show, kept_kv="1GB")
-    assert conversation.ask(QUESTIONS[0]).interrupted
+    assert conversation.ask(QUESTIONS[0]) == "interrupted"
     assert contents(conversation) == [QUESTIONS[0], "".join(pieces)]
     messages = [*conversation.messages, {"role": "user", "content": QUESTIONS[1]}]
-    assert conversation.ask(QUESTIONS[1]).num_kept == 0
+    assert kept_after(conversation, QUESTIONS[1]) == 0
     assert contents(conversation)[-1] == stock_text(messages, 16)
 
 
@@ -140,27 +147,26 @@ def test_a_full_context_is_an_error_that_leaves_the_chat_running(writer):
 
 
 def test_commands(chat, stock_answers):
-    asked = (QUESTIONS[1], "/reset", QUESTIONS[0], "/system be a fox", QUESTIONS[1])
+    asked = (QUESTIONS[1], "/reset", QUESTIONS[0])
     out = chat("", "/help", "/res", *asked, "/quit", "dog")
-    first, then = stock_answers(QUESTIONS[0])[0], stock_answers(QUESTIONS[1], system="be a fox")[0]
+    (first,), (second,) = stock_answers(QUESTIONS[1]), stock_answers(QUESTIONS[0])
     for said in (
-        "/system TEXT",
+        "/reset  forget",
         "did you mean '/reset'?",
-        f"> {QUESTIONS[0]}\n{harmless(first)}\n",
-        f"> {QUESTIONS[1]}\n{harmless(then)}\n",
+        f"> {QUESTIONS[1]}\n{harmless(first)}\n",
+        f"> {QUESTIONS[0]}\n{harmless(second)}\n",
     ):
         assert said in out
     assert "> dog" not in out
 
 
-def test_what_is_no_utf_8_is_refused_and_the_chat_goes_on(writer, monkeypatch, capsys):
+def test_what_is_no_utf_8_ends_no_chat(writer, monkeypatch, capsys):
     data = io.BytesIO(b"\xff fox\n/exit\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(data, encoding="utf-8"))
-    sys.stdout.reconfigure(errors="replace")  # As the command does.
     ChatLoop(writer, SpecConfig()).run(_reader())
-    assert "error: a message must be UTF-8 text (got '\\udcff fox')" in capsys.readouterr().out
-    with pytest.raises(CliError, match="must be UTF-8 text"):
-        begin(writer).begin("\udcff")
+    assert "> \ufffd fox\n" in capsys.readouterr().out
+    with pytest.raises(RequestError, match="can't be made into tokens"):
+        begin(writer).ask("\udcff")
 
 
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(writer, monkeypatch, capsys):
@@ -192,5 +198,5 @@ def test_questions_typed_at_a_terminal(monkeypatch, keys, questions):
 
 def test_a_template_that_takes_no_system_message(writer):
     writer.tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(UnsupportedError, match="System role not supported"):
-        begin(writer).begin("be kind")
+    with pytest.raises(RequestError, match="System role not supported"):
+        Conversation(writer, SelfSpec(), print, system="be kind")

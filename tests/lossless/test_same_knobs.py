@@ -11,7 +11,6 @@ import pytest
 from selfspec import SelfSpec
 from selfspec.papers.diaa import DynamicTree
 from selfspec.papers.self_draft import Branches
-from selfspec.runner import ModelRunners
 from tests.fakes import VOCAB, lut_of, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, doubting, run_both, slow
 
@@ -51,7 +50,7 @@ def test_nothing_stays_behind_but_in_a_session(learning: str, num_rows: int) -> 
     spec = SelfSpec(learning="session")
     run_both(tiny_model(), prompt(2, seed=5), spec, **GREEDY)
     spec.config = spec.config.changed(learning=learning)
-    spec.models = ModelRunners(spec.config)
+    spec._runners.clear()
     before = _knowledge(spec)
     run_both(tiny_model(), prompt(num_rows), spec, **SAMPLE)
     assert (before == _knowledge(spec)) == (learning != "session")

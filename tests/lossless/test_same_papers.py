@@ -14,7 +14,7 @@ from selfspec.errors import ConfigError
 from selfspec.papers import PAPERS
 from selfspec.papers.edge_network import WholeBatches
 from selfspec.papers.ghidorah import FittedTree
-from selfspec.papers.self_draft import ContextCache, CorpusCache
+from selfspec.papers.self_draft import CorpusCache
 from tests.fakes import VOCAB, new_model, prompt, tiny_model
 from tests.lossless.same import FEW, GREEDY, SAMPLE, Call, run_both, slow
 from tests.tiny import make_tokenizer
@@ -124,8 +124,6 @@ def test_what_is_missing_is_named() -> None:
         SelfSpec.as_in("diaa", interval=1.5)
     with pytest.raises(ConfigError, match="shape must be a Shape"):
         SelfSpec(shape="wide")
-    with pytest.raises(ConfigError, match="extra_sources must be a list of Sources"):
-        SelfSpec(extra_sources=ContextCache())  # type: ignore[arg-type]
 
 
 def test_whole_batches_run_to_their_ends() -> None:

@@ -61,7 +61,7 @@ def test_predictions(kind: str, entrance: str, call: Call, modules_cache: Any) -
 
 @pytest.mark.parametrize("name", ["measured", "fixed", "threshold"])
 def test_every_budget(name: str) -> None:
-    budget: Any = Fallback(as_written=False) if name == "threshold" else name
+    budget: Any = Fallback() if name == "threshold" else name
     for change, options in [*((each, GREEDY) for each in KINDS.values()), (edited, SAMPLE)]:
         spec, told = SelfSpec(budget=budget), predicting(change)
         run_both(tiny_model(), prompt(), spec, told=told, drafts=False, **options)

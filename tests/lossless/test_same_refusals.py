@@ -11,7 +11,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 from selfspec import AttachError, SelfSpec, UnsupportedError, attach, detach
 from selfspec.compat.generation import KV
-from tests.fakes import attached_model, new_model, prompt, tiny_model
+from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import (
     GREEDY,
     NUM_COLUMNS,
@@ -114,22 +114,6 @@ def test_a_cache_of_another_kind(name: str, new_cache: Callable[[], Any], num_ro
     both = run_both(tiny_model(), prompt(num_rows), **options)
     assert name in str(both.stats.disabled_reason)
     assert both.our_extras[KV].get_seq_length() == NUM_COLUMNS + NUM_NEW - 1
-
-
-# -- what was ignored in silence ---------------------------------------------------------------
-
-
-def test_generate_batch_is_refused_by_name() -> None:
-    model = attached_model()
-    with pytest.raises(UnsupportedError, match="generate_batch"):
-        model.generate_batch([[5, 6, 7]], assistant=SelfSpec())
-
-
-def test_generate_batch_without_an_assistant_is_stocks(monkeypatch) -> None:
-    model = attach(new_model())
-    kind = type(model)
-    monkeypatch.setattr(kind, "generate_batch", lambda self, inputs: (self, inputs))
-    assert model.generate_batch([[5]]) == (model, [[5]])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")

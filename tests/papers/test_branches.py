@@ -15,7 +15,7 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
 from selfspec.papers.self_draft import Branches, ContextCacheCursor
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
-from tests.strategies import ScriptedCursor, probability_of
+from tests.strategies import ScriptedCursor, check_tree, probability_of
 
 PROMPT = [11, 12, 13]
 GUESSES = {0: [(7, 0.5), (1, 0.3)], 7: [(1, 0.8)]}
@@ -50,7 +50,7 @@ def grown(
     cursors = [ScriptedCursor(guesses or {}), cache]
     grower = TreeGrower(cursors, SpecConfig(), probability_of, shape=branches)
     tree = grower.grow(0, max_nodes, max_depth, pays)
-    tree.check()
+    check_tree(tree)
     return tree
 
 

@@ -37,11 +37,9 @@ def test_the_pacer_goes_on_with_the_branch_that_lacks_most_of_its_tokens():
     assert len(paced.children[0]) > 1
 
 
-@pytest.mark.parametrize(("as_written", "num_drafted"), [(True, 3), (False, 2)])
-def test_drafting_ends_after_the_confidence_fell_or_before_it(as_written, num_drafted):
+def test_drafting_ends_after_the_confidence_fell():
     """The likeliest scores are 0.6, 0.36 and 0.216."""
-    budget = Fallback(0.3, as_written=as_written)
-    assert len(grown(Shape(), 64, budget)) == num_drafted + 1
+    assert len(grown(Shape(), 64, Fallback(0.3))) == 3 + 1
 
 
 def test_equation_3():
@@ -85,7 +83,7 @@ def test_the_branch_that_was_right_longest_is_judged():
 
 def test_after_a_miss_it_comes_back():
     """Each next token is right with a chance of .8, and drafts know it."""
-    dice, budget, num_tokens = random.Random(2), Fallback(as_written=False), 0
+    dice, budget, num_tokens = random.Random(2), Fallback(), 0
     for _ in range(2000):
         step = budget.step(16)
         tree, goes_on, path = DraftTree.of_root(1), step.search(), [0]

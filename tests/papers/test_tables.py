@@ -1,4 +1,4 @@
-"""DIAA's tables, read both ways, and what its tree and probabilities are."""
+"""DIAA's tables, and what its tree and probabilities are."""
 
 from __future__ import annotations
 
@@ -22,31 +22,19 @@ def row_of(tables: Tables) -> list[tuple[int, float]]:
 
 
 def test_a_row_is_what_the_model_said_last_with_its_probabilities():
-    tables = Tables(2, merges="newest")
+    tables = Tables(2)
     tables.observe_pairs(BEHIND_3, top((5, 0.5), (-1, 0)))
     tables.observe_pairs(BEHIND_3, top((6, 0.75), (7, 0.125)))
     assert row_of(tables) == [(6, 0.75), (7, 0.125)]
 
 
-def test_a_row_that_merges_replaces_its_least_likely_entry():
-    tables = Tables(2, merges="first")
-    tables.observe_pairs(BEHIND_3, top((5, 0.5), (-1, 0)))
-    assert row_of(tables) == [(5, 0.5)]
-    tables.observe_pairs(BEHIND_3, top((6, 0.75), (7, 0.25)))  # The row is full behind 6.
-    assert row_of(tables) == [(6, 0.75), (5, 0.5)]
-    twin = tables.copy()
-    tables.observe_pairs(BEHIND_3, top((7, 0.875), (5, 0.0625)))
-    assert row_of(tables) == [(7, 0.875), (6, 0.75)]
-    assert row_of(twin) == [(6, 0.75), (5, 0.5)]
-
-
 def test_a_cache_brings_the_same_rows():
     tables, again = Tables(2), Tables(2)
     tables.observe_pairs(np.array([[1, 3], [3, 4]]), TopK(
-        np.array([[5, 6], [7, -1]], np.int32), np.array([[0.25, 0.5], [1, 0]], np.float16)
+        np.array([[5, 6], [7, -1]], np.int32), np.array([[0.5, 0.25], [1, 0]], np.float16)
     ))  # fmt: skip
     again.restore(tables.arrays())
-    assert row_of(again) == row_of(tables) == [(6, 0.5), (5, 0.25)]
+    assert row_of(again) == row_of(tables) == [(5, 0.5), (6, 0.25)]
     assert [token for token, _ in again.next_tokens(4)] == [7]
     assert again.next_tokens(9) == []
 
@@ -62,5 +50,3 @@ def test_equation_2_exempts_the_first_level_from_the_threshold():
 def test_numbers_are_checked(knobs):
     with pytest.raises(ConfigError, match=next(iter(knobs))):
         DynamicTree(**knobs)
-    with pytest.raises(ConfigError, match="merges"):
-        Tables(merges="all")

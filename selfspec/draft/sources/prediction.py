@@ -1,9 +1,10 @@
 """What the answer will probably look like: a text of the caller's, followed with changes allowed.
 
-A cursor knows the place of the text in the prediction. After a token that the prediction did not
-foresee, it offers to continue where the prediction was left or a few tokens later, as after an
-insertion, a replacement or a deletion, and wherever else the last tokens occur in the prediction.
-A change that was made once is offered again. Serves one call; knows nothing of the prompt.
+A cursor knows the place of the text in the prediction. After n tokens that the prediction does not
+have there, it offers to continue where the prediction was left, n tokens later, or one token later:
+they were inserted, or they replace n tokens or one. It also continues wherever else the last tokens
+occur in the prediction, as after a deletion. A change that was made once is offered again. Serves
+one call; knows nothing of the prompt.
 """
 
 from __future__ import annotations
@@ -17,16 +18,13 @@ from selfspec.draft.sources.matches import IndexedText, Match
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-# When 4 tokens in a row agree, the text goes on from there.
+# When 4 tokens in a row agree, the text goes on from there. A token that is met again about where
+# the prediction was left counts as much.
 _SURE = 4
-# A token that is met again near where the prediction was left counts as 3 tokens, not as 1.
-_HEAD_START = 2
-# A change may lead to where the prediction was left, or to one of the next positions.
-_NUM_WAYS_ON = 3
 # Of a token, 4 occurrences ahead and 2 behind are looked at. The best 4 matches are kept.
 _NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
-# The first 6 tokens of a change are remembered.
-_LONGEST_CHANGE = 6
+# The first 6 tokens of a change are remembered. A replacement has 12 tokens at most.
+_LONGEST_CHANGE, _LONGEST_REPLACEMENT = 6, 12
 # Runs of agreement between two of these lengths are the same evidence.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
 
@@ -34,8 +32,8 @@ _RUNS = (1, 2, 3, 4, 6, 9, 17)
 class PredictionState(NamedTuple):
     """The place of a text in a prediction, drafts included.
 
-    `left` is the position after the last agreement that was sure. `astray` are the tokens since
-    then, the first few of them.
+    `left` is the position after the last agreement that was sure. `astray` are the first tokens
+    since then.
     """
 
     matches: tuple[Match, ...]
@@ -62,7 +60,7 @@ class PredictionCursor(Cursor):
     def __init__(self, places: IndexedText) -> None:
         self._places = places
         # In front of the first token, which is expected with some trust.
-        self._end = PredictionState(((0, _HEAD_START),), 0, ())
+        self._end = PredictionState(((0, _SURE - 1),), 0, ())
         # The token that came last between an expected one and the tokens written instead so far.
         self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
 
@@ -77,10 +75,11 @@ class PredictionCursor(Cursor):
         again = self._changes.get(self._change(state))
         if again is not None:
             named.setdefault(again, _of_change(len(state.astray)))
-        if state.astray:
-            ways_on = self._places.token_ids[state.left : state.left + _NUM_WAYS_ON]
-            for way, token in enumerate(ways_on):
-                named.setdefault(token, _of_way_on(way, min(len(state.astray), _NUM_WAYS_ON)))
+        if num_astray := len(state.astray):
+            replaced = (0, num_astray, 1)  # How many tokens of the prediction they may stand for.
+            ways_on = [(state.left + num, way) for way, num in enumerate(replaced)]
+            for token, way in self._places.next_tokens(ways_on):
+                named.setdefault(token, _of_way_on(way, min(num_astray, 3)))
         return list(named.items())
 
     def follow(self, state: PredictionState, token: int) -> PredictionState:
@@ -88,11 +87,11 @@ class PredictionCursor(Cursor):
         matches = self._places.longer(state.matches, token)
         if not matches or matches[0][1] < _SURE:
             # Other occurrences too: longest match first, then forward, then nearest.
-            left, others = state.left, dict(self._near(state.left, token)) | dict(matches)
+            left, others = state.left, dict(self._near(state, token)) | dict(matches)
             matches = sorted(others.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
         if matches and matches[0][1] >= _SURE:
             return PredictionState(tuple(matches[:_MAX_MATCHES]), matches[0][0], ())
-        astray = (*state.astray, token)[:_LONGEST_CHANGE]
+        astray = (*state.astray, token)[:_LONGEST_REPLACEMENT]
         return PredictionState(tuple(matches[:_MAX_MATCHES]), state.left, astray)
 
     def observe(self, record: StepRecord) -> None:
@@ -101,11 +100,13 @@ class PredictionCursor(Cursor):
                 self._changes[self._change(self._end)] = token
             self._end = self.follow(self._end, token)
 
-    def _near(self, left: int, token: int) -> list[Match]:
-        after = self._places.after(token)
+    def _near(self, state: PredictionState, token: int) -> list[Match]:
+        """Where else the prediction has a token: sure as far as a way on may have led."""
+        after, left = self._places.after(token), state.left
         middle = bisect_left(after, left + 1)
         near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
-        return [(p, 1 + _HEAD_START * (0 < p - left <= _NUM_WAYS_ON)) for p in near]
+        farthest = left + len(state.astray) + 2
+        return [(p, _SURE if left < p <= farthest else 1) for p in near]
 
     def _change(self, state: PredictionState) -> tuple[int, tuple[int, ...]]:
         """The token at which the prediction was left, and what came since."""

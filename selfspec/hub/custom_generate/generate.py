@@ -6,9 +6,8 @@ from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
-    from selfspec.plugin.arguments import for_drafts
-    from selfspec.plugin.attach import DefaultAssistant
-    from selfspec.plugin.loop import Loop
+    from selfspec.plugin.attach import Attachment
+    from selfspec.plugin.loop import loop_for
 except ImportError as error:
     raise ImportError(
         "this needs selfspec, which is on no package index; run 'pip install .' in a copy of its "
@@ -33,13 +32,13 @@ def generate(model, *, spec=None, **kwargs):
         )
     # transformers fills in its own arguments with None; a None of the user's own says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
-    for_loop, ready = for_drafts(model, kwargs)
-    return type(model).generate(model, custom_generate=Loop(spec, for_loop), **ready)
+    loop, ready = loop_for(spec, model, kwargs)
+    return type(model).generate(model, custom_generate=loop, **ready)
 
 
 def _spec_of(model, knobs):
-    kept = getattr(model, "_selfspec", DefaultAssistant()).spec
+    kept = getattr(model, "_selfspec", Attachment()).spec
     if kept is None or (knobs and kept.config != selfspec.SpecConfig.of(**knobs)):
         kept = selfspec.SelfSpec(**knobs)
-        model._selfspec = DefaultAssistant(kept)
+        model._selfspec = Attachment(kept)
     return kept

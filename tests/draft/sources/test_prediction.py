@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfspec import SpecConfig
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.sources import RowStart
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor, PredictionState
+from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import candidates_of
 
@@ -41,8 +45,29 @@ def test_equal_text_is_followed_to_the_end_with_growing_trust():
 
 
 def test_behind_a_deviation_there_are_several_ways_on():
-    """The token was inserted, or replaced one, or two."""
-    assert named(cursor_behind(LONG, [*LONG[:10], 5])) == [110, 111, 112]
+    """Tokens were inserted, or replaced as many, or one."""
+    assert named(cursor_behind(LONG, [*LONG[:10], 5])) == [110, 111]
+    assert named(cursor_behind(LONG, [*LONG[:10], 5, 6, 7])) == [110, 113, 111]
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.5, 1.8), (0.8, 3.5)])
+def test_a_prediction_that_is_right_here_and_there_is_followed(share, least):
+    """A chain of n nodes, each right with chance p, brings (1 - p^n) / (1 - p) tokens a step."""
+    dice, num_tokens, num_steps = random.Random(1), 0, 0
+    for _ in range(12):
+        text = [dice.randrange(50_000) for _ in range(128)]
+        prediction = [token if dice.random() < share else 50_000 + token for token in text]
+        cursor, calibration = cursor_behind(prediction, []), Calibration()
+        grower = TreeGrower([cursor], SpecConfig(), calibration.probability)
+        while text:
+            tree = grower.grow(0, 8)
+            path = tree.path_of(text)
+            record = StepRecord(row=0, tree=tree, path=path, committed_ids=text[: len(path)])
+            calibration.observe(record)
+            cursor.observe(record)
+            text = text[len(path) :]
+            num_tokens, num_steps = num_tokens + len(path), num_steps + 1
+    assert num_tokens / num_steps > least
 
 
 REPLACED = [*LONG[:10], 5, *LONG[11:]]

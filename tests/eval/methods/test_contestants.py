@@ -63,7 +63,6 @@ def test_each_method_is_described(capsys):
 
 SOURCES = {
     "diaa": {"lut"},
-    "diaa-merging": {"lut"},
     "token-recycling": {"lut"},
     "lut-tree": {"lut"},
     "self-draft": {"grams", "corpus"},
@@ -146,4 +145,4 @@ def test_a_window_makes_n_grams_of_what_the_model_answers_step_by_step():
         top = TopK(ids, np.ones(ids.shape, np.float16))
         window.observe(StepRecord(row=0, tree=tree, path=[0], committed_ids=[5], top=top))
     assert window._levels == [[9, 9], [4, 4]]
-    assert {key: list(grams) for key, grams in cache._queues.items()} == {7: [(8, 9)], 8: [(9, 4)]}
+    assert cache._drafts == {7: [(8, 9)], 8: [(9, 4)]}
