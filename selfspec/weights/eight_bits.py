@@ -1,11 +1,17 @@
-"""A model that was just loaded gets weights in 8 bits; `weights/rounding` rounds and multiplies."""
+"""Weights in 8 bits: how they are made of a model's weights, and how layers compute from them.
+
+`weights/rounding` rounds and multiplies. Here layers that get the same input share one product, and
+a model that was just loaded gets such weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -18,19 +24,71 @@ from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
 from selfspec.weights.copies import linears_of
 from selfspec.weights.held_weight import PackedWeight
-from selfspec.weights.rounding import BYTES, NARROW, Int8Matrix, Int8Rows, Kernels
+from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly, attends_exactly
 
 _KEPT = (
     "weights in 8 bits can't be written, trained, compiled, moved or converted, nor adapters be "
     "merged into them; edit the original model, or load it without weights='int8'"
 )
+# These layers of a module get the same input in most models, and are then computed at once.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class _SharedProduct:
+    """The product of several layers with one input, until all of them have taken their part."""
+
+    def __init__(self, matrix: Products, x: torch.Tensor) -> None:
+        self._matrix, self._x, self.outcome = ref(matrix), x.clone(), matrix.product(x)
+        self.waiting = set(range(len(matrix.spans)))
+
+    def is_of(self, matrix: Products, which: int, x: torch.Tensor) -> bool:
+        """Is there a part for this layer? An input that was written by any means is another one."""
+        if self._matrix() is not matrix or which not in self.waiting:
+            return False
+        mode = torch.is_inference_mode_enabled()
+        return self.outcome.is_inference() is mode and torch.equal(self._x, x)
+
+
+class _ThisThread(threading.local):
+    shared: _SharedProduct | None = None  # what it computed last
+
+
+_this_thread = _ThisThread()
+
+
+class EightBits:
+    """The weight of one layer in 8 bits, which is a part of a matrix."""
+
+    def __init__(self, matrix: Products, which: int) -> None:
+        self._matrix, self._which = matrix, which
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        outcome = self._part_for(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        if bias is not None:
+            outcome.add_(bias)
+        return outcome.to(x.dtype)
+
+    def _part_for(self, x: torch.Tensor) -> torch.Tensor:
+        """This layer's part of the product with an input, which other layers may have had too."""
+        matrix, which, shared = self._matrix, self._which, _this_thread.shared
+        if len(matrix.spans) == 1:
+            return matrix.product(x)
+        if shared is None or not shared.is_of(matrix, which, x):
+            shared = _this_thread.shared = _SharedProduct(matrix, x)
+        shared.waiting.remove(which)
+        if not shared.waiting:
+            _this_thread.shared = None
+        return shared.outcome.narrow(1, *matrix.spans[which])
+
+    def unpacked(self) -> torch.Tensor:
+        return self._matrix.unpacked().narrow(0, *self._matrix.spans[self._which])
 
 
 class EightBitRows:
     """The weight of an embedding in 8 bits; `head` if the output head has the same weight."""
 
-    def __init__(self, weight: Int8Rows, head: Int8Matrix | None) -> None:
+    def __init__(self, weight: Int8Rows, head: EightBits | None) -> None:
         self._weight, self.head = weight, head
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -46,7 +104,7 @@ class EightBitRows:
         return self._weight.values()
 
 
-_FORMS = (Int8Matrix, EightBitRows)
+_FORMS = (EightBits, EightBitRows)
 
 
 def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -57,9 +115,10 @@ def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:
     users, before = users_in_eight_bits(model), model.dtype
     attend_exactly(model)
     with progress("Quantising weights", sum(weight.numel() for weight, _ in users)) as bar:
-        for weight, modules in users:
-            _hold(model, weight, modules, Int8Rows.of(weight), dtype)
-            bar.update(weight.numel())
+        for some in _groups(model, users):
+            weights = [weight for weight, _ in some]
+            _hold(model, some, Int8Rows.of(*weights), dtype)
+            bar.update(sum(weight.numel() for weight in weights))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
@@ -72,9 +131,10 @@ def hold_rounded(model: PreTrainedModel, rounded: dict[nn.Parameter, Int8Rows]) 
 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
     """
-    for weight, modules in users_in_eight_bits(model):
-        if weight in rounded:
-            _hold(model, weight, modules, rounded.pop(weight), model.dtype)
+    users = [user for user in users_in_eight_bits(model) if user[0] in rounded]
+    for some in _groups(model, users):
+        numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
+        _hold(model, some, numbers, model.dtype)
 
 
 def progress(what: str, total: int) -> Any:
@@ -117,26 +177,47 @@ def users_in_eight_bits(model: PreTrainedModel) -> list[_User]:
     return list(users.values())
 
 
+def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
+    """The weights of layers that are computed at once."""
+    left = {id(user[0]): user for user in users}
+    for parent in model.modules():
+        for names in _TOGETHER:
+            weights = [getattr(getattr(parent, name, None), "weight", None) for name in names]
+            some = [left[id(weight)] for weight in weights if id(weight) in left]
+            if len({weight.shape[1] for weight, _ in some}) == 1:
+                for weight, _ in some:
+                    del left[id(weight)]
+                yield some
+    for user in left.values():
+        yield [user]
+
+
 def _hold(
-    model: PreTrainedModel,
-    weight: nn.Parameter,
-    modules: Sequence[nn.Module],
-    rounded: Int8Rows,
-    dtype: torch.dtype,
+    model: PreTrainedModel, some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype
 ) -> None:
-    """Gives modules that have one weight this weight in 8 bits.
+    """Gives modules their weights in 8 bits.
 
     An input becomes one term if attention does not tell widths apart, else several.
     """
-    is_linear = [type(module) is nn.Linear for module in modules]
     with torch.inference_mode(False), torch.no_grad():
-        matrix = None
-        if any(is_linear):
-            matrix = Int8Matrix(kernels().packed, rounded, attends_exactly(model))
-        packed = matrix if matrix and all(is_linear) else EightBitRows(rounded, matrix)
-    in_eight_bits = PackedWeight.of(weight, packed, _KEPT, dtype)
-    for module in modules:
-        module.weight = in_eight_bits
+        copies = _copies(some, rounded, attends_exactly(model))
+    for (weight, modules), copy in zip(some, copies, strict=True):
+        packed = PackedWeight.of(weight, copy, _KEPT, dtype)
+        for module in modules:
+            module.weight = packed
+
+
+def _copies(
+    some: Sequence[_User], rounded: Int8Rows, one_term: bool
+) -> list[EightBits | EightBitRows]:
+    sizes, modules = [len(weight) for weight, _ in some], some[0][1]
+    is_embedding = isinstance(modules[-1], nn.Embedding)
+    if is_embedding and len(modules) == 1:
+        return [EightBitRows(rounded, None)]
+    matrix = Products(kernels().packed, rounded, sizes, one_term)
+    if is_embedding:
+        return [EightBitRows(rounded, EightBits(matrix, 0))]
+    return [EightBits(matrix, which) for which in range(len(some))]
 
 
 @cache
@@ -146,8 +227,8 @@ def kernels() -> Kernels:
     rounded = Int8Rows.of(ones)
     for both in (BYTES, NARROW):
         with suppress(AttributeError, NotImplementedError, RuntimeError, TypeError):
-            matrices = [Int8Matrix(kernel, rounded, False) for kernel in both]
-            products = torch.cat([matrix(ones[:4], None) for matrix in matrices])
+            matrices = [Products(kernel, rounded, [64], False) for kernel in both]
+            products = torch.cat([matrix.product(ones[:4]) for matrix in matrices])
             if (products - 64).abs().max() < 1:
                 return both
     raise UnsupportedError("this build of torch has no products of 8 bits for this CPU")

@@ -14,9 +14,9 @@ alone in a forward or among others.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -42,8 +42,6 @@ _LARGEST = 127
 _LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
-# Of a tensor whose size this divides, torch computes all activations by the same instructions.
-_EVEN = 32
 _TERMS = 3  # where one is not enough. With two, a few random models differ by the forward's width.
 
 
@@ -89,21 +87,30 @@ class Int8Rows(NamedTuple):
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, weight: torch.Tensor) -> Int8Rows:
-        """A weight, rounded. It is widened in small parts, which need little memory."""
-        num_rows, num_in = weight.shape
+    def of(cls, *weights: torch.Tensor) -> Int8Rows:
+        """The weights, rounded. They are widened in small parts, which need little memory."""
+        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
         numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
-        scales = torch.empty(num_rows, dtype=torch.float32, device="cpu")
-        at_once = max(_PART // num_in, 1)
-        parts = (torch.split(tensor, at_once) for tensor in (weight.detach(), numbers, scales))
-        for part, whole, scale in zip(*parts, strict=True):
-            wide = _rotated(part.float().contiguous())
-            scale.copy_(wide.abs().amax(1).div_(_LARGEST).add_(_LEAST))
-            if num_in > 1:
-                pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
-                torch.maximum(scale, pairs, out=scale)
-            whole.copy_(wide.div(scale[:, None]).round_())
-        return cls(numbers, scales.div_(_block(num_in)))
+        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
+        for weight in weights:
+            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
+                here = slice(first, first + len(part))
+                wide = _rotated(part.float().contiguous())
+                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+                if num_in > 1:
+                    pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
+                    scale[here] = scale[here].maximum(pairs)
+                numbers[here] = wide.div(scale[here, None]).round_()
+                first += len(part)
+        return cls(numbers, scale.div_(_block(num_in)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Int8Rows]) -> Int8Rows:
+        """The same with several weights, one below the other."""
+        if len(parts) == 1:
+            return parts[0]
+        numbers = torch.cat([part.numbers for part in parts])
+        return cls(numbers, torch.cat([part.scale for part in parts]))
 
     def values(self, rows: torch.Tensor | slice = slice(None)) -> torch.Tensor:
         """These rows in float32, as they were before they were rotated."""
@@ -132,88 +139,52 @@ class Kernel(NamedTuple):
     unpack: Callable[[Any], Int8Rows]
 
 
-class _RoundedInput(NamedTuple):
-    """What an input (T, I) was rounded to: whole numbers and the scales of a few rows at a time."""
+class Products:
+    """Products of some layers with one input; `spans` has each layer's first row and number."""
 
-    rounding: tuple[int, int]  # the largest whole number, and how many terms there are
-    x: torch.Tensor  # A copy: an input that was written by any means is another one.
-    parts: list[tuple[torch.Tensor, torch.Tensor]]
-
-    def is_of(self, rounding: tuple[int, int], x: torch.Tensor) -> bool:
-        is_alike = self.rounding == rounding and self.x.dtype is x.dtype
-        return is_alike and torch.equal(self.x, x)
-
-
-class _ThisThread(threading.local):
-    last: _RoundedInput | None = None
-
-
-_this_thread = _ThisThread()
-
-
-class Int8Matrix:
-    """The rounded weight (O, I) of a layer, which multiplies inputs."""
-
-    def __init__(self, kernel: Kernel, weight: Int8Rows, one_term: bool) -> None:
-        self._num_out, num_in = weight.numbers.shape
-        self._kernel, self._weight = kernel, kernel.pack(weight)
-        self._terms = 1 if one_term and num_in % _EVEN == 0 else _TERMS
+    def __init__(
+        self, kernel: Kernel, weights: Int8Rows, sizes: Sequence[int], one_term: bool
+    ) -> None:
+        self.spans = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
+        num_in = weights.numbers.shape[1]
+        self._kernel, self._weights, self._num_out = kernel, kernel.pack(weights), sum(sizes)
+        self._terms = 1 if one_term and _block(num_in) > 1 else _TERMS
         self._base = 2 * kernel.largest
         first = self._base ** (self._terms - 1)
         rest = max(first // 2 - 1, 0)
         self._step = _constant(1 / (first * kernel.largest + rest))
 
     def put(self, **parts: torch.Tensor) -> None:
-        """Replaces `numbers` or `scale` of a weight that is read from a file."""
-        self._weight = self._weight._replace(**parts)
+        """Replaces `numbers` or `scale` of weights that are read from a file."""
+        self._weights = self._weights._replace(**parts)
 
     def unpacked(self) -> torch.Tensor:
-        """The weight in float32."""
-        return self._kernel.unpack(self._weight).values()
+        """The weights in float32."""
+        return self._kernel.unpack(self._weights).values()
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        outcome = self._product(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
-        if bias is not None:
-            outcome.add_(bias)
-        return outcome.to(x.dtype)
-
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         """The outcome (T, O), in float32, for an input (T, I)."""
-        parts = self._rounded(x)
-        if len(parts) == 1:
-            return self._multiplied(*parts[0])
+        if len(x) <= (at_once := _AT_ONCE // self._terms):
+            return self._small_product(x)
         outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
-        outs = torch.split(outcome, len(parts[0][1]))
-        for (numbers, scale), out in zip(parts, outs, strict=True):
-            self._multiplied(numbers, scale, out)
+        for first in range(0, len(x), at_once):
+            some = slice(first, first + at_once)
+            self._small_product(x[some], outcome[some])
         return outcome
 
-    def _rounded(self, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Layers that get the same input one after the other, as in attention, share it rounded."""
-        rounding, last = (self._kernel.largest, self._terms), _this_thread.last
-        if last is None or not last.is_of(rounding, x):
-            parts = [self._round(part) for part in torch.split(x, _AT_ONCE // self._terms)]
-            last = _this_thread.last = _RoundedInput(rounding, x.clone(), parts)
-        return last.parts
-
-    def _round(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Few and simple operations: a step makes four of these for each decoder layer."""
-        x = x.float().contiguous()
+        x, kernel = x.float().contiguous(), self._kernel
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated((x / fine).round_())
         scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
-        numbers = _split(whole, scale, self._terms, self._base)
-        return self._kernel.prepare(numbers), scale.mul_(fine)
-
-    def _multiplied(
-        self, numbers: torch.Tensor, scale: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        sums = self._kernel.multiply(numbers, self._weight)
+        numbers = kernel.prepare(_split(whole, scale, self._terms, self._base))
+        sums = kernel.multiply(numbers, self._weights)
         if self._terms > 1:
             sums, *finer = sums.chunk(self._terms)
             for product in finer:  # Not in one operation, which rounds otherwise at a buffer's end.
                 sums = sums.mul_(self._base).add_(product)
-        return torch.mul(sums, scale, out=out)
+        return torch.mul(sums, scale.mul_(fine), out=out)
 
 
 def _as_it_is(value: Any) -> Any:

@@ -16,20 +16,26 @@ from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight, eight_bits, held_weight, rounding
-from selfspec.weights.rounding import Int8Matrix, Int8Rows
+from selfspec.weights.eight_bits import EightBits
+from selfspec.weights.rounding import Int8Rows, Products
 
 pytestmark = pytest.mark.usefixtures("products")
 
-
-def packed(weight: Int8Rows, *, one_term: bool) -> Int8Matrix:
-    return Int8Matrix(eight_bits.kernels().packed, weight, one_term)
+SIZES = (24, 16, 40)  # The rows of three layers that get the same input.
 
 
-def layers(num_in: int = 50, terms: int = 3) -> tuple[list[Int8Matrix], list[Int8Rows]]:
-    """Three layers of which all may get the same input, and their rounded weights."""
+def packed(*given: Any) -> Products:
+    return Products(eight_bits.kernels().packed, *given)
+
+
+def layers(
+    num_in: int = 50, sizes: tuple[int, ...] = SIZES, terms: int = 3
+) -> tuple[list[Any], list[Int8Rows]]:
     torch.manual_seed(0)
-    weights = [Int8Rows.of(torch.randn(size, num_in)) for size in (24, 16, 40)]
-    return [packed(weight, one_term=terms == 1) for weight in weights], weights
+    weights = [torch.randn(size, num_in) for size in sizes]
+    matrix = packed(Int8Rows.of(*weights), sizes, terms == 1)
+    copies = [EightBits(matrix, which) for which in range(len(sizes))]
+    return copies, [Int8Rows.of(weight) for weight in weights]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +43,14 @@ def layers(num_in: int = 50, terms: int = 3) -> tuple[list[Int8Matrix], list[Int
     [(50, 3, 1e-4), (64, 3, 1e-4), (50, 1, 1e-4), (64, 1, 0.02), (48, 1, 0.02)],
 )
 def test_it_is_nearly_the_product_with_the_rounded_weight(num_in, terms, tolerance):
-    matrices, weights = layers(num_in, terms)
+    copies, weights = layers(num_in, terms=terms)
     x = torch.randn(2, 5, num_in) * torch.tensor([1e-3, 1.0, 1.0, 1e3, 0.0])[:, None]
-    for matrix, weight in zip(matrices, weights, strict=True):
+    for each, weight in zip(copies, weights, strict=True):
         straight = linear(x.double(), weight.values().double())
-        off = (matrix(x, None) - straight).abs().amax(-1)
+        off = (each(x, None) - straight).abs().amax(-1)
         assert (off <= tolerance * straight.abs().amax(-1)).all()
-        assert matrix(x, None).shape == straight.shape
-        assert torch.equal(matrix.unpacked(), weight.values())
+        assert each(x, None).shape == straight.shape
+        assert torch.equal(each.unpacked(), weight.values())
 
 
 @pytest.mark.parametrize("num_in", [50, 64, 576])
@@ -54,7 +60,7 @@ def test_large_values_are_spread_before_they_are_rounded(num_in):
     weight[:, 7], x[:, 3] = 100, 100
     off = (Int8Rows.of(weight).values() - weight).square().mean().sqrt()
     assert off < (0.3 if num_in == 50 else 0.1)
-    outcome = packed(Int8Rows.of(weight), one_term=True)(x, None)
+    outcome = packed(Int8Rows.of(weight), [24], True).product(x)
     straight = x @ Int8Rows.of(weight).values().T
     torch.testing.assert_close(outcome, straight, rtol=0.01, atol=10)
 
@@ -65,61 +71,78 @@ def test_no_sum_is_cut_off(terms):
     large = torch.ones(2, 64)
     large[1] = 100 * nn.functional.one_hot(torch.tensor(7), 64)
     rounded = Int8Rows.of(large)
-    outcome = packed(rounded, one_term=terms == 1)(large, None)
-    torch.testing.assert_close(outcome, large @ rounded.values().T, rtol=0.02, atol=1e-3)
+    found = packed(rounded, [2], terms == 1).product(large)
+    torch.testing.assert_close(found, large @ rounded.values().T, rtol=0.02, atol=1e-3)
 
 
 @pytest.mark.parametrize("terms", [1, 3])
 @pytest.mark.parametrize("num_in", [1, 3, 16, 50, 576])
 def test_a_token_gets_the_same_bits_alone_and_among_others(num_in, terms):
-    (matrix, *_), _ = layers(num_in, terms)
+    copies, _ = layers(num_in, terms=terms)
     x = torch.randn(150, num_in)
-    whole = matrix(x, None)
-    for number in (1, 2, 3, 8, 31, 64, 65, 128):
-        assert torch.equal(matrix(x[:number].clone(), None), whole[:number])
+    for each in copies:
+        whole = each(x, None)
+        for number in (1, 2, 3, 8, 31, 64, 65, 128):
+            assert torch.equal(each(x[:number].clone(), None), whole[:number])
 
 
-def test_an_input_that_is_kept_keeps_no_weights():
-    (matrix, *others), _ = layers()
-    matrix(torch.randn(3, 50), None)
-    gone = weakref.ref(matrix)
-    del matrix, others
-    assert gone() is None
+def test_layers_that_are_computed_at_once_get_what_they_get_alone():
+    copies, weights = layers()
+    bias, x = torch.randn(SIZES[1]), torch.randn(3, 50)
+    for which, (each, weight) in enumerate(zip(copies, weights, strict=True)):
+        alone = EightBits(packed(weight, [len(weight.scale)], False), 0)
+        given = bias if which == 1 else None
+        assert torch.equal(each(x, given), alone(x, given))
+    assert eight_bits._this_thread.shared is None
+
+
+def test_a_product_does_not_keep_its_weights():
+    """Also where only some of the layers were computed, as in a forward that broke off."""
+    for number in (1, 3):
+        copies, _ = layers()
+        for each in copies[:number]:
+            each(torch.randn(3, 50), None)
+        matrix = weakref.ref(copies[0]._matrix)
+        del copies, each
+        assert matrix() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_default_dtype_is_of_no_importance(dtype):
-    (matrix, *_), (weight, *_) = layers(64)
+    (each, *_), (weight, *_) = layers(64)
     x, before = torch.randn(3, 64), torch.get_default_dtype()
-    expected, values = matrix(x, None), weight.values()
-    rounding._this_thread.last = None
+    expected, values = each(x, None), weight.values()
     torch.set_default_dtype(dtype)
     rounding._rotation.cache_clear()
     eight_bits.kernels.cache_clear()
     try:
         assert eight_bits.missing_for_eight_bits() is None
-        assert torch.equal(matrix(x, None), expected)
+        assert torch.equal(each(x, None), expected)
         assert torch.equal(weight.values(), values)
     finally:
         torch.set_default_dtype(before)
         rounding._rotation.cache_clear()
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each product has that is computed from now on."""
+    found, product = [], Products.product
+    monkeypatch.setattr(
+        Products, "product", lambda self, x: found.append(len(x)) or product(self, x)
+    )
+    return found
+
+
 @pytest.mark.parametrize("is_inference", [False, True])
-@pytest.mark.parametrize("num_tokens", [3, 300])
-def test_layers_with_the_same_input_round_it_once(num_tokens, is_inference, monkeypatch):
-    matrices, _ = layers()
-    num_rounded, once = [], Int8Matrix._round
-    monkeypatch.setattr(Int8Matrix, "_round", lambda *of: num_rounded.append(1) or once(*of))
+def test_layers_with_the_same_input_share_one_product(is_inference, monkeypatch):
+    copies, _ = layers()
+    products = counted(monkeypatch)
     with torch.inference_mode(is_inference):
-        x = torch.randn(2, num_tokens, 50)
-        alone = [matrix(x + 0.0, None) for matrix in reversed(matrices)]
-        rounded_once = len(num_rounded)
-        for matrix, outcome in zip(matrices, reversed(alone), strict=True):
-            assert torch.equal(matrix(x, None), outcome)
-        assert len(num_rounded) == rounded_once
-        matrices[0](x[:, 1:], None)
-        assert len(num_rounded) > rounded_once
+        x = torch.randn(2, 3, 50)
+        for _ in range(2):
+            for each in copies:
+                each(x, None)
+    assert products == [6, 6]
 
 
 def double_data(x: torch.Tensor) -> None:
@@ -163,18 +186,18 @@ def test_what_was_computed_in_inference_mode_stays_there():
 
 
 def test_numbers_that_are_none_stay_so():
-    (matrix, *_), _ = layers()
+    (each, *_), _ = layers()
     x = torch.ones(3, 50)
     x[0, 3], x[1, 4] = torch.inf, torch.nan
-    outcome = matrix(x, None)
+    outcome = each(x, None)
     assert not outcome[:2].isfinite().any()
     assert outcome[2].isfinite().all()
 
 
 def module(kept: str | None = "it can't be written") -> tuple[nn.Linear, Int8Rows]:
-    (matrix, *_), (weight, *_) = layers()
+    (each,), (weight,) = layers(sizes=(24,))
     made = nn.Linear(50, 24).requires_grad_(False)
-    made.weight = PackedWeight.of(made.weight, matrix, kept)
+    made.weight = PackedWeight.of(made.weight, each, kept)
     return made, weight
 
 

@@ -18,9 +18,9 @@ from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.copies import num_owners
-from selfspec.weights.eight_bits import hold_rounded, kernels
+from selfspec.weights.eight_bits import EightBits, hold_rounded, kernels
 from selfspec.weights.held_weight import STREAMED, PackedWeight
-from selfspec.weights.rounding import Int8Matrix, Int8Rows
+from selfspec.weights.rounding import Int8Rows, Products
 from selfspec.weights.step_attention import attend_exactly, attends_exactly
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
@@ -239,8 +239,8 @@ def _places(
         return [Place.of(_put(model, name, empty))]
     numbers, scale = (torch.zeros((), dtype=tensor.dtype, device="cpu") for tensor in tensors)
     rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = Int8Matrix(kernels().in_file, rows, attends_exactly(model))
-    _put(model, name, PackedWeight.of(empty, matrix, STREAMED))
+    matrix = Products(kernels().in_file, rows, [len(empty)], attends_exactly(model))
+    _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
     return [
         Place(lambda numbers: matrix.put(numbers=numbers), rows.numbers),
         Place(lambda scale: matrix.put(scale=scale), rows.scale),
