@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -23,7 +21,6 @@ from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
-from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
@@ -184,15 +181,13 @@ def choices_of(
 class Exchange:
     """A request from its fields to the pieces of its answers. Has its places in the line.
 
-    Its fields are dropped once its calls are prepared, since images may be large. `hold` hears how
-    many bytes it has.
+    `hold` hears how many bytes it has.
     """
 
     def __init__(
         self, model: ModelThread, request: TextRequest, hold: Callable[[int], object]
     ) -> None:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
-        self._request: TextRequest | None = request
         has_tools = isinstance(request, Chat) and request.callable_tools
         self._schema_field = "tools" if has_tools else request.schema_field
         self._num_samples = request.n  # of each prompt
@@ -211,12 +206,6 @@ class Exchange:
         """What all answers took. The samples of a prompt read it once."""
         answers = [answer for _, answer in sorted(self._answers.items())]
         return usage_of(answers, answers[:: self._num_samples])
-
-    async def prepare(self, encoder: Encoder, turn: asyncio.Semaphore) -> None:
-        """Refuses what can't be answered. Calls are prepared one request at a time."""
-        request, self._request = self._request, None
-        assert request is not None
-        await in_thread(turn, partial(self._prepare, request, encoder))
 
     async def pieces(self, *, streams: bool) -> AsyncIterator[Piece]:
         """The texts as they come, or else each one whole. Raises what ends the request."""
@@ -244,7 +233,8 @@ class Exchange:
     async def whole(self) -> list[Piece]:
         return [piece async for piece in self.pieces(streams=False)]
 
-    def _prepare(self, request: TextRequest, encoder: Encoder) -> None:
+    def prepare(self, request: TextRequest, encoder: Encoder) -> None:
+        """Makes the calls of a request; refuses what can't be answered. Any thread may ask."""
         seed = secrets.randbits(62) if request.seed is None else request.seed
         indices = iter(self._indices)
         sizes: list[int] = []  # of what a processor made of images
