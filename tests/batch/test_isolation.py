@@ -26,12 +26,13 @@ from selfspec.forward.tree_kv import TreeKV
 from selfspec.prompt import Prompt
 from selfspec.records import Candidate
 from selfspec.row import Row
-from tests.batch.test_generate_many import alone as new_tokens
 from tests.batch.test_session import FixedPace
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, MODES, run_both, slow
 from tests.recorder import use_recorders
 from tests.sessions import TextSession
+from tests.sessions import alone as new_tokens
+from tests.sessions import wild as wild_with
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
@@ -109,8 +110,7 @@ alone = partial(new_tokens, max_new_tokens=NUM_NEW)
 
 
 def wild(*sources: Source, **knobs: Any) -> SelfSpec:
-    own = [WildSource(ILL), *sources]
-    return SelfSpec(extra_sources=own, budget="fixed", max_nodes=6, **knobs)
+    return wild_with(extra_sources=[WildSource(ILL), *sources], **knobs)
 
 
 def played(session: TextSession, **of_the_second: Any) -> dict[int, Answer]:
@@ -119,12 +119,10 @@ def played(session: TextSession, **of_the_second: Any) -> dict[int, Answer]:
     for index, ids in enumerate(prompts()):
         own = of_the_second if index == 1 else {}
         session.submit(index, ids, index, {"max_new_tokens": NUM_NEW, **common, **own})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
-    assert sorted(answer.index for answer in answers) == list(range(5))
+    answers = session.answers()
+    assert sorted(answers) == list(range(5))
     assert session.kv_bytes_in_use == session.num_running == 0
-    return {answer.index: answer for answer in answers}
+    return answers
 
 
 def assert_only_the_second_failed(
@@ -475,11 +473,9 @@ def test_an_index_names_one_text_at_a_time() -> None:
             assert not session.step()
         with pytest.raises(UnsupportedError, match=rf"index must name no other .*\(got {index}\)"):
             session.submit(index, prompts()[2], 0, {"max_new_tokens": NUM_NEW})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
-    assert [answer.index for answer in answers] == [0, 1]
-    for answer in answers:
+    answers = session.answers()
+    assert list(answers) == [0, 1]
+    for answer in answers.values():
         assert answer.ids == alone(tiny_model(), prompts()[0], 0)
 
 
