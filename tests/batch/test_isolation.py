@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation import StopStringCriteria
 
 from selfspec import SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.answers import Answer
@@ -145,14 +144,16 @@ TIMES = {"first": 1, "middle": 4, "last": NUM_NEW}
 @pytest.mark.parametrize(
     ("at", "mode"), [("first", "greedy"), ("middle", "sample"), ("last", "greedy")]
 )
-@pytest.mark.parametrize("who", ["processor", "stopping rule", "listener"])
+@pytest.mark.parametrize("who", ["processor", "stopping rule", "rule of its row", "listener"])
 def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
-    """A prompt with a stopping rule of its own is decoded alone."""
-    fuse, own = Fuse(TIMES[at]), {}
+    """A stopping rule sends its prompt aside, unless it looks at rows and a token ends texts."""
+    fuse, own, common = Fuse(TIMES[at]), {}, dict(MODES[mode])
     if who == "processor":
         own["logits_processor"] = [fuse]
-    elif who == "stopping rule":
-        own["stopping_criteria"] = StoppingCriteriaList([OfOne(TIMES[at])])
+    elif who != "listener":  # After the last token nobody asks the rules of a row.
+        own["stopping_criteria"] = StoppingCriteriaList([OfOne(min(TIMES[at], NUM_NEW - 1))])
+    if who == "rule of its row":
+        common["eos_token_id"] = VOCAB - 2
 
     def on_token(index: int, ids: Sequence[int]) -> bool:
         if who == "listener" and index == 1:
@@ -160,29 +161,10 @@ def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
         return True
 
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=on_token)
-    answers = played(session, common=MODES[mode], **own)
-    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
+    answers = played(session, common=common, **own)
+    assert_only_the_second_failed(answers, tiny_model(), **common)
     assert who != "processor" or len(answers[1].ids) == TIMES[at] - 1
     assert bool(session.alone_reasons) == (who == "stopping rule")
-
-
-@pytest.mark.parametrize("at", [1, 4, NUM_NEW - 1])
-def test_an_error_of_stop_strings(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are asked once a token is there, but not after the last one."""
-    fuse, looked = Fuse(at), StopStringCriteria.__call__
-
-    def watched(self: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        if ids[0, 0] == ILL:
-            fuse.burn()
-        return looked(self, ids, *rest, **more)
-
-    common = {"stop_strings": ["never there"], "eos_token_id": VOCAB - 2}
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    monkeypatch.setattr(StopStringCriteria, "__call__", watched)
-    answers = played(session, common=common)
-    monkeypatch.undo()
-    assert_only_the_second_failed(answers, tiny_model(), eos_token_id=VOCAB - 2)
-    assert len(answers[1].ids) == at
 
 
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
