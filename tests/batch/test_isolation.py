@@ -466,23 +466,6 @@ def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
     assert [answers[index].error for index in (1, 2, 3, 4)] == [None] * 4
 
 
-def test_an_index_names_one_text_at_a_time() -> None:
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, pace=FixedPace(2))
-    for index, steps in ((0, 0), (0, 1), (0, 5), (1, 0)):  # It waits, is read, and is written.
-        if steps == 0:
-            session.submit(index, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
-        for _ in range(steps):
-            assert not session.step()
-        with pytest.raises(UnsupportedError, match=rf"index must name no other .*\(got {index}\)"):
-            session.submit(index, prompts()[2], 0, {"max_new_tokens": NUM_NEW})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
-    assert [answer.index for answer in answers] == [0, 1]
-    for answer in answers:
-        assert answer.ids == alone(tiny_model(), prompts()[0], 0)
-
-
 @pytest.mark.parametrize("when", ["while it is read", "with its first token"])
 def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither slots nor the lock of captured forwards, which other calls of the model may need."""
