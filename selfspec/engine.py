@@ -97,7 +97,9 @@ class Engine:
                 # The model's own sources learn from a prompt's last hidden states.
                 num_rows = len(others) + len(prompt.input_ids)
                 wanted = [source.num_states(num_rows) for source in self._model_sources]
-                prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
+                read = partial(reader.read, num_tokens, num_states=max(wanted, default=0))
+                prefilled = self.sharing.with_memory(read, undo=reader.begin_anew)
+                stats.num_prompt_tokens_kept = reader.num_kept
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
                     self._join(prompt, prefilled.repeated(prompt.num_copies))

@@ -23,7 +23,7 @@ from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
-from selfspec.cuda.kept import KeptRunner, Shortage
+from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
@@ -211,14 +211,9 @@ class ModelRunner:
         return self._captured.num_bytes
 
     def before_forward(self, num_tokens: int) -> None:
-        """Packs weights before a forward over some tokens of all rows, if that pays by now.
-
-        The same goes for compiling layers of captured forwards, where the caller has these.
-        """
+        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
-        if self.config.compile:
-            self._captured.compile(self.model)
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: the map of its hidden states, and its heads."""
@@ -282,14 +277,15 @@ class ModelRunner:
         them `shows_states`.
         """
         model, attention = self.model, ability.attention
-        lent: AbstractContextManager[StaticRunner | Shortage | str | None] = nullcontext()
+        lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             elif shows_states:
-                lent = nullcontext("use_mtp=True asks for heads, which captures show no states")
+                lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
             else:
-                lent = self._captured.borrow(model, attention, limits)
+                compiles = self.config.compile
+                lent = self._captured.borrow(model, attention, limits, compiles=compiles)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):
@@ -297,15 +293,14 @@ class ModelRunner:
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, captured, strict=strict)
                 return
-            reason = self._checked(None if captured is None else str(captured))
+            reason = self._checked(captured)
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return
             forwards = EagerForwards(
                 attention, Policy(limits), kind=self.forward_kind, reason=reason
             )
-            again = captured.again if isinstance(captured, Shortage) else None
-            yield TreeBackend(model, attention, forwards, captured=again)
+            yield TreeBackend(model, attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""
