@@ -282,7 +282,7 @@ class ModelRunner:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             elif shows_states:
-                lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
+                lent = nullcontext("use_mtp=True asks for heads: captures show no hidden states")
             else:
                 compiles = self.config.compile
                 lent = self._captured.borrow(model, attention, limits, compiles=compiles)
