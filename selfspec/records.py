@@ -6,7 +6,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log2
 from typing import Any, NamedTuple
 
@@ -117,16 +117,6 @@ class DraftTree:
         self.looked_at.append(None)
         return node
 
-    def path_of(self, tokens: Iterable[int]) -> list[int]:
-        """The nodes that carry these tokens, the root first, as far as there are such."""
-        path = [0]
-        for token in tokens:
-            node = self.children[path[-1]].get(token)
-            if node is None:
-                break
-            path.append(node)
-        return path
-
     def cut(self, num_nodes: int) -> None:
         """Keeps the nodes that were added first; what was looked at below them stays known."""
         for node in range(len(self) - 1, num_nodes - 1, -1):
@@ -134,18 +124,6 @@ class DraftTree:
         for values in (self.tokens, self.parents, self.depths, self.scores):
             del values[num_nodes:]
         del self.evidence[num_nodes:], self.children[num_nodes:], self.looked_at[num_nodes:]
-
-    def check(self) -> None:
-        """Asserts every invariant; for tests and for sources under development."""
-        assert self.parents[0] == -1
-        assert self.depths[0] == 0
-        for node in range(1, len(self)):
-            parent = self.parents[node]
-            assert 0 <= parent < node
-            assert self.depths[node] == self.depths[parent] + 1
-            assert self.children[parent].get(self.tokens[node]) == node
-            assert self.scores[node] <= self.scores[parent] + 1e-12
-        assert sum(map(len, self.children)) == len(self) - 1
 
 
 # Is the next node, of some score, worth adding to the tree so far?
@@ -192,8 +170,8 @@ class StepRecord:
 
     row: int
     tree: DraftTree
-    path: list[int]
-    committed_ids: list[int]
+    path: list[int] = field(default_factory=list)
+    committed_ids: list[int] = field(default_factory=list)
     above: int = -1
     top: TopK | None = None
     states: Any = None

@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, UnsupportedError, without_frames
+from selfspec.errors import ConfigError, without_frames
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
@@ -70,7 +70,8 @@ class Session:
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
         self._lent = ExitStack()  # What the engine runs its forwards on.
-        self._ended: list[Prompt] = []  # `step` returns them at its end.
+        self._ended: list[Prompt] = []  # They are counted at the end of a step,
+        self._complete: list[Prompt] = []  # and these are returned.
 
     @property
     def num_wanted(self) -> int:
@@ -89,7 +90,8 @@ class Session:
     @property
     def is_empty(self) -> bool:
         """Is nothing left to do? Then other calls may use the model, whose KV was given up."""
-        return not (self._waiting or self.num_running or self._engine is not None)
+        has_work = self._waiting or self.num_running or self._engine is not None
+        return not (has_work or self._complete)
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -115,21 +117,19 @@ class Session:
             self._close()
 
     def add(self, prompt: Prompt) -> None:
-        """Lets a prompt wait; refuses what can never fit into the memory."""
+        """Lets a prompt wait; refuses what can never fit into the memory.
+
+        Its index is that of no other prompt that waits or is written.
+        """
         self.memory.check(prompt)
-        index = prompt.index
-        if index in self._waiting or self._prompts_of(index):
-            raise UnsupportedError(
-                f"index must name no other text of the session that waits or is written (got "
-                f"{index}); count on, or wait for its answer"
-            )
         prompt.fails_alone = True
         self._waiting.add(prompt)
 
     def cancel(self, index: int) -> None:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
-        for prompt in self._prompts_of(index):
+        prompts = self._running if self._reading is None else [*self._running, self._reading]
+        for prompt in [prompt for prompt in prompts if prompt.index == index]:
             if not prompt.rows:
                 self._reading = None
                 if self._engine is not None:
@@ -137,11 +137,6 @@ class Session:
                 self._spec.count(prompt)
             for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
-
-    def _prompts_of(self, index: int) -> list[Prompt]:
-        """The prompt of this index that is read or written, if there is one."""
-        prompts = self._running if self._reading is None else [*self._running, self._reading]
-        return [prompt for prompt in prompts if prompt.index == index]
 
     def work(self) -> list[Prompt]:
         """Steps until a text is complete, or nothing is left to do."""
@@ -158,28 +153,37 @@ class Session:
         when it is the first and no row runs. An error is the outcome of the prompt that it belongs
         to, or of all rows, if it may have left any of them in pieces. What prevents that the model
         is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
+
+        What is no `Exception`, such as an interrupt, is raised, and the prompts that it ended are
+        dropped. Texts that were complete by then are returned by the next step.
         """
         try:
-            if (engine := self._engine or self._open()) is not None:
-                self._let_out(engine)
-                if self._reading or self._waiting:
-                    self._read(engine)
-                    self._let_out(engine)
-                if engine.prompts:
-                    start = perf_counter()
-                    with self._runner.decoding():
-                        engine.step()
-                    if self._pace is not None:
-                        self._pace.observe_step(perf_counter() - start)
-                    self._let_out(engine)
-            if not self.num_running:
-                self._close()
-        except BaseException as error:
+            self._go_on()
+        except Exception as error:
             self._break_off(error)
-        ended, self._ended = self._ended, []
-        for prompt in ended:
-            self._settle(prompt)
-        return [prompt for prompt in ended if not isinstance(prompt.error, ReaderGone)]
+        except BaseException as interrupt:
+            self._break_off(interrupt)
+            self._settle()
+            raise
+        self._settle()
+        complete, self._complete = self._complete, []
+        return complete
+
+    def _go_on(self) -> None:
+        if (engine := self._engine or self._open()) is not None:
+            self._let_out(engine)
+            if self._reading or self._waiting:
+                self._read(engine)
+                self._let_out(engine)
+            if engine.prompts:
+                start = perf_counter()
+                with self._runner.decoding():
+                    engine.step()
+                if self._pace is not None:
+                    self._pace.observe_step(perf_counter() - start)
+                self._let_out(engine)
+        if not self.num_running:
+            self._close()
 
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
@@ -256,45 +260,39 @@ class Session:
             self._end(prompt, prompt.rows[0].error)
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
-        try:
-            if self._engine is not None:
-                self._engine.record_outcome(prompt)
-        except Exception as fault:  # Of a budget of the user's.
-            error = fault if error is None else error
+        if self._engine is not None:
+            self._engine.record_outcome(prompt)
         prompt.error = error
         self._ended.append(prompt)
 
     def _break_off(self, error: BaseException) -> None:
-        """Ends all rows, of which nobody knows how much of a step was done.
+        """Ends all rows that go on, of which nobody knows how much of a step was done.
 
-        If there are none, the error prevents the next prompt, or the end of the last one.
+        If there are none, it ends the prompt that was to be read. Else an error, other than an
+        interrupt, prevents the end of the last prompt, or the start of the next one.
         """
-        broken = list(self._running)
+        broken, prompt = list(self._running), self._reading
         if not broken:
-            prompt = self._reading or (self._ended.pop() if self._ended else self._waiting.first)
-            assert prompt is not None
-            self._waiting.leave(prompt.index)
-            self._reading, broken = None, [prompt]
+            if prompt is None and isinstance(error, Exception):
+                prompt = self._ended.pop() if self._ended else self._waiting.first
+            if prompt is not None:
+                self._waiting.leave(prompt.index)
+                self._reading, broken = None, [prompt]
         for prompt in broken:
-            self._end(prompt, error)
+            is_whole = prompt.rows and all(row.is_done for row in prompt.rows)
+            self._end(prompt, prompt.rows[0].error if is_whole else error)
         self._close()
 
-    def _settle(self, prompt: Prompt) -> None:
-        """Counts a prompt that has ended, once others may use the model, with whatever fails.
-
-        What is no `Exception`, such as an interrupt, is raised, without a cycle that would keep its
-        memory.
-        """
-        error = prompt.error
-        try:
-            (self._spec.finish if error is None else self._spec.count)(prompt)
-        except Exception as fault:
-            error = fault if error is None else error
-        if isinstance(error, Exception):
-            prompt.error = without_frames(error)
-        elif error is not None:
-            prompt.error = None
+    def _settle(self) -> None:
+        """Counts the prompts that have ended, once others may use the model."""
+        while self._ended:
+            prompt = self._ended.pop(0)
+            error, prompt.error = prompt.error, None
+            if isinstance(error, Exception | None) and not isinstance(error, ReaderGone):
+                self._complete.append(prompt)
             try:
-                raise error
-            finally:
-                del error
+                (self._spec.finish if error is None else self._spec.count)(prompt)
+            except Exception as fault:
+                error = fault if error is None else error
+            if isinstance(error, Exception):
+                prompt.error = without_frames(error)

@@ -446,21 +446,6 @@ def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
     assert [answers[index].error for index in (1, 2, 3, 4)] == [None] * 4
 
 
-def test_an_index_names_one_text_at_a_time() -> None:
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, pace=FixedPace(2))
-    for index, steps in ((0, 0), (0, 1), (0, 5), (1, 0)):  # It waits, is read, and is written.
-        if steps == 0:
-            session.submit(index, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
-        for _ in range(steps):
-            assert not session.step()
-        with pytest.raises(UnsupportedError, match=rf"index must name no other .*\(got {index}\)"):
-            session.submit(index, prompts()[2], 0, {"max_new_tokens": NUM_NEW})
-    answers = session.answers()
-    assert list(answers) == [0, 1]
-    for answer in answers.values():
-        assert answer.ids == alone(tiny_model(), prompts()[0], 0)
-
-
 @pytest.mark.parametrize("when", ["while it is read", "with its first token"])
 def test_a_cancelled_prompt_keeps_nothing(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither slots nor the lock of captured forwards, which other calls of the model may need."""
@@ -513,6 +498,22 @@ def test_an_interrupt_ends_everything() -> None:
     error: Any = KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         played(session, logits_processor=[Fuse(3, error)])
+
+
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_an_interrupt_loses_no_text_whose_last_token_came_in_the_same_step(num_new: int) -> None:
+    """With the prompt, or in a forward that both texts share; the next step returns it."""
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild())
+    fuse = Fuse(num_new, KeyboardInterrupt)  # type: ignore[arg-type]
+    given = ({"max_new_tokens": num_new}, {"max_new_tokens": NUM_NEW, "logits_processor": [fuse]})
+    for index, options in enumerate(given):
+        session.submit(index, prompts()[index], index, options)
+    with pytest.raises(KeyboardInterrupt):
+        session.step()
+    assert not session.is_empty
+    (answer,) = session.step()
+    assert (answer.index, answer.error, session.is_empty) == (0, None, True)
+    assert answer.ids == alone(tiny_model(), prompts()[0], 0, max_new_tokens=num_new)
 
 
 def test_a_call_of_its_own_raises_what_it_always_raised() -> None:
@@ -568,36 +569,6 @@ def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
     monkeypatch.setattr(Engine, "step", None)
     with pytest.raises(error, match=said):
         next(generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options))
-
-
-@pytest.mark.parametrize("fault", ["raises", "names what is not there", "names no number"])
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_scheduler_that_breaks_ends_no_text(
-    fault: str, at: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning, and from then on prompts start in order of arrival."""
-    fuse = Fuse(at)
-
-    class Lost:
-        def choose(self, waiting: Sequence[int], *_: Any, **__: Any) -> list[Any]:
-            try:
-                fuse.burn()
-            except Broken:
-                if fault == "raises":
-                    raise
-                return ["0"] if "number" in fault else [len(waiting)]
-            return [len(waiting) - 1]
-
-    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": NUM_NEW, "seed": 0}
-    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), max_rows=2, **options)
-    answers = list(found)
-    assert len(answers) == 5
-    for answer in answers:
-        assert answer.error is None
-        assert answer.ids == alone(tiny_model(), prompts()[answer.index], answer.index)
-    assert fuse.left == 0, "it is asked nothing more"
-    said = [each.getMessage() for each in caplog.records if each.name == "selfspec"]
-    assert len([text for text in said if "scheduler has failed" in text]) == 1
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])
