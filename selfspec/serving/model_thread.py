@@ -96,9 +96,9 @@ class ModelThread:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
         queue: asyncio.Queue[Heard] = asyncio.Queue()
-        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, queue.put_nowait)
+        soon = asyncio.get_running_loop().call_soon_threadsafe
         indices = list(islice(self._indices, number))
-        self._clients |= dict.fromkeys(indices, tell)
+        self._clients |= dict.fromkeys(indices, lambda event: soon(queue.put_nowait, event))
         return indices, queue
 
     def prompt(self, index: int, inputs: PromptInputs, seed: int, arguments: Any) -> Prompt:
