@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import cache_utils
 
-from selfspec.compat.generation import is_of_output_capturing
-
 # The modules of these packages are parts of models: layers, quantised ones among them, adapters,
 # and faster kernels. Anybody else's was put there by the model's user, or came with its files.
 _LIBRARIES = frozenset(
@@ -44,8 +42,13 @@ _LIBRARIES = frozenset(
         "xformers",
     )
 )
-# Hooks of these modules move weights, or mask them.
-_HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
+# Hooks of these modules move weights, mask them, or act only if a caller wants hidden states.
+_HARMLESS = (
+    "accelerate.hooks",
+    "torch.nn.utils.prune",
+    "torch.nn.utils.weight_norm",
+    "transformers.utils.output_capturing",
+)
 # Gradient checkpointing puts this on embeddings.
 _REQUIRES_GRAD = "make_inputs_require_grads"
 # Modules whose functions run in forwards, beside those that define a model's classes.
@@ -151,12 +154,17 @@ def _replaced_in(owner: Any) -> list[Replaced]:
     replaced = [
         Replaced(f"{_name_in_full(owner)}.{name}", value)
         for name, value in contents.items()
-        if name not in _OUTSIDE and not _is_installed(value)
+        if name not in _OUTSIDE and not _is_compiled(name) and not _is_installed(value)
     ]
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[owner] = list(contents.values()), replaced
     return replaced
+
+
+def _is_compiled(name: str) -> bool:
+    """Does torch.compile put functions of such names into the modules of what it has compiled?"""
+    return name.startswith("__") and not name.endswith("__")
 
 
 def _name_in_full(owner: Any) -> str:
@@ -196,7 +204,7 @@ def is_harmless(hook: Any) -> bool:
         return False
     if package == "transformers" and getattr(hook, "__name__", "") == _REQUIRES_GRAD:
         return True
-    return origin in _HARMLESS or is_of_output_capturing(origin)
+    return origin in _HARMLESS
 
 
 def layer_that_mixes_tokens(module: nn.Module) -> str | None:

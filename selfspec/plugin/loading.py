@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
-from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
     missing_for_eight_bits,
@@ -95,7 +94,7 @@ def load(
                 "of from_pretrained()"
             )
         wanted = _dtype(dtype)
-        find_model(source)
+        AutoConfig.from_pretrained(source)  # It says what is wrong with a name.
         model = load_within(
             source,
             max_memory,
@@ -144,7 +143,6 @@ def load_whole(
     GPU if there is one.
     """
     target, wanted = _device(device), _dtype(dtype)
-    find_model(name)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     model, info = auto.from_pretrained(name, dtype=wanted, output_loading_info=True)
     check_complete(sorted(info["missing_keys"]))
