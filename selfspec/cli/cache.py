@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cyclopts import App
-from cyclopts.types import PositiveInt
+from cyclopts.types import NonNegativeInt
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
@@ -34,8 +34,7 @@ def build(
     /,
     *,
     data: str,
-    build: Literal["both", "lut", "texts"] = "both",
-    warmup_tokens: PositiveInt = 1_000_000,
+    warmup_tokens: NonNegativeInt = 1_000_000,
     overwrite: Flag = False,
     options: ModelOptions = ModelOptions(),
 ) -> None:
@@ -44,20 +43,17 @@ def build(
     Args:
         output: The cache to make.
         data: A file, a folder or a glob: text files, or .jsonl with ids, a text or messages in each
-            line. vocabulary: no data, but each token of the model.
-        build: lut (what the model predicts), texts (which need no model) or both.
-        warmup_tokens: The most tokens that the model reads.
+            line.
+        warmup_tokens: The most tokens that the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
-    from selfspec.building.texts import VOCABULARY, find_files
+    from selfspec.building.texts import find_files
     from selfspec.cache import check_target, save_cache
 
     loading = replace(options, model=model)
     check_options(loading)
     check_target(output, overwrite=overwrite, option="--overwrite")
-    has_files = data != VOCABULARY
-    if has_files:
-        find_files(data)  # Refuses a wrong path before anything is loaded.
+    find_files(data)  # Refuses a wrong path before anything is loaded.
     with working(f"Loading {loading.title}") as say:
         from selfspec.building.build import build_cache
         from selfspec.cli.loading import load_model, load_tokenizer
@@ -65,8 +61,7 @@ def build(
         contents = build_cache(
             data,
             load_tokenizer(loading),
-            None if has_files and build == "texts" else partial(load_model, loading),
-            has_texts=has_files and build != "lut",
+            partial(load_model, loading),
             num_tokens=warmup_tokens,
             say=say,
         )

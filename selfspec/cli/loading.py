@@ -176,19 +176,16 @@ def memory_note(options: RunOptions) -> str | None:
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
     folder = file_here(options.source, "config.json").parent
-    if options.max_memory is not None or is_on_gpu or not folder.is_dir():
+    has_less = options.max_memory is not None or options.weights is not None
+    if has_less or is_on_gpu or not folder.is_dir():
         return None
     try:
-        dtype = torch.int8 if options.weights is not None else getattr(torch, options.dtype, None)
-        needed = stored_bytes(str(folder), dtype)
+        needed = stored_bytes(str(folder), getattr(torch, options.dtype, None))
     except (OSError, ValueError):
         return None  # Weights of another kind, or what their loader will refuse.
-    free, less = free_memory(), ""
-    if needed <= free:
+    if needed <= (free := free_memory()):
         return None
-    if options.weights is None and missing_for_eight_bits() is None:
-        rounded = stored_bytes(str(folder), torch.int8)
-        less = f", and with --weights int8 they take {rounded / 1e9:.1f} GB"
+    less = "" if missing_for_eight_bits() else ", and --weights int8 takes less"
     return (
         f"note: the weights of {options.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB "
         f"of memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"

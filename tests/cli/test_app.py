@@ -75,7 +75,7 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["check", "{model}", "--device", "gpu"], "device must be"),
         (["cache", "build", "{model}", "o", "--data", "no.jsonl"], "(got 'no.jsonl')"),
         (["serve", __file__], "MODEL"),
-        (["cache", "build", "/", "out", "--data", "vocabulary"], "MODEL"),
+        (["cache", "build", "/", "out", "--data", __file__], "MODEL"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_option(fails, plain_folder, args, said):

@@ -45,26 +45,11 @@ class TestBuild:
         assert run(*command, "--data", answers).exit_code == 0
         assert load_cache(tmp_path / "cache").about["documents"] == 2
 
-    @pytest.mark.parametrize("wanted", ["lut", "texts"])
-    def test_a_part_of_it(self, run, command, texts, tmp_path, wanted):
-        assert run(*command, "--data", texts, "--build", wanted).exit_code == 0
-        contents = load_cache(tmp_path / "cache")
-        assert bool(contents.tables) == (wanted == "lut")
-        assert (contents.answers is None) == (wanted == "lut")
-
-    def test_the_vocabulary_is_no_text(self, run, command, tmp_path):
-        few = ("--data", "vocabulary", "--warmup-tokens", "9", "--build", "texts")
-        assert run(*command, *few).exit_code == 0
-        contents = load_cache(tmp_path / "cache")
-        assert contents.answers is None
-        assert len(contents.tables["lut"]["tokens"]) == 128  # As one forward reads.
-
     @pytest.mark.parametrize(
         ("args", "said"),
         [
             (("--data", "./nowhere"), "--data"),
-            (("--data", "{texts}", "--warmup-tokens", "0"), "--warmup-tokens"),
-            (("--data", "{texts}", "--build", "ngrams"), "--build"),
+            (("--data", "{texts}", "--warmup-tokens", "-1"), "--warmup-tokens"),
             ((), "--data"),
         ],
     )
@@ -75,7 +60,7 @@ class TestBuild:
     def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):
         there = tmp_path / "cache.safetensors"
         there.write_text("x")
-        wanted = (*command, "--data", texts, "--build", "texts")
+        wanted = (*command, "--data", texts, "--warmup-tokens", "0")
         assert "or replace it with --overwrite" in fails(*wanted)
         assert "must be a cache" in fails(*wanted, "--overwrite")
         there.unlink()
