@@ -72,8 +72,6 @@ class ModelRunner:
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
         self._needed: dict[Hashable, str | None] = {}  # also by other inputs
-        # With these arguments, its plain steps were given positions that are whole numbers.
-        self.placed: set[frozenset[str]] = set()
         self._trying = threading.Lock()
         self._captured = KeptRunner()
         self._kept_kv: KeptKV | str = ""
@@ -276,15 +274,15 @@ class ModelRunner:
         them `shows_states`.
         """
         model, attention = self.model, ability.attention
-        captures = self._captures
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
-        if captures and attention is None:
-            lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
-        elif captures and shows_states:
-            lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
-        elif captures and attention is not None:
-            compiles = self.config.compile
-            lent = self._captured.borrow(model, attention, limits, compiles=compiles)
+        if self._captures:
+            if attention is None:
+                lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
+            elif shows_states:
+                lent = nullcontext("use_mtp=True asks for heads: captures show no hidden states")
+            else:
+                compiles = self.config.compile
+                lent = self._captured.borrow(model, attention, limits, compiles=compiles)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):
