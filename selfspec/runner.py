@@ -31,7 +31,6 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
-from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
 from selfspec.forward.sizes import Limits, Policy
@@ -287,17 +286,19 @@ class ModelRunner:
             self._renew()
             if isinstance(captured, StaticRunner):
                 assert attention is not None
-                strict = self.config.strict and self.config.forward == "graph"
-                yield TreeBackend(model, attention, captured, strict=strict)
+                yield TreeBackend(model, attention, captured)
                 return
             reason = self._checked(captured)
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return
-            forwards = EagerForwards(
-                attention, Policy(limits), kind=self.forward_kind, reason=reason
+            yield TreeBackend(
+                model,
+                attention,
+                policy=Policy(limits),
+                eager_kind=self.forward_kind,
+                reason=reason,
             )
-            yield TreeBackend(model, attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

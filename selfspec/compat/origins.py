@@ -62,6 +62,8 @@ _OF_FORWARDS = (
 )
 # Methods of models that call forwards, and that no forward calls.
 _OUTSIDE = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
+# `torch.compile` puts what it has made into the modules of what it was given, and calls it alone.
+_OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
 # The attributes in which a wrapper may hold the function inside; the last one is of ours.
 _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable", "stock")
@@ -154,17 +156,12 @@ def _replaced_in(owner: Any) -> list[Replaced]:
     replaced = [
         Replaced(f"{_name_in_full(owner)}.{name}", value)
         for name, value in contents.items()
-        if name not in _OUTSIDE and not _is_compiled(name) and not _is_installed(value)
+        if name not in _OUTSIDE and not name.startswith(_OF_DYNAMO) and not _is_installed(value)
     ]
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
     _known[owner] = list(contents.values()), replaced
     return replaced
-
-
-def _is_compiled(name: str) -> bool:
-    """Does torch.compile put functions of such names into the modules of what it has compiled?"""
-    return name.startswith("__") and not name.endswith("__")
 
 
 def _name_in_full(owner: Any) -> str:
