@@ -59,8 +59,8 @@ _OF_FORWARDS = (
 )
 # Methods of models that call forwards, and that no forward calls.
 _OUTSIDE = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
-# What torch.compile made of a module's functions lies in the module under names that begin so.
-_COMPILED = ("__compiled_fn_", "__resume_at_")
+# `torch.compile` puts what it has made into the modules of what it was given, and calls it alone.
+_OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
 # The attributes in which a wrapper may hold the function inside; the last one is of ours.
 _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable", "stock")
@@ -153,7 +153,7 @@ def _replaced_in(owner: Any) -> list[Replaced]:
     replaced = [
         Replaced(f"{_name_in_full(owner)}.{name}", value)
         for name, value in contents.items()
-        if not (name in _OUTSIDE or name.startswith(_COMPILED) or _is_installed(value))
+        if name not in _OUTSIDE and not name.startswith(_OF_DYNAMO) and not _is_installed(value)
     ]
     if len(_known) >= _MOST_KNOWN:
         _known.clear()

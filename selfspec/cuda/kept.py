@@ -89,10 +89,9 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     """A new runner; its `reason` is set if its forwards don't give right results."""
     runner = StaticRunner(attention, device_for(model.device), model.device)
     with decoding_switches(model):
-        reason = try_backend(model, attention, partial(TreeBackend, forwards=runner))
+        reason = try_backend(model, attention, partial(TreeBackend, captured=runner))
+    runner.check_memory()
     runner.reason = runner.reason or reason
-    if runner.reason is None:
-        runner.check_memory()
     return runner
 
 

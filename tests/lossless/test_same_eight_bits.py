@@ -281,7 +281,7 @@ def test_models_that_it_is_not_for(tmp_path: Path) -> None:
     ("options", "rule"),
     [
         ({"weights": "int4"}, "weights must be 'int8' or left out"),
-        ({"weights": "int8", "device": "meta"}, "device must be one that torch can use"),
+        ({"weights": "int8", "device": "meta"}, "weights are for a CPU"),
     ],
 )
 def test_options_that_can_not_be_had(options: Any, rule: str, tmp_path: Path) -> None:
