@@ -92,7 +92,7 @@ def test_a_version_that_was_not_tried_is_named(version):
 
 
 def test_the_first_call_with_an_untried_version_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr("selfspec.plugin.spec.version_of", lambda _name: "5.99.0")
+    monkeypatch.setattr(transformers, "__version__", "5.99.0")
     spec, model = selfspec.SelfSpec(), selfspec.attach(new_model())
     for _ in range(2):
         model.generate(**prompt(), max_new_tokens=3, do_sample=False, assistant=spec)
@@ -173,8 +173,8 @@ def test_states_are_found_in_the_layers(name):
     model(**prompt(), **{generation.KV: cache})
     assert states.columns_of(cache) == prompt()["input_ids"].shape[1]
     assert states.no_way_back(cache) is None
-    assert len(states.states_of(cache)) == kinds
-    assert len(states.states_of(cache, ["recurrent_states"])) == int(kinds == 2)
+    names = [name for _, name, _ in states.states_by_place(cache.layers)]
+    assert names == list(states.STATE_NAMES[:kinds])
 
 
 def test_layers_without_the_states_of_their_model_cant_go_back():
