@@ -127,8 +127,7 @@ def is_parallel(model: PreTrainedModel) -> bool:
     Without it, each process could choose a width of its own, and they would wait for each other
     without end. A test makes such a model, so that a renamed attribute is noticed.
     """
-    marks = ("_device_mesh", "_tp_size")
-    return any(getattr(model, name, None) is not None for name in marks)
+    return getattr(model, "_device_mesh", None) is not None
 
 
 def num_writes(tensor: torch.Tensor) -> int:
