@@ -1,7 +1,7 @@
 """Finds out what a model can verify: a tree, a chain, or nothing beyond its next token.
 
 A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
-tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
+tokens that a node must not see, and it must be far nearer to the right answer than to any wrong
 one that a fault would give. Real models in half precision round a lot, so no bound on rounding
 decides.
 """
@@ -48,7 +48,7 @@ _MIXES = (
 )
 
 
-IN_CHAINS = "; drafting chains instead of trees"  # ends each reason for chains
+IN_CHAINS = "; drafting chains instead of trees"  # The end of reasons for chains.
 
 
 class DraftSupport(NamedTuple):

@@ -34,7 +34,7 @@ class Text(NamedTuple):
 def read_at_once(
     model: PreTrainedModel, texts: Sequence[Text], layers: TrialLayers
 ) -> list[torch.Tensor]:
-    """The outcome (N, D) of each text's compared tokens, in one forward without a KV cache.
+    """The outcomes (N, D) of the texts' compared tokens, in one forward without a KV cache.
 
     Shorter texts are padded on the right, where no compared token sees it.
     """

@@ -21,7 +21,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Around each call of what `compiled` gave.
+    """Around every call of what `compiled` gave.
 
     Without the first setting, a layer's own number is a constant of its graph, so that each layer
     becomes another graph. Without the second, so does a width that equals a fixed size, such as the

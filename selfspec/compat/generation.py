@@ -199,7 +199,7 @@ def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
 
 
 def code_of_steps(model: PreTrainedModel) -> dict[str, Any]:
-    """What runs in each step and is no module: methods of the model, and functions by name.
+    """What runs in every step and is no module: methods of the model, and functions by name.
 
     Without the private name, a method of a user's in its place would pass for one of transformers.
     """

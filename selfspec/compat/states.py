@@ -126,7 +126,7 @@ def record_past(kv: Cache) -> None:
 def crop_to(kv: Cache, length: int) -> None:
     """Crops what forwards have added after the first `length` columns; states stay as they are.
 
-    A forward that broke off has added columns to its first layers only, so each layer is asked.
+    A forward that broke off has added columns to its first layers only, so all layers are asked.
     """
     for layer in kv.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
