@@ -182,13 +182,12 @@ class CostCurve:
         That is steeper or flatter than expected by as much as the last timed width was.
         """
         rises: NDArray[np.float64] = np.diff(self._expected[last:])
-        if last == 0:
-            return rises
-        queries = _ALL[last] - 1
-        seen, expected = height - 1, self._expected[last] - 1
-        steeper = (seen + _FLAT * queries) / (expected + _FLAT * queries)
-        least = seen / queries / 2  # A query costs no less at once than half of this.
-        rises = np.maximum(steeper * rises, least * np.diff(_ALL[last:]))
+        if last:
+            queries = _ALL[last] - 1
+            seen, expected = height - 1, self._expected[last] - 1
+            steeper = (seen + _FLAT * queries) / (expected + _FLAT * queries)
+            least = seen / queries / 2  # A query costs no less at once than half of this.
+            rises = np.maximum(steeper * rises, least * np.diff(_ALL[last:]))
         return rises
 
 
