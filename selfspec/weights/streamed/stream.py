@@ -110,8 +110,8 @@ def attach_stream(
         layer.register_forward_pre_hook(_Hook(stream, stream.take, index))
         layer.register_forward_hook(_Hook(stream, stream.give_back, index))
     vars(decoder)["forward"] = _one_at_a_time(decoder, stream)
-    for name, reason in _REFUSED.items():
-        vars(model)[name] = _Refusal(reason)
+    for module in (model, decoder):
+        vars(module).update((name, _Refusal(reason)) for name, reason in _REFUSED.items())
 
 
 def blank(weight: torch.Tensor) -> torch.Tensor:
