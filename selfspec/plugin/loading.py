@@ -13,7 +13,6 @@ from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
     missing_for_eight_bits,
-    own_memory,
     pack_loaded,
     to_eight_bits,
 )
@@ -86,7 +85,6 @@ def load(
             return attach(_load_eight_bits(source, dtype, sees=sees))
     if max_memory is None:
         model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
-        own_memory(model)
     else:
         if (target := _device(device)).type != "cpu":
             raise ConfigError(
