@@ -65,8 +65,9 @@ def load_within(
         sizes = _sizes(model, layers, stored, text_bytes(model, max_length, max_texts))
         budget = amount_in_bytes(max_memory, sizes.whole)
         if draft_model is not None:
-            sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
-        chosen = choose_streamed(sizes, _alone(model, layers), budget)
+            more = draft_model_bytes(draft_model, max_length, max_texts)
+            sizes = sizes._replace(fixed=sizes.fixed + more)
+        chosen = choose_streamed(sizes, _streamable(model, layers), budget)
         if in_eight_bits:
             path = rounded_file(stored, original, shards)
             opened.close()
@@ -136,8 +137,8 @@ def _sizes(
     )
 
 
-def _alone(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
-    """The layers that have weights and share none, which may be streamed."""
+def _streamable(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
+    """The layers that have weights and share none."""
     owners = num_owners(model)
     return [
         index
@@ -167,7 +168,7 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
 
 
 def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
-    """The tensors in the files that each weight of the model is made of."""
+    """The tensors in the files that make the weights of the model."""
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     stored = {
         name: [tensors[part.name].part(part.which, part.number) for part in parts]
@@ -188,7 +189,7 @@ def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
 def _dtype(
     dtype: str | torch.dtype, of_config: torch.dtype | None, shards: Sequence[Shard]
 ) -> torch.dtype:
-    """The dtype that is asked for, else the config's, else that of the files."""
+    """The dtype that is named, else the config's, else that of the files."""
     for known in (dtype, of_config):
         if isinstance(known, torch.dtype):
             return known
@@ -207,7 +208,7 @@ def _keep_in_float32(model: PreTrainedModel) -> None:
 def _stream(
     model: PreTrainedModel, layers: Sequence[_Layer], stored: Stored, shards: Sequence[Shard]
 ) -> None:
-    """Gives these layers their hooks, and notes where each part of the model is."""
+    """Gives these layers their hooks, and notes where the parts of the model are."""
     places = [
         [place for name in layer.weights for place in _places(model, name, stored[name])]
         for layer in layers
@@ -281,7 +282,7 @@ def check_complete(missing: Sequence[str]) -> None:
 def _bytes_in_memory(
     weights: Mapping[str, nn.Parameter], stored: Stored, owners: Mapping[int, int]
 ) -> int:
-    """What weights take in memory. In 8 bits, each of the modules that share one has its own."""
+    """What weights take in memory. In 8 bits, modules that share one have a copy of their own."""
     return sum(
         sum(part.num_bytes for part in _parts(weight, stored[name])) * owners[id(weight)]
         if is_rounded(stored.get(name, ()))
