@@ -1,4 +1,4 @@
-"""Packed copies beside the weights of linear layers: of what each was made, and how layers use it.
+"""Packed copies beside the weights of linear layers: of what they were made, and how they are used.
 
 Knows layers and their weights; not when packing pays.
 """

@@ -47,9 +47,9 @@ class Place(NamedTuple):
 
 
 class Stream:
-    """Gives each streamed layer of one model its weights when its turn comes.
+    """Gives a streamed layer of one model its weights when its turn comes.
 
-    `layers` are the places of each layer's tensors.
+    `layers` has the places of the tensors of all of them.
     """
 
     def __init__(self, layers: Sequence[Sequence[Place]], buffers: Buffers) -> None:
