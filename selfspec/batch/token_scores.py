@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from selfspec.errors import UnsupportedError
 from selfspec.verify.logits import largest
 
 if TYPE_CHECKING:
@@ -47,11 +46,6 @@ class TokenScores:
         num_top: int | None = None,
         num_of_prompt: int | None = None,
     ) -> None:
-        for name, value in (("logprobs", num_top), ("prompt_logprobs", num_of_prompt)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UnsupportedError(f"{name} must be a whole number (got {value!r:.40})")
-            if value is not None and value < 0:
-                raise UnsupportedError(f"{name} must be >= 0 (got {value!r:.40})")
         # None where they are not asked for.
         self.tokens: list[TokenScore] | None = None if num_top is None else []
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []

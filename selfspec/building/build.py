@@ -40,7 +40,7 @@ def build_cache(
 ) -> CacheContents:
     """What a cache of the documents in `data` holds.
 
-    The model that `load_model` gives fills tables with what it predicts after each of the first
+    The model that `load_model` gives fills tables with what it predicts after the first
     `num_tokens` tokens. With 0 it is not loaded. `say` is told how far the model has read.
     """
     owner = tokenizer_info(tokenizer)
@@ -73,14 +73,14 @@ def _tables(
     num_read = 0
     for num_tokens in teach(learned, model.eval(), documents):
         num_read += num_tokens
-        say(f"{num_read:,} of at most {most_tokens:,} tokens read")
+        say(f"{num_read:,} of about {most_tokens:,} tokens read")
         if num_read >= most_tokens:
             break
     return dict(learned.tables()), num_read
 
 
 def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[np.int64]], int]:
-    """The first documents, each with -1 after it, and how many empty ones were left out.
+    """The first documents, with -1 after them, and how many empty ones were left out.
 
     They have as many tokens as a `SelfSpec` keeps, or more by a part of the last one.
     """
@@ -100,9 +100,9 @@ def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[
 
 
 def teach(learned: Learned, model: PreTrainedModel, documents: Iterable[TokenIds]) -> Iterator[int]:
-    """Shows the sources of `learned` what the model predicts after each token of the documents.
+    """Shows the sources of `learned` what the model predicts after the tokens of the documents.
 
-    Documents are cut into windows. Yields the number of tokens that each forward has read.
+    Documents are cut into windows. Yields the number of tokens in a forward.
     """
     length = min(_WINDOW, max_positions(model) or _WINDOW)
     num_rows = max(1, min(_ROWS, _MAX_LOGITS // (vocab_size(model) * length)))
@@ -111,7 +111,7 @@ def teach(learned: Learned, model: PreTrainedModel, documents: Iterable[TokenIds
     )
     while batch := list(islice(windows, num_rows)):
         for window, logits in zip(batch, _logits(model, batch), strict=True):
-            # (N, 2): for each token the one before it, or -1, and the token itself.
+            # (N, 2): the token before, or -1, and the token itself.
             pairs = np.stack([np.append(-1, window[:-1]), window], axis=-1)
             learned.observe_pairs(pairs, top_k_of(logits[: len(window)], learned.top_k))
         yield sum(map(len, batch))
@@ -119,7 +119,7 @@ def teach(learned: Learned, model: PreTrainedModel, documents: Iterable[TokenIds
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, windows: Sequence[TokenIds]) -> torch.Tensor:
-    """The logits (B, N, V) after each token of each window, by one forward."""
+    """The logits (B, N, V) after all tokens of some windows, by one forward."""
     ids = [torch.from_numpy(window) for window in windows]
     input_ids = pad_sequence(ids, batch_first=True)
     mask = pad_sequence([torch.ones_like(window) for window in ids], batch_first=True)

@@ -36,7 +36,7 @@ class _Line(BaseModel):
 
 
 def read_ids(data: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds | None]:
-    """The token ids of each document; None if it is empty or if the chat template refuses it.
+    """The documents' token ids; None for one that is empty or that the chat template refuses.
 
     A wrong path is refused at once.
     """

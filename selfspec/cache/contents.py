@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
 
-# The array of each LUT that holds the keys of its rows.
+# Which array of a LUT holds the keys of its rows.
 KEY_OF = {"lut": "tokens", "lut2": "pairs"}
 
 

@@ -29,8 +29,7 @@ from selfspec.draft.sources import REGISTRY, Source
 from selfspec.errors import CacheError, VocabularyError
 
 SAVE_SECONDS = 300.0
-# In seconds. A save by another process takes a fraction of one. Only a save that is asked for, and
-# the last one, wait for it.
+# Seconds. `save_learned()` and the last save wait for another process, which takes less than one.
 _MAX_WAIT = 10.0
 
 _log = logging.getLogger("selfspec")
@@ -74,7 +73,7 @@ class LearnedOnDemand:
             if vocab_size != self._vocab_size:
                 raise VocabularyError(
                     f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
-                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
+                    f"the model has {vocab_size}; use one SelfSpec per tokenizer, or forget()"
                 )
             return self._learned
 
@@ -89,7 +88,7 @@ class LearnedOnDemand:
                 self.remembered.add(contents, self._vocab_size, max_wait=_MAX_WAIT)
 
     def save_if_due(self) -> None:
-        """The same once in some minutes, in a thread of its own.
+        """The same once in some minutes, in another thread.
 
         Costs a copy of the tables. Another save, here or in another process, is not waited for.
         """

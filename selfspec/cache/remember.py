@@ -134,7 +134,7 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     if num_ids * top_k > _MOST_ENTRIES:
         raise CacheError(
             f"tables have at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
-            "next ones each); leave that cache out"
+            "next ones per row); leave that cache out"
         )
     both = Learned([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {str(row[0]): row[2] for row in kept.calibration or []}
@@ -150,7 +150,7 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
 
 
 def _joined(*parts: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
-    """The answers of all, each once, the newest last; the oldest go when there are too many.
+    """The answers of all without repetition, the newest last; too old ones are dropped.
 
     An answer with which another one begins gives way to it: mostly it was saved while that was
     being written.

@@ -1,11 +1,10 @@
-"""`selfspec cache`: builds and inspects caches."""
+"""`selfspec cache build`: from texts to a cache."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cyclopts import App
 from cyclopts.types import NonNegativeInt
@@ -13,14 +12,10 @@ from cyclopts.types import NonNegativeInt
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
-from selfspec.cli.paint import harmless
-
-if TYPE_CHECKING:
-    from selfspec.cache import CacheContents
 
 cache = App(
     name="cache",
-    help="Build and inspect caches.",
+    help="Build a cache.",
     group_arguments=GENERAL,
     group_parameters=GENERAL,
     sort_key=7,
@@ -42,9 +37,9 @@ def build(
 
     Args:
         output: The cache to make.
-        data: A file, a folder or a glob: text files, or .jsonl with ids, a text or messages in each
-            line.
-        warmup_tokens: The most tokens that the model reads. 0: only texts are kept.
+        data: A file, a folder or a glob: text files, or .jsonl whose lines have ids, a text, or
+            messages.
+        warmup_tokens: About how many tokens the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
     from selfspec.building.texts import find_files
@@ -66,31 +61,10 @@ def build(
             say=say,
         )
     save_cache(output, contents, overwrite=overwrite)
-    _print_contents(output, contents)
-    if left_out := contents.about.get("left_out"):
-        print(f"left out (empty, or refused by the template): {left_out:,}")
-
-
-@cache.command
-def inspect(name: str, /) -> None:
-    """Show what is in a cache, and where it comes from.
-
-    Args:
-        name: A cache or a Hub id.
-    """
-    with working(f"Reading {name}"):
-        from selfspec.cache import load_cache
-
-        contents = load_cache(name)
-    _print_contents(name, contents)
-    for key, value in sorted(contents.about.items()):
-        print(harmless(f"{key}: {value}"))  # A card may come from anywhere, and hold anything.
-
-
-def _print_contents(name: object, contents: CacheContents) -> None:
-    parts = [f"{len(arrays['ids']):,} {table} rows" for table, arrays in contents.tables.items()]
-    if contents.answers is not None:
-        parts.append(f"{(contents.answers >= 0).sum():,} tokens of texts")
-    if contents.calibration:
-        parts.append(f"{len(contents.calibration):,} rates")
-    print(harmless(f"{name}: {', '.join(parts)}; tokenizer {contents.tokenizer}"))
+    about = contents.about
+    print(
+        f"{output}: {about['documents']:,} documents of {about['tokens']:,} tokens, of which the "
+        f"model has read {about.get('tokens_read', 0):,}"
+    )
+    if about["left_out"]:
+        print(f"left out (empty, or refused by the template): {about['left_out']:,}")

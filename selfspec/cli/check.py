@@ -147,7 +147,7 @@ def _may_take_eight_bits(writer: Writer) -> bool:
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
-    """Writes each text with its drafted tokens in colour. One `SelfSpec` learns from all."""
+    """Writes the texts, with drafted tokens in colour. One `SelfSpec` learns from all."""
     from selfspec.batch.text_stream import TextStream
 
     spec = writer.new_spec(SpecConfig())

@@ -11,7 +11,7 @@ from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.machine.model_names import check_model_name, file_here, find_model
+from selfspec.machine.model_names import check_model_name, file_here
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
     from selfspec.cache import CacheContents
 
-# Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for each text that may run,
+# Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for all texts that may run,
 # and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
@@ -51,7 +51,7 @@ class Loaded:
     ) -> Self:
         """The model, and what drafts start with, whose errors come before the model is read.
 
-        Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. With
+        Under `--max-memory`, memory is set aside for `num_texts` texts, or for a long one. With
         `sees`, a model that can read images is loaded with what it reads them with. With `packs`,
         weights are packed in place where that pays.
         """
@@ -182,7 +182,7 @@ def memory_note(options: RunOptions) -> str | None:
     try:
         needed = stored_bytes(str(folder), getattr(torch, options.dtype, None))
     except (OSError, ValueError):
-        return None  # Weights of another kind, or what their loader will refuse.
+        return None  # Not safetensors, or what their loader will refuse.
     if needed <= (free := free_memory()):
         return None
     less = "" if missing_for_eight_bits() else ", and --weights int8 takes less"
@@ -217,7 +217,6 @@ def images_of(options: RunOptions) -> ImageReader:
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    find_model(options.source, "MODEL")
     with _one_line(f"the tokenizer of {options.source!r}"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(options.source)
         return tokenizer
@@ -233,7 +232,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads the model by `selfspec.load()`, if that packs it or the options need it.
 
-    `set_aside` says for which texts and draft model `--max-memory` has room. Without that option,
+    `set_aside` says for which texts and draft model `--max-memory` must do. Without that option,
     `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole

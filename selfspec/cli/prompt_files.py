@@ -32,7 +32,7 @@ class PromptLine:
 
 
 class _Line(Settings):
-    """A line in the short form. Unknown fields are the user's own, and are ignored."""
+    """A line in the short form. Unknown fields are ignored: users may add what they like."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -92,7 +92,7 @@ def read_line(number: int, data: bytes) -> PromptLine:
 
 def _plain(line: _Line) -> tuple[Any, Settings]:
     for name in line.model_extra or ():
-        # A line may have fields of the user's own, but hardly one like "temprature".
+        # A user may add fields, but hardly one like "temprature".
         if get_close_matches(name, Settings.model_fields, cutoff=0.85):
             raise RequestError(unknown_name("field", name, Settings.model_fields), field=name)
     if line.messages is not None:

@@ -1,4 +1,4 @@
-"""What `selfspec check` and `selfspec demo` ask: prompts of their own, or the user's."""
+"""What `selfspec check` and `selfspec demo` ask: prompts that come with them, or the user's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def snippets() -> list[Question]:
 
 
 def questions_of(path: Path | None) -> list[Question]:
-    """Those of the file, each named by its line. Without a file, one of each kind of work."""
+    """Those of the file, named by their lines. Without a file, one for every sort of work."""
     if path is None:
         lines = _lines_of("questions")
         return [Question(str(line.name), line.prompt, is_turn=True) for line in lines]

@@ -88,9 +88,6 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._line)
 
-    def __contains__(self, index: int) -> bool:
-        return any(prompt.index == index for _, prompt in self._line)
-
     def add(self, prompt: Prompt) -> None:
         self._num_arrived += 1
         if self._short_first:

@@ -31,7 +31,7 @@ from tests.fakes import (
     tiny_tokenizer,
 )
 from tests.lossless.same import MODES, few
-from tests.sessions import TextSession
+from tests.sessions import TextSession, alone, wild
 from tests.streamed import load_tightly, saved_model
 
 LENGTHS = (9, 3, 31, 1, 14)
@@ -44,19 +44,6 @@ def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     ids = [torch.randint(1, VOCAB, (length,), generator=dice).tolist() for length in lengths]
     ids[0][3] = PAD
     return ids
-
-
-def alone(model: Any, ids: list[int], seed: int, **options: Any) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    inputs = torch.tensor([ids])
-    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
-    return output[0, len(ids) :].tolist()
-
-
-def wild(**knobs: Any) -> SelfSpec:
-    """Drafts that are right by chance alone, beside those of the sources, in trees of any shape."""
-    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8, **knobs)
 
 
 def assert_as_alone(model: Any, given: list[list[int]], spec: SelfSpec, **options: Any) -> None:
@@ -220,9 +207,7 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_join", note)
     for index, ids in enumerate(given):
         session.submit(index, ids, None, {"max_new_tokens": 10 + index})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
+    answers = session.answers().values()
     assert max(taken) <= limit
     assert max(rows) > 1
     for answer in answers:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from selfspec import GenerationStats, SelfSpec, UnsupportedError
 from selfspec.session import ReadingPace
 from selfspec.session.line import Waiting
-from tests.fakes import VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
-from tests.sessions import TextSession
+from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
+from tests.sessions import TextSession, wild
+from tests.sessions import alone as alone_with
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -58,18 +59,8 @@ def ids_of(ask: Ask) -> list[int]:
 
 @cache
 def alone(name: str, ask: Ask, seed: int) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    inputs = torch.tensor([ids_of(ask)])
     options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-    output = tiny_model(name).generate(
-        inputs, attention_mask=torch.ones_like(inputs), tokenizer=tiny_tokenizer(), **options
-    )
-    return output[0, ask.length :].tolist()
-
-
-def wild(**knobs: Any) -> SelfSpec:
-    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=6, **knobs)
+    return alone_with(tiny_model(name), ids_of(ask), seed, tokenizer=tiny_tokenizer(), **options)
 
 
 class Played:
@@ -219,10 +210,8 @@ def test_what_is_alone_is_prepared_once_and_written_step_by_step(
         assert not session.step()
     assert 0 < len(prompts[0].new_ids) < 12
     session.cancel(0)
-    answers = []
-    while not session.is_empty:
-        answers += session.step()
-    assert [(answer.index, len(answer.ids)) for answer in answers] == [(1, 12)]
+    answers = session.answers()
+    assert [(index, len(answer.ids)) for index, answer in answers.items()] == [(1, 12)]
     assert len(prepared) == 2
 
 

@@ -17,11 +17,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from selfspec import ConfigError, UnsupportedError, WeightsError, attention, generate_many, load
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import (
-    EXACT_ATTENTION,
-    held_weight,
-    is_in_eight_bits,
-)
+from selfspec.weights import EXACT_ATTENTION, held_weight, is_in_eight_bits
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.streamed import is_streamed, rounded_file
 from tests.fakes import prompt, tiny_tokenizer
@@ -263,7 +259,7 @@ def test_models_that_it_is_not_for(tmp_path: Path) -> None:
     ("options", "rule"),
     [
         ({"weights": "int4"}, "weights must be 'int8' or left out"),
-        ({"weights": "int8", "device": "meta"}, "device must be one that torch can use"),
+        ({"weights": "int8", "device": "meta"}, "weights are for a CPU"),
     ],
 )
 def test_options_that_can_not_be_had(options: Any, rule: str, tmp_path: Path) -> None:

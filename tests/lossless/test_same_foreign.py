@@ -22,34 +22,20 @@ from selfspec import runner as run_module
 from tests.fakes import new_model, of_library, prompt
 from tests.lossless.same import FIXED, GREEDY, NUM_COLUMNS, run, run_both, slow
 
-STRENGTH = torch.linspace(-1, 1, 32)
-
 
 def first(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-class Switch:
-    """A hook that acts on the newest token, by a flag, a strength, a count or a width."""
+class EveryThird:
+    """A hook that acts on the newest token of every third forward."""
 
-    def __init__(self, when: Callable[[Switch, int], bool]) -> None:
-        self.when, self.is_on, self.strength, self.num_calls = when, False, 0.0, 0
+    num_calls = 0
 
     def __call__(self, _module: Any, _args: Any, output: Any) -> None:
         self.num_calls += 1
-        hidden = first(output)
-        if self.when(self, hidden.shape[1]):
-            hidden[:, -1] += STRENGTH
-
-
-HOOKS: dict[str, Callable[[Switch, int], bool]] = {
-    "by a flag": lambda hook, _width: hook.is_on,
-    "by a strength": lambda hook, _width: hook.strength > 0,
-    "on wide forwards": lambda _hook, width: width > 12,
-    "the first time": lambda hook, _width: hook.num_calls == 1,
-    "each third time": lambda hook, _width: hook.num_calls % 3 == 0,
-    "after 25 times": lambda hook, _width: hook.num_calls > 25,
-}
+        if self.num_calls % 3 == 0:
+            first(output)[:, -1] *= -1
 
 
 @pytest.fixture
@@ -67,52 +53,35 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["llama", slow("gpt2"), "lfm2"])
-@pytest.mark.parametrize("when", HOOKS.values(), ids=HOOKS)
-def test_a_hook_is_heard_as_often_as_by_stock(
-    when: Callable[[Switch, int], bool], name: str, trials: list[str]
-) -> None:
+def test_a_hook_is_heard_as_often_as_by_stock(name: str, trials: list[str]) -> None:
     model = new_model(name)
     layer = next(m for m in model.modules() if isinstance(m, nn.ModuleList))[0]
     outcomes = []
     for extra in ({}, {"custom_generate": SelfSpec(max_nodes=64, budget="fixed")}):
-        hook = Switch(when)
+        hook = EveryThird()
         handle = layer.register_forward_hook(hook)
-        ids = [run(model, prompt(), **extra, **GREEDY).ids.tolist()]
-        hook.is_on, hook.strength = True, 1.0
-        ids.append(run(model, prompt(), **extra, **GREEDY).ids.tolist())
+        ids = run(model, prompt(), **extra, **GREEDY).ids.tolist()
         outcomes.append((ids, hook.num_calls))
         handle.remove()
     assert outcomes[0] == outcomes[1]
     assert not trials
     reason = extra["custom_generate"].stats.disabled_reason
-    assert "has the hook 'Switch'" in reason
+    assert "has the hook 'EveryThird'" in reason
     assert "trust_hooks=True" in reason
 
 
 class Wrapper(nn.Module):
-    """A module of a user's around a layer, with a switch that is no flag."""
+    """A module of a user's around a layer, which acts by the width of a forward."""
 
-    def __init__(self, inner: nn.Module, switch: Any) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.switch = inner, switch
+        self.inner = inner
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = self.inner(hidden, *args, **kwargs)
-        if self.switch > 0:
-            first(output)[:, -1] += STRENGTH
+        if hidden.shape[1] > 1:
+            first(output)[:, -1] *= -1
         return output
-
-
-@pytest.mark.parametrize("switches", [(0, 1), (torch.tensor(0), torch.tensor(1))])
-def test_a_wrapper_module_with_a_switch(switches: tuple[Any, Any], trials: list[str]) -> None:
-    model, spec = new_model(), SelfSpec(**FIXED)
-    wrapper = model.model.layers[1] = Wrapper(model.model.layers[1], switches[0])
-    for switch in switches:
-        wrapper.switch = switch
-        run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert "'model.layers.1' is a " in spec.stats.disabled_reason
-    assert f"{__name__}.Wrapper, which is not tried" in spec.stats.disabled_reason
-    assert not trials
 
 
 class Scaled(nn.Module):
@@ -158,6 +127,12 @@ def wrapped(model: Any) -> Undo:
 
     layer.forward = forward
     return lambda: delattr(layer, "forward")
+
+
+def wrapped_in_a_module(model: Any) -> Undo:
+    layer, layers = model.model.layers[1], model.model.layers
+    layers[1] = Wrapper(layer)
+    return lambda: layers.__setitem__(1, layer)
 
 
 def replaced_in_the_class(_model: Any) -> Undo:
@@ -249,6 +224,7 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "hook": (hooked, "its module 'model.layers.0' has the hook '<lambda>'"),
     "hook of all": (hooked_with_all_modules, "all modules have the hook '<lambda>'"),
     "forward": (wrapped, "its module 'model.layers.1' has the forward"),
+    "module": (wrapped_in_a_module, f"is a {__name__}.Wrapper, which is not tried"),
     "forward of a class": (replaced_in_the_class, "LlamaMLP.forward is '<lambda>' now"),
     "function": (replaced_in_the_module, "modeling_llama.apply_rotary_pos_emb is 'rotate' now"),
     "function of torch": (replaced_in_torch, "torch.nn.functional.silu is '<lambda>' now"),
@@ -267,12 +243,12 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
 @pytest.mark.parametrize(("put", "said"), FOREIGN.values(), ids=FOREIGN)
 def test_code_that_comes_and_goes(put: Callable[[Any], Undo], said: str, trials: list[str]) -> None:
     """Drafts go on after it with the verdict of before; while it is there, it is named."""
-    model, spec = new_model(), SelfSpec(**FIXED)
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    model, spec, shortly = new_model(), SelfSpec(**FIXED), {"max_new_tokens": 6, **GREEDY}
+    run_both(model, prompt(), spec, drafts=False, **shortly)
     assert spec.stats.disabled_reason is None
     undo = put(model)
     try:
-        run_both(model, prompt(), spec, drafts=False, **GREEDY)
+        run_both(model, prompt(), spec, drafts=False, **shortly)
         assert f"{said}" in str(spec.stats.disabled_reason)
         assert "use SelfSpec(trust_hooks=True)" in str(spec.stats.disabled_reason)
         assert spec.stats.forward == "eager"
@@ -280,7 +256,7 @@ def test_code_that_comes_and_goes(put: Callable[[Any], Undo], said: str, trials:
         assert SelfSpec(trust_hooks=True).ability(model).mode == "tree"
     finally:
         undo()
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    run_both(model, prompt(), spec, drafts=False, **shortly)
     assert spec.stats.disabled_reason is None
     assert len(trials) == 2
 
@@ -307,34 +283,6 @@ def test_gradient_checkpointing_for_each_step_makes_no_new_trial(trials: list[st
     assert len(trials) == 1
 
 
-# models of somebody's own
-
-
-class Own(LlamaForCausalLM):
-    """A model whose code has a switch, or acts by the width of a forward."""
-
-    switch: Any = 0
-    widest = 1000
-
-    def forward(self, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
-        output = super().forward(input_ids, position_ids=position_ids, **kwargs)
-        if self.switch > 0 or output.logits.shape[1] > self.widest:
-            output.logits[:, -1] = output.logits[:, -1].roll(1, -1)
-        return output
-
-
-@pytest.mark.parametrize("changes", [{"switch": 1}, {"switch": torch.tensor(1)}, {"widest": 12}])
-def test_an_own_model_is_never_run_in_a_trial(changes: dict[str, Any], trials: list[str]) -> None:
-    model, spec = new_model(), SelfSpec(**FIXED)
-    model.__class__ = Own
-    for name, value in changes.items():
-        for setting in (getattr(model, name), value, getattr(model, name)):
-            setattr(model, name, setting)
-            run_both(model, prompt(), spec, drafts=False, **GREEDY)
-            assert f"it is a {__name__}.Own" in str(spec.stats.disabled_reason)
-    assert not trials
-
-
 # their user's word
 
 
@@ -349,7 +297,7 @@ def test_trusted_code_is_believed(trials: list[str]) -> None:
 
         def hook(_module: Any, _args: Any, output: Any, heard: list[int] = heard) -> Any:
             heard.append(1)
-            first(output).add_(STRENGTH)
+            first(output).mul_(-1)
 
         handle = model.model.layers[0].register_forward_hook(hook)
         ids = run(model, prompt(), custom_generate=spec, **GREEDY).ids

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
@@ -27,6 +26,7 @@ from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
 from selfspec.session import Session
 from tests.processors import seeing_pair
+from tests.sessions import alone
 
 NAME = "tiny"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -118,11 +118,9 @@ class Served:
 
     def text_alone(self, ids: list[int], seed: int = 0, **options: Any) -> str:
         """What stock's own call writes."""
-        torch.manual_seed(seed)
-        inputs = torch.tensor([ids])
-        mask = torch.ones_like(inputs)
-        output = type(self.model).generate(self.model, inputs, attention_mask=mask, **options)
-        return self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+        return self.tokenizer.decode(
+            alone(self.model, ids, seed, **options), skip_special_tokens=True
+        )
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from selfspec.serving.fields import checked
 from selfspec.serving.schema import Chat
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
+from tests.sessions import alone
 from tests.tiny import make_model, make_tokenizer
 
 pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
@@ -271,27 +272,11 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
     for seed, by in enumerate((4.0, 8.0)):
-        torch.manual_seed(seed)
-        processors = [Steering(len(ids), script, by), guides.processor(guide)]
-        inputs = torch.tensor([ids])
-        expected = (
-            type(model)
-            .generate(model, inputs, logits_processor=LogitsProcessorList(processors), **options)[
-                0, len(ids) :
-            ]
-            .tolist()
-        )
-        processors = [Steering(len(ids), script, by)]
-        (answer,) = generate_many(
-            model,
-            tokenizer,
-            [ids],
-            assistant=spec,
-            schema=guide,
-            seed=seed,
-            logits_processor=processors,
-            **options,
-        )
+        steering = Steering(len(ids), script, by)
+        processors = LogitsProcessorList([steering, guides.processor(guide)])
+        expected = alone(model, ids, seed, logits_processor=processors, **options)
+        options_of_many = {"schema": guide, "seed": seed, "logits_processor": [steering], **options}
+        (answer,) = generate_many(model, tokenizer, [ids], assistant=spec, **options_of_many)
         assert answer.ids == expected
     assert spec.total_stats.accepted_by_source["grammar"] > 0
 
