@@ -53,7 +53,6 @@ class ModelThread:
         max_waiting: int = 256,
     ) -> None:
         self.model = model
-        self.tokenizer = tokenizer
         self.spec = spec
         self.max_memory = max_memory
         self.is_stopping = False  # Then new requests are refused.
