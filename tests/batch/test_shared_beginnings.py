@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
-from selfspec.forward import eager
+from selfspec.forward import backends
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
 from selfspec.forward.states.slots import States
@@ -318,7 +318,7 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
 
 PLACES_OF_MEMORY = {
     "prompt": (prompt_module, "read_prompt"),
-    "step": (eager, "logits_of"),
+    "step": (backends, "logits_of"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),
 }

@@ -18,11 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from selfspec import ConfigError, UnsupportedError, WeightsError, attention, generate_many, load
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import (
-    EXACT_ATTENTION,
-    held_weight,
-    is_in_eight_bits,
-)
+from selfspec.weights import EXACT_ATTENTION, held_weight, is_in_eight_bits
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.streamed import is_streamed, rounded_file
 from selfspec.weights.streamed.files import StoredTensor
