@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import cache_utils
 
-from selfspec.compat.generation import is_of_output_capturing
-
 # The modules of these packages are parts of models: layers, quantised ones among them, adapters,
 # and faster kernels. Anybody else's was put there by the model's user, or came with its files.
 _LIBRARIES = frozenset(
@@ -44,8 +42,13 @@ _LIBRARIES = frozenset(
         "xformers",
     )
 )
-# Hooks of these modules move weights, or mask them.
-_HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
+# Hooks of these modules move weights, mask them, or act only if a caller wants hidden states.
+_HARMLESS = (
+    "accelerate.hooks",
+    "torch.nn.utils.prune",
+    "torch.nn.utils.weight_norm",
+    "transformers.utils.output_capturing",
+)
 # Gradient checkpointing puts this on embeddings.
 _REQUIRES_GRAD = "make_inputs_require_grads"
 # Modules whose functions run in forwards, beside those that define a model's classes.
@@ -198,7 +201,7 @@ def is_harmless(hook: Any) -> bool:
         return False
     if package == "transformers" and getattr(hook, "__name__", "") == _REQUIRES_GRAD:
         return True
-    return origin in _HARMLESS or is_of_output_capturing(origin)
+    return origin in _HARMLESS
 
 
 def layer_that_mixes_tokens(module: nn.Module) -> str | None:
