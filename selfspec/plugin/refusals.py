@@ -18,7 +18,6 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.ability.families import LONGEST, family_number
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
-from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
@@ -185,11 +184,8 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("speculation_type", "DFlash", None),
         _mode("assistant_ensemble_weight", "ensemble verification", None),
         _mode("assistant_tokenizer", "a draft model with a tokenizer of its own", None),
+        _mode("use_mtp", "drafting by heads alone", False),
         _mode("token_healing", "token healing", False),
-        Rule(
-            lambda call: call.setting("use_mtp") and not num_heads(call.model),
-            "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
-        ),
         Rule(
             lambda call: call.setting("cache_implementation") == "paged",
             "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "

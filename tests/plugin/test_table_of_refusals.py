@@ -20,7 +20,7 @@ from tests.fakes import new_model, tiny_model
     [
         ({"constraints": ["x"]}, "leave assistant= out"),
         ({"force_words_ids": [[1]]}, "leave assistant= out"),
-        ({"use_mtp": True}, "leave it out"),
+        ({"use_mtp": True}, "leave assistant= out"),
         ({"num_beams": 3}, "set num_beams=1"),
     ],
 )
