@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from selfspec.ability.decoder import Decoder
 from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, family_reason
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
-from selfspec.ability.trials import check_logits, check_tree
+from selfspec.ability.trials import check_tree
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
@@ -69,10 +68,6 @@ class DraftSupport(NamedTuple):
         return cls("chain", f"{reason}{IN_CHAINS}", None)
 
 
-class BrokenTrial(Exception):
-    """A trial failed in our own code, or in what it calls; this says nothing of the model."""
-
-
 def attention_types(config: PreTrainedConfig) -> AttentionTypes | str:
     """The layers' types in a config, as transformers' own code for masks reads them.
 
@@ -109,7 +104,7 @@ def probe(model: PreTrainedModel) -> DraftSupport:
     the global random stream, as dropout does in training mode, is decoded plainly, with the same
     draws as without us.
 
-    Raises `BrokenTrial`, or what says that the machine has no memory left.
+    Raises what says that the machine has no memory left.
     """
     if has_adapters_of_one_call(model):
         return DraftSupport(
@@ -131,11 +126,10 @@ def probe(model: PreTrainedModel) -> DraftSupport:
     def tree() -> str | None:
         if isinstance(types, str):
             return types
-        reason = check_logits(model, ids)
-        return reason or check_tree(model, ids, types, layers(), TreeBackend, crowds)
+        return check_tree(model, ids, types, layers(), TreeBackend, crowds)
 
     def chain() -> str | None:
-        return check_logits(tried, ids) or check_chain(tried, ids, layers(), crowds)
+        return check_chain(tried, ids, layers(), crowds)
 
     with torch.no_grad():
         before = [default_generator(device).get_state() for device in devices]
@@ -217,7 +211,7 @@ def _devices(model: PreTrainedModel) -> list[torch.device]:
 
 
 def _attempt(model: PreTrainedModel, check: Callable[[], str | None]) -> str | None:
-    """A check's verdict; an exception in the model's own code counts as one."""
+    """A check's verdict; an exception counts as one."""
     try:
         return check()
     except Exception as error:
@@ -225,17 +219,7 @@ def _attempt(model: PreTrainedModel, check: Callable[[], str | None]) -> str | N
             raise
         if isinstance(error, UnsupportedError):
             return str(error)
-        said = f"{type(error).__name__}: {error}"
-        if not _is_of_model(error):
-            raise BrokenTrial(f"the trial of {type(model).__name__} broke off ({said})") from error
-        return f"{type(model).__name__} fails on it ({said})"
-
-
-def _is_of_model(error: Exception) -> bool:
-    """Was an error raised by code that is neither ours nor torch's?"""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
-    return [package for package in packages if package != "torch"][-1] != "selfspec"
+        return f"trying {type(model).__name__} fails ({type(error).__name__}: {error})"
 
 
 def _probe_ids(ordinary: list[int]) -> list[int] | None:

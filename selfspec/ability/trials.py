@@ -26,7 +26,7 @@ from selfspec.ability.readings import (
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.forward.backends import Backend
 from selfspec.forward.inputs import can_hold_trees
-from selfspec.forward.model import AttentionTypes, device_of, takes
+from selfspec.forward.model import AttentionTypes, device_of
 from selfspec.forward.prompt import given_positions, next_positions, placing_reason
 from selfspec.records import DraftTree
 
@@ -171,18 +171,6 @@ def depends_on_hidden(
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
     changed, limit = distance_of(first, unseen), share * distance_of(first[1:], seeing)
     return changed > limit and changed > limit + _LIKE_NOISE * distance_of(first, again())
-
-
-def check_logits(model: PreTrainedModel, ids: Sequence[int]) -> str | None:
-    """Why the model does not return the logits of every token; None if it does.
-
-    Nothing is run if the model takes `logits_to_keep`, as those of transformers do.
-    """
-    if takes(model, "logits_to_keep"):
-        return None
-    input_ids = torch.tensor([list(ids[:2])], device=device_of(model))
-    shape = tuple(model(input_ids=input_ids, use_cache=False).logits.shape[:2])
-    return None if shape == (1, 2) else f"it gives logits of shape {shape} for (1, 2) tokens"
 
 
 def verdict(

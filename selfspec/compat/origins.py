@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import cache_utils
 
-from selfspec.compat.generation import is_of_output_capturing
-
 # The modules of these packages are parts of models: layers, quantised ones among them, adapters,
 # and faster kernels. Anybody else's was put there by the model's user, or came with its files.
 _LIBRARIES = frozenset(
@@ -44,8 +42,13 @@ _LIBRARIES = frozenset(
         "xformers",
     )
 )
-# Hooks of these modules move weights, or mask them.
-_HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
+# Hooks of these modules move weights, mask them, or act only if a caller wants hidden states.
+_HARMLESS = (
+    "accelerate.hooks",
+    "torch.nn.utils.prune",
+    "torch.nn.utils.weight_norm",
+    "transformers.utils.output_capturing",
+)
 # Gradient checkpointing puts this on embeddings.
 _REQUIRES_GRAD = "make_inputs_require_grads"
 # Modules whose functions run in forwards, beside those that define a model's classes.
@@ -59,6 +62,8 @@ _OF_FORWARDS = (
 )
 # Methods of models that call forwards, and that no forward calls.
 _OUTSIDE = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
+# `torch.compile` puts what it has made into the modules of what it was given, and calls it alone.
+_OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
 # The attributes in which a wrapper may hold the function inside; the last one is of ours.
 _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable", "stock")
@@ -151,7 +156,7 @@ def _replaced_in(owner: Any) -> list[Replaced]:
     replaced = [
         Replaced(f"{_name_in_full(owner)}.{name}", value)
         for name, value in contents.items()
-        if name not in _OUTSIDE and not _is_installed(value)
+        if name not in _OUTSIDE and not name.startswith(_OF_DYNAMO) and not _is_installed(value)
     ]
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
@@ -196,7 +201,7 @@ def is_harmless(hook: Any) -> bool:
         return False
     if package == "transformers" and getattr(hook, "__name__", "") == _REQUIRES_GRAD:
         return True
-    return origin in _HARMLESS or is_of_output_capturing(origin)
+    return origin in _HARMLESS
 
 
 def layer_that_mixes_tokens(module: nn.Module) -> str | None:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.cuda.compiled import CompiledLayers
-from selfspec.forward.eager import CaptureFailed, Logits
+from selfspec.forward.backends import CaptureFailed
 from selfspec.forward.layout import InputShape, read
-from selfspec.forward.model import AttentionTypes, logits_of
+from selfspec.forward.model import AttentionTypes, Logits, logits_of
 from selfspec.forward.sizes import Policy
 from selfspec.forward.states.slots import Branches
 from selfspec.forward.tree_kv import TreeKV
@@ -62,8 +62,6 @@ class StaticRunner:
     how many seconds of the last `ready` a capture took.
     """
 
-    kind = "graph"
-
     def __init__(
         self, attention: AttentionTypes, device: Device, torch_device: torch.device
     ) -> None:
@@ -101,7 +99,7 @@ class StaticRunner:
 
     def check_memory(self) -> None:
         """Raises an error if forwards over its slots went on eagerly for want of memory."""
-        if not self.kv.policy.is_fixed:
+        if self.reason is None and not self.kv.policy.is_fixed:
             raise torch.OutOfMemoryError("there is no memory for captured forwards")
 
     def fitting(self, shape: InputShape) -> InputShape:

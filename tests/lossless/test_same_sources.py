@@ -23,7 +23,7 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.neural.hidden_map import HiddenMap
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import StepRecord
-from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import VOCAB, WildSource, prompt, tiny_model, tiny_tokenizer
 from tests.grammars import KINDS, TOKENIZER, processors
 from tests.lossless.same import (
     FIXED,
@@ -99,19 +99,6 @@ def test_what_was_learned_changes_no_later_text(sources: tuple[str, ...], mode: 
 def test_wild_source(width: int, call: Call) -> None:
     spec = SelfSpec(sources=(), extra_sources=[WildSource(width=width)], **FIXED)
     run_both(tiny_model("mistral"), call.inputs, spec, **call.options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("max_nodes", [3, 64])
-@pytest.mark.parametrize("seed", range(20))
-def test_wild_source_beside_a_doubting_one(seed: int, max_nodes: int) -> None:
-    model, inputs = tiny_model("gemma3"), prompt(3, 12, seed=seed)
-    for options in MODES.values():
-        stock = run(model, inputs, seed=seed, **options)
-        doubter = FutureSource(texts_of(stock.ids, inputs), doubt=0.3, seed=seed)
-        sources = [WildSource(seed=seed), doubter]
-        spec = SelfSpec(max_nodes=max_nodes, budget="fixed", extra_sources=sources)
-        run_both(model, inputs, spec, seed=seed, **options)
 
 
 # what a map of hidden states might name at its worst
