@@ -200,7 +200,7 @@ def test_the_same_prompt_again(learning: str, is_known: bool, call: Call) -> Non
 def test_frozen_knows_what_was_loaded_and_learns_nothing(call: Call) -> None:
     spec = SelfSpec(**ALONE)
     run_both(tiny_model(), call.inputs, spec, drafts=False, **call.options)
-    held = spec.contents(tokenizer=tiny_tokenizer())
+    held = spec._learned.contents(tiny_tokenizer(), None)
     frozen = SelfSpec(contents=held, learning="frozen", **ALONE)
     both = run_both(tiny_model(), call.inputs, frozen, drafts=True, **call.options)
     assert both.stats.tokens_per_step > 2
