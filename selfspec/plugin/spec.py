@@ -208,15 +208,6 @@ class SelfSpec:
         for runner in runners:
             runner.forget_kept_kv()
 
-    def contents(
-        self,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> CacheContents:
-        """What `save_pretrained` would write: everything that was loaded or learned."""
-        return self._learned.contents(tokenizer, about)
-
     def save_pretrained(
         self,
         path: str | os.PathLike[str],
@@ -234,7 +225,7 @@ class SelfSpec:
             overwrite: Whether to replace an existing cache. Other files are never replaced.
             about: Facts for the cache's card, such as corpus and licence, as JSON values.
         """
-        save_cache(path, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
+        save_cache(path, self._learned.contents(tokenizer, about), overwrite=overwrite)
 
     def save_learned(self) -> None:
         """Saves what was learned to the file of `remember` now; what others saved there stays.
