@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from selfspec.compat.generation import attention_functions, sdpa_attention_forward
+from selfspec.compat.generation import ALL_ATTENTION_FUNCTIONS, sdpa_attention_forward
 
 # Queries (B, heads, Q, D), keys (B, heads of keys, columns, D) and values.
 States = tuple[torch.Tensor, ...]
@@ -143,9 +143,8 @@ class _Replacement:
                 self._exchange(_attend, sdpa_attention_forward)
 
     def _exchange(self, present: Any, wanted: Any) -> None:
-        functions = attention_functions()
-        if functions[_NAME] is present:
-            functions.register(_NAME, wanted)
+        if ALL_ATTENTION_FUNCTIONS[_NAME] is present:
+            ALL_ATTENTION_FUNCTIONS.register(_NAME, wanted)
 
 
 def num_joined(query: torch.Tensor, num_sharing: int) -> int:

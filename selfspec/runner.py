@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
-from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
+from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.state import state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
@@ -94,11 +94,8 @@ class ModelRunner:
             if state in self._abilities:
                 return self._abilities[state]
             start = perf_counter()
-            try:
-                with uncompiled(model):
-                    ability = probe(model)
-            except BrokenTrial as broken:  # The next call tries again.
-                return DraftSupport("plain", str(broken), None)
+            with uncompiled(model):
+                ability = probe(model)
             name, seconds = type(model).__name__, perf_counter() - start
             _log.info("%s can verify: %s (tried in %.2f s)", name, ability.mode, seconds)
             if len(self._abilities) == _MOST_STATES:
@@ -267,21 +264,16 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
-    def backend(
-        self, ability: DraftSupport, limits: Limits | None = None, *, shows_states: bool = False
-    ) -> Iterator[Backend]:
+    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
-        It has no rows yet. Captured forwards belong to one call or session at a time, and none of
-        them `shows_states`.
+        It has no rows yet. Captured forwards belong to one call or session at a time.
         """
         model, attention = self.model, ability.attention
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
-            elif shows_states:
-                lent = nullcontext("use_mtp=True asks for heads: captures show no hidden states")
             else:
                 compiles = self.config.compile
                 lent = self._captured.borrow(model, attention, limits, compiles=compiles)

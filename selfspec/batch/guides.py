@@ -111,7 +111,7 @@ def _why(matcher: LLMatcher) -> str:
 
 
 class GuideProcessor:
-    """Rules out the tokens that the guide of one text forbids next. It must see each token.
+    """Rules out the tokens that the guide of one text forbids next. It must see every token.
 
     Raises `UnsupportedError` where no token is allowed, or where the guide takes too much work.
     """
@@ -133,7 +133,7 @@ class GuideProcessor:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error() or not bits.any():
             why = _why(self._matcher) or "no token is allowed"
-            raise UnsupportedError(f"the schema must take less work for each token (got: {why})")
+            raise UnsupportedError(f"the text can't keep to its schema any further: {why}")
         is_allowed = np.zeros(scores.shape[1], bool)
         allowed = np.unpackbits(bits, bitorder="little")[: len(is_allowed)] == 1
         is_allowed[: len(allowed)] = allowed

@@ -6,7 +6,7 @@ import torch
 
 
 class CountPenalties:
-    """Lowers the score of each token of the answer: once, and for each time that it is there.
+    """Lowers the scores of the tokens of the answer: once, and for every time that they are there.
 
     The prompt counts for nothing. The first call is that of the prompt's last logits, so that it
     shows where the answer begins. Each call counts anew, since drafts are tried and dropped.

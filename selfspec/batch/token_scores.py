@@ -46,7 +46,7 @@ class TokenScores:
         num_top: int | None = None,
         num_of_prompt: int | None = None,
     ) -> None:
-        # None where they are not asked for.
+        # None where the call does not want them.
         self.tokens: list[TokenScore] | None = None if num_top is None else []
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
@@ -77,7 +77,7 @@ class TokenScores:
         self.prompt = before + self._scored(logprobs, ids, self._num_of_prompt)
 
     def _scored(self, logprobs: torch.Tensor, ids: Sequence[int], num_top: int) -> list[TokenScore]:
-        """The scores of tokens, each by its row of (L, V)."""
+        """The scores of tokens, by their rows of (L, V)."""
         if not ids:
             return []
         chosen = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0]

@@ -17,7 +17,6 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from selfspec.compat.generation import set_columns_seen
 from selfspec.compat.states import (
     StatePlace,
     has_states,
@@ -99,6 +98,6 @@ def fill(cache: Cache, beginning: Beginning) -> None:
         if not layer.is_initialized:
             layer.lazy_initialization(columns, columns)
         if window_of(layer):
-            set_columns_seen(layer, beginning.num_columns)
+            layer.cumulative_length = beginning.num_columns
         setattr(layer, name, columns)
     put_states(cache.layers, beginning.kv.states)

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
-from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
     missing_for_eight_bits,
-    own_memory,
     pack_loaded,
     to_eight_bits,
 )
@@ -89,7 +87,7 @@ def load(
         _check_eight_bits(weights)
         wanted = torch.float32 if wanted == "auto" else wanted
     if max_memory is not None:
-        find_model(source)
+        AutoConfig.from_pretrained(source)  # It says what is wrong with a name.
         model = load_within(
             source,
             max_memory,
@@ -103,7 +101,6 @@ def load(
         return attach(_load_eight_bits(source, wanted, sees=sees))
     else:
         model = load_whole(source, dtype=wanted, device=target, sees=sees).requires_grad_(False)
-        own_memory(model)
     kept = STREAMED if is_streamed(model) else None
     pack_loaded(model, kept, copies=max_memory is None)
     return attach(model)
@@ -141,7 +138,6 @@ def load_whole(
     GPU if there is one.
     """
     target, wanted = _device(device), _dtype(dtype)
-    find_model(name)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     model, info = auto.from_pretrained(name, dtype=wanted, output_loading_info=True)
     check_complete(sorted(info["missing_keys"]))

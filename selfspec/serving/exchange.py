@@ -34,8 +34,8 @@ class Reply:
 
     Nothing of a stop string is sent. Stop strings are looked for in the text outside of calls. Of
     special tokens only those that belong to calls or are stop strings have a text. A reply is also
-    the stopping criterion of its text. Then it hears each token twice, from two threads, and
-    decodes it when it hears it first.
+    the stopping criterion of its text. Then it hears a token twice, from two threads, and decodes
+    it when it hears it first.
     """
 
     looks_at_rows = True
@@ -71,7 +71,7 @@ class Reply:
             self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def expect(self, prompt: Prompt) -> None:
-        """Sends the ids and scores of the tokens too, and of the prompt's, where asked for."""
+        """Sends ids and scores of tokens too, and of the prompt's, if the request wants them."""
         self._scores = prompt.scores
         if self._tells_ids:
             self._prompt_ids = prompt.input_ids[0].tolist()
@@ -190,7 +190,7 @@ class Exchange:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
         has_tools = isinstance(request, Chat) and request.callable_tools
         self._schema_field = "tools" if has_tools else request.schema_field
-        self._num_samples = request.n  # of each prompt
+        self._num_samples = request.n  # of a prompt
         self._hold = hold
         self._model = model
         self._indices, self._queue = model.enter(request.n * len(request.prompts))
@@ -208,7 +208,7 @@ class Exchange:
         return usage_of(answers, answers[:: self._num_samples])
 
     async def pieces(self, *, streams: bool) -> AsyncIterator[Piece]:
-        """The texts as they come, or else each one whole. Raises what ends the request."""
+        """The texts as they come, or else whole. Raises what ends the request."""
         replies = [reply for _, reply in self._choices]
         for reply in replies if streams else ():
             yield reply.add(())

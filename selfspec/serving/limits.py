@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 GONE = 499  # nginx counts requests whose client has gone under this status.
 _MOST_BYTES = 1 << 30  # What the bodies and images of all requests may take.
-_FREE_BYTES = 1 << 16  # Of each body, so that texts pass while images fill the rest.
+_FREE_BYTES = 1 << 16  # Of every body, so that texts pass while images fill the rest.
 _BODY_SECONDS = 60.0  # A body must be complete by then.
 
 

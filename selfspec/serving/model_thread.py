@@ -53,7 +53,6 @@ class ModelThread:
         max_waiting: int = 256,
     ) -> None:
         self.model = model
-        self.tokenizer = tokenizer
         self.spec = spec
         self.max_memory = max_memory
         self.is_stopping = False  # Then new requests are refused.
@@ -87,8 +86,8 @@ class ModelThread:
     def enter(self, number: int) -> tuple[list[int], asyncio.Queue[Heard]]:
         """Gives the texts of a request their places in the line, or refuses them.
 
-        Returns their indices, and what gets their events. This is the only time that it is asked
-        whether there is room, so each index must be forgotten in the end.
+        Returns their indices, and what gets their events. Nothing later checks whether there are
+        places, so all indices must be forgotten in the end.
         """
         if self.is_stopping:
             raise _stopping()
@@ -155,8 +154,8 @@ class ModelThread:
                     _log.error("an answer broke off", exc_info=answer.error)
                 self._tell(answer.index, answer)
 
-    def _tell(self, index: int, event: Event | RequestError) -> None:
-        """Hands an event to the client. An answer or an error is its last one."""
+    def _tell(self, index: int, event: Event) -> None:
+        """Hands an event to the client. An answer is its last one."""
         clients = self._clients
         tell = clients.get(index) if isinstance(event, list) else clients.pop(index, None)
         if tell is not None:

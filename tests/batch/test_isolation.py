@@ -414,36 +414,18 @@ def test_a_prompt_that_is_being_read_goes_on_after_an_error_of_all_rows(
         assert len(answers) == 2 + follows
 
 
+@pytest.mark.parametrize("error", [MemoryError, UnsupportedError])
+@pytest.mark.parametrize("name", ["_renew", "limits"])
 def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, model = wild(), tiny_model()
-    session, fuse = TextSession(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
-    monkeypatch.setattr(spec.runner(model), "_renew", fuse.burn)
-    answers = played(session)
-    assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
-
-
-@pytest.mark.parametrize("when", ["the model", "the memory"])
-def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, model = wild(), tiny_model()
-    session, fuse = (
-        TextSession(model, tiny_tokenizer(), spec, max_rows=3),
-        Fuse(1, UnsupportedError),
-    )
-    name, runner = "_renew" if when == "the model" else "limits", spec.runner(model)
+    """For the next one it is tried anew: the model, and the memory."""
+    spec, model, fuse = wild(), tiny_model(), Fuse(1, error)
+    session, runner = TextSession(model, tiny_tokenizer(), spec, max_rows=3), spec.runner(model)
     work = getattr(runner, name)
-
-    def watched(*given: Any) -> Any:
-        fuse.burn()
-        return work(*given)
-
-    monkeypatch.setattr(runner, name, watched)
+    monkeypatch.setattr(runner, name, lambda *args: fuse.burn() or work(*args))
     answers = played(session)
-    assert [type(answers[index].error) for index in (0, 1)] == [UnsupportedError, type(None)]
-    assert [answers[index].error for index in (1, 2, 3, 4)] == [None] * 4
+    assert [type(answers[index].error) for index in range(5)] == [error] + [type(None)] * 4
 
 
 @pytest.mark.parametrize("when", ["while it is read", "with its first token"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,37 +32,6 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
 
-class BothWays(TestClient):
-    """Sends each body that has one sure answer through a batch file too: the choices are equal."""
-
-    served: Any = None
-    num_compared = 0
-
-    def send(self, request: Any, **options: Any) -> Any:
-        """The response of the server."""
-        response = super().send(request, **options)
-        is_asked = request.method == "POST" and request.url.path in (CHAT, COMPLETION)
-        if self.served and is_asked and response.status_code == 200:
-            body = json.loads(request.content)
-            samples = body.get("temperature") and body.get("seed") is None
-            has_one = body.get("n", 1) == 1 and (
-                "messages" in body or not isinstance(body["prompt"], list)
-            )
-            if has_one and not samples and not body.get("stream"):
-                choices = self.served.choices_in_file(body)
-                ours, theirs = map(_in_parts, (choices, response.json()["choices"]))
-                assert ours[0] == theirs[0]
-                assert ours[1] == pytest.approx(theirs[1], abs=1e-3)
-                self.num_compared += 1
-        return response
-
-
-def _in_parts(choices: Any) -> tuple[str, list[float]]:
-    """Choices without the random names of calls, and the log probabilities in them."""
-    text, number = re.sub("call_[0-9a-f]{24}", "call", json.dumps(choices)), r"-[0-9]+\.[0-9e-]+"
-    return re.sub(number, "", text), list(map(float, re.findall(number, text)))
-
-
 class Served:
     """A model that answers, and a client."""
 
@@ -79,8 +47,7 @@ class Served:
             self.tokenizer, self.model.config.vocab_size, max_positions, end_ids=[1]
         )
         self.app = application(self.thread, name=NAME, encoder=self.encoder, **(gate or {}))
-        self.client = BothWays(self.app, base_url="http://localhost")
-        self.client.served = self
+        self.client = TestClient(self.app, base_url="http://localhost")
         self.add_extra(self.thread.requests)
 
     def extra(self, prompt: Any) -> dict[str, Any]:

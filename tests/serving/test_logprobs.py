@@ -61,7 +61,10 @@ def test_a_completion_has_those_of_a_plain_forward(served: Served) -> None:
     for _ in range(3):
         (choice,) = served.ask(COMPLETION, **asked)["choices"]
     assert served.spec.total_stats.num_accepted_tokens > before
+    (line,) = served.choices_in_file(asked)
     scores = choice["logprobs"]
+    assert line["logprobs"]["tokens"] == scores["tokens"]
+    assert line["text"] == choice["text"]
     assert choice["text"].startswith(PROMPT)
     assert len(scores["tokens"]) == len(ids) + 12
     written = ids + alone(served.model, ids, 0, max_new_tokens=12)

@@ -163,7 +163,7 @@ def asked(steered: Steered) -> Any:
     def ask(
         script: str, *, in_file: bool = False, **more: Any
     ) -> tuple[str | None, list[str], str]:
-        steered.script, steered.client.served = script, steered if in_file else None
+        steered.script = script
         body = {"model": NAME, "messages": MESSAGES, "max_tokens": 400, "temperature": 0, **more}
         body = {"tools": [OTHER, WEATHER], **body}
         whole = client.chat.completions.create(**body).choices[0]
@@ -175,6 +175,11 @@ def asked(steered: Steered) -> Any:
         assert streamed.finish_reason == whole.finish_reason
         arguments = [call.function.arguments for call in calls]
         assert [call.function.arguments for call in streamed.message.tool_calls or []] == arguments
+        if in_file:
+            (line,) = steered.choices_in_file(body)
+            assert line["finish_reason"] == whole.finish_reason
+            calls_of_line = line["message"]["tool_calls"]
+            assert [call["function"]["arguments"] for call in calls_of_line] == arguments
         return whole.message.content, arguments, whole.finish_reason
 
     return ask
