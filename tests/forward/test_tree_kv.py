@@ -298,17 +298,6 @@ def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
     chain_steps(kv, 2, width=3)
 
 
-def test_a_single_write_fills_all_layers_of_a_kind():
-    """K of the first and third layer and V of the first share one tensor of three members."""
-    kv = adopt(prompted(1, 2), 4)
-    kv.reserve(kv.rows, 1)
-    storage = {
-        kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
-        for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
-    }
-    assert len(storage) == 1
-
-
 def test_its_memory_ends_with_its_last_user():
     """Not only when Python looks for cycles: the next call's KV would come on top."""
     cache = prompted(1, 2)
@@ -404,28 +393,6 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
     assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]
     first, second, third, fourth, fifth = generations
     assert first == second < third < fourth == fifth
-
-
-def test_no_call_finds_what_another_left():
-    """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    kv = adopt(prompted(1, 2), 4, 1, FIXED)
-    kv.reserve(kv.rows, 1)
-    for layer in kv.cache.layers:
-        layer.stores["values"].fill_(torch.nan)
-    kv.release()
-    kv.admit(prompted(1, 2))
-    kv.reserve(kv.rows, 1)
-    assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
-
-
-@pytest.mark.parametrize(
-    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
-)
-def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
-    kv = new_kv(4, FIXED)
-    kv.admit(prompted(*range(front)), most=320)
-    kv.reserve(kv.rows, width)
-    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
 
 
 def test_what_is_handed_back_is_no_slot():
