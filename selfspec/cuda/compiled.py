@@ -1,8 +1,8 @@
 """Decoder layers that torch has compiled, inside captured forwards.
 
-Each kind of layer is compiled once for all layers of that kind. So that nothing which is traced
-depends on a layer's number, a layer is called with its own keys and values as its cache. Small
-kernels are most of a small model's time on a card, and a compiled layer has fewer of them.
+Layers of one form are compiled once. So that nothing which is traced depends on a layer's number,
+a layer is called with its own keys and values as its cache. Small kernels are most of a small
+model's time on a card, and a compiled layer has fewer of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from selfspec.forward.tree_kv import TreeKV
 
 _log = logging.getLogger("selfspec")
 
-_WIDTHS = (16, 1)  # Of the trial's forwards; each is another graph.
+_WIDTHS = (16, 1)  # Of the trial's forwards; they are two graphs.
 _PROMPT = 12  # Tokens of the trial's prompt.
 # A layer's rounding may differ by this many times what its own differs from width to width, or by
 # this many steps of the dtype where it does not differ at all.

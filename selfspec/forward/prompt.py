@@ -33,8 +33,8 @@ from selfspec.forward.model import at_output_head
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
-# to be run for each of them, which is slow on a CPU.
+# The LUTs learn from the last tokens of a row. More tokens bring very little, and the head has
+# to be run for all of them, which is slow on a CPU.
 _NUM_TEACHING = {"cpu": 16, "other": 64}
 # Where the logits of a whole prompt are asked for, it is read in parts of 128 tokens.
 _PART_OF_LOGITS = 128
@@ -112,7 +112,7 @@ class Prefilled:
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
 
     def repeated(self, number: int) -> Prefilled:
-        """The same for a number of copies of each row; its cache gets them too."""
+        """The same for a number of copies of every row; its cache gets them too."""
         if number == 1:
             return self
         self.cache.batch_repeat_interleave(number)

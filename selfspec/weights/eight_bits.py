@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from selfspec.attention import attend_exactly, attends_exactly
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
@@ -26,7 +27,6 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
-from selfspec.weights.step_attention import attend_exactly, attends_exactly
 
 _KEPT = (
     "weights in 8 bits can't be written, trained, compiled, moved or converted, nor adapters be "

@@ -277,21 +277,6 @@ def test_full_slots_double_and_windowed_ones_forget(policy, monkeypatch):
     assert len(capacities) <= 8  # That is how often it was copied on the way from 3 to 1203.
 
 
-def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
-    dropped = []
-    resize = module.Slots.resize
-    monkeypatch.setattr(
-        module.Slots, "resize", lambda part, *at: dropped.append(at) or resize(part, *at)
-    )
-    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, FIXED)
-    chain_steps(kv, 16, 4, captured=True)
-    before = kv.cache.layers[1].stores["keys"].data_ptr()
-    chain_steps(kv, 100, 4, captured=True)
-    assert kv.cache.layers[1].stores["keys"].data_ptr() == before
-    num_parts = sum(part.attention_type == "sliding_attention" for part in kv._parts)
-    assert 0 < len(dropped) / num_parts < 100 / 4
-
-
 def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
     kv = adopt(prompted(1, 2), 4)
     monkeypatch.setattr("selfspec.forward.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
@@ -328,12 +313,6 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error
     with pytest.raises(error):
         adopt(cache, 4, 1, policy)
     assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
-
-
-def test_adopting_frees_the_stock_tensors():
-    cache = prompted(1, 2, 3)
-    adopt(cache, 4)
-    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
 
 
 def scarce(monkeypatch, num_before: int) -> None:
