@@ -48,10 +48,9 @@ class SpecConfig:
             captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
             quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
             from the start, and go on eagerly if that can't be.
-        compile: Let torch compile the layers of captured forwards. Each kind of layer is compiled
-            once. True: before the first text. "auto": once such forwards have decoded for 200
-            seconds. Compiling takes seconds to minutes, needs Triton on CUDA, and was not tried on
-            a card. Why layers are not compiled is in `spec.stats.eager_reason`.
+        compile: Let torch compile the layers of captured forwards, before the first text. Each kind
+            of layer is compiled once. Compiling takes seconds to minutes, needs Triton on CUDA, and
+            was not tried on a card. Why layers are not compiled is in `spec.stats.eager_reason`.
         kept_kv: Memory for keys and values of texts that were read: a size such as "2GB", a share
             of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
             from there. None: in a server and for files of prompts, what running texts leave of
@@ -59,7 +58,7 @@ class SpecConfig:
         strict: Refuse a call that can't be drafted for. False decodes it plainly and gives the
             reason in `spec.stats.disabled_reason`.
         trust_hooks: Draft although code runs in the model that is no library's: hooks, wrapper
-            modules, replaced forwards or a model class of your own, or one that comes with the
+            modules, replaced functions or a model class of your own, or one that comes with the
             model's files. True is your word that it has no state, and that what it does to a token
             depends on no token that masks hide, nor on how many there are in a forward.
 
@@ -75,7 +74,7 @@ class SpecConfig:
     sources: tuple[str, ...] = SOURCE_NAMES
     learning: str = "session"
     forward: str = "auto"
-    compile: bool | str = False
+    compile: bool = False
     kept_kv: int | str | None = None
     strict: bool = False
     trust_hooks: bool = False
@@ -84,19 +83,18 @@ class SpecConfig:
         for name in ("max_nodes", "max_depth", "top_k"):
             self._check_count(name)
         self._check_sources()
-        if self.budget not in BUDGETS:
-            raise ConfigError(unknown_name("budget", str(self.budget), BUDGETS))
-        if self.learning not in LEARNING_SCOPES:
-            raise ConfigError(unknown_name("learning scope", str(self.learning), LEARNING_SCOPES))
-        if self.forward not in FORWARDS:
-            raise ConfigError(unknown_name("forward", str(self.forward), FORWARDS))
-        if self.compile != "auto" and not isinstance(self.compile, bool):
-            raise ConfigError(f"compile must be True, False or 'auto' (got {self.compile!r})")
+        for what, value, known in (
+            ("budget", self.budget, BUDGETS),
+            ("learning scope", self.learning, LEARNING_SCOPES),
+            ("forward", self.forward, FORWARDS),
+        ):
+            if value not in known:
+                raise ConfigError(unknown_name(what, str(value), known))
         if self.kept_kv == "0":
             object.__setattr__(self, "kept_kv", 0)
         if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
             amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")
-        for name in ("strict", "trust_hooks"):
+        for name in ("compile", "strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 

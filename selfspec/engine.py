@@ -17,7 +17,7 @@ from selfspec.cost import Budget, Step, StepTime
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.sources import RowStart
-from selfspec.drafts import Drafted, Drafts, draft, of_roots
+from selfspec.drafts import draft, walked
 from selfspec.forward.backends import Backend
 from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable
@@ -33,7 +33,6 @@ from selfspec.sharing import Sharing
 from selfspec.stats import Laps
 from selfspec.verify.choosers import StepLogits
 from selfspec.verify.logits import top_k
-from selfspec.walks import walked
 
 OnStep: TypeAlias = Callable[[StepRecord], None]
 
@@ -98,7 +97,9 @@ class Engine:
                 # The model's own sources learn from a prompt's last hidden states.
                 num_rows = len(others) + len(prompt.input_ids)
                 wanted = [source.num_states(num_rows) for source in self._model_sources]
-                prefilled = self.sharing.read(prompt, num_tokens, max(wanted, default=0))
+                read = partial(reader.read, num_tokens, num_states=max(wanted, default=0))
+                prefilled = self.sharing.with_memory(read, undo=reader.begin_anew)
+                stats.num_prompt_tokens_kept = reader.num_kept
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
                     self._join(prompt, prefilled.repeated(prompt.num_copies))
@@ -127,7 +128,7 @@ class Engine:
         self.sharing.joined(prompt, prefilled)
         # A streamer has the first tokens before there are tables, or slots for drafts.
         logits = StepLogits(prefilled.logits[:, None], self._device)
-        records = walked(of_roots(rows), logits, of_prompt=True)
+        records = walked(rows, logits, of_prompt=True)
         start = self._clock()
         if learned.learns:
             teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
@@ -166,18 +167,29 @@ class Engine:
         laps, committed = Laps(self._clock), list[Committed]()
         self._runner.before_forward(_STEP * len(self.rows))
         laps.end("prepare")
-        drafts = draft(self.rows, self._next_step(), laps)
-        for drafted, seen in self._forwards(drafts.trees, laps):
-            records = walked(drafted, seen.logits)
+        step = self._next_step()
+        start = laps.end("draft")
+        draft(self.rows, step)
+        time_to_draft = laps.end("draft") - start
+        width = max(len(row.tree) for row in self.rows)
+        for rows, seen in self._forwards(laps):
+            records = walked(rows, seen.logits)
             laps.end("verify")
             self.backend.commit([[] if record is None else record.path for record in records])
             # Where drafts led to NaN, their slots are emptied.
-            if spoiled := [index for index, (row, _) in enumerate(drafted) if row.is_spoiled]:
+            if spoiled := [index for index, row in enumerate(rows) if row.is_spoiled]:
                 self.backend.wipe(spoiled)
             laps.end("commit")
-            committed += learn([row for row, _ in drafted], records, seen)
+            committed += learn(rows, records, seen)
             laps.end("learn")
-        self._account(drafts, committed, laps)
+        rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
+        if _RETRY not in laps.seconds:
+            time = StepTime(width, time_to_draft, rest)
+            step.observe(time, [record for _, record in committed])
+            laps.end("learn")
+        for row, record in committed:
+            row.stats.count_step(record)
+            row.stats.count_time(laps, len(committed), width)
         self._tell_steps(committed)
 
     def _next_step(self) -> Step:
@@ -195,34 +207,32 @@ class Engine:
                     row.drafter.prepare()
         return budget.step(backend.max_width(self.config.max_nodes))
 
-    def _forwards(self, drafted: list[Drafted], laps: Laps) -> Iterator[tuple[list[Drafted], Seen]]:
-        """What a forward over the trees shows, or one over each half of them where it fails.
+    def _forwards(self, laps: Laps) -> Iterator[tuple[list[Row], Seen]]:
+        """What a forward over the trees of all rows shows, or over each half where it fails.
 
         So no row fails but one that fails alone. Nothing of a part is drawn or committed before its
         forward has succeeded, and rows that have failed are left out.
         """
-        left = [drafted]
+        left = [self.rows]
         while left:
             part, seen = left.pop(), None
             try:
                 seen = self.sharing.with_memory(partial(self._forward, part, laps))
             except Exception as error:
-                first, _ = part[0]
-                if not first.fails_alone:
+                if not part[0].fails_alone:
                     raise
                 laps.end(_RETRY)
                 if len(part) == 1:
-                    first.fail(error)
+                    part[0].fail(error)
             if seen is not None:
                 yield part, seen
             elif len(part) > 1:  # The error has let go of the memory of the forward by now.
                 half = len(part) // 2
                 left += [part[half:], part[:half]]
 
-    def _forward(self, drafted: list[Drafted], laps: Laps) -> Seen:
+    def _forward(self, rows: list[Row], laps: Laps) -> Seen:
         """Runs a forward, and lets the device send what the walks and the sources need."""
-        rows, trees = [row for row, _ in drafted], [tree for _, tree in drafted]
-        layout = self.backend.lay_out(rows, trees)
+        layout = self.backend.lay_out(rows, [row.tree for row in rows])
         laps.end("layout")
         wanted = any(row.drafter.wants_states for row in rows)
         logits, states = self.backend.forward(layout, with_states=wanted)
@@ -241,18 +251,6 @@ class Engine:
             return None
         readable = logits.logits[..., : self._num_readable]
         return self._device.fetch(*top_k(readable, config.top_k))
-
-    def _account(self, drafts: Drafts, committed: list[Committed], laps: Laps) -> None:
-        """Tells the budget what the step took and brought, and counts it for each row."""
-        rest = laps.total - laps.seconds["draft"] - self.backend.setting_up
-        self._runner.count_step(self.backend, rest)
-        if _RETRY not in laps.seconds:
-            time = StepTime(drafts.width, drafts.seconds, rest)
-            drafts.step.observe(time, [record for _, record in committed])
-            laps.end("learn")
-        for row, record in committed:
-            row.stats.count_step(record)
-            row.stats.count_time(laps, len(committed), drafts.width)
 
     def leave(self) -> list[Prompt]:
         """Lets out rows that have stopped, and returns the prompts of which all have.

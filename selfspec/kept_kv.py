@@ -8,7 +8,8 @@ and columns; not how a model is run, nor who asked for a text.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +22,10 @@ from selfspec.forward.columns import Beginning, Columns, TextKV, first_needed
 from selfspec.forward.slots import Member
 
 Ids = NDArray[np.int64]
-LEAST = 16  # A shorter beginning is read about as fast as it is found and copied.
+LEAST = 16  # Tokens. A shorter beginning is read about as fast as it is found and copied.
+# Attention over the rest of a prompt needs a mask, and with one torch computes twice as much as for
+# a whole prompt. So a beginning that is less than a quarter of a prompt saves no time.
+_LEAST_SHARE = 4
 _MOST_PARENTS = 32  # A text of more turns is copied whole.
 
 
@@ -36,30 +40,18 @@ class PromptEnd(NamedTuple):
     scope: Hashable = None
 
 
+@dataclass(eq=False)
 class Text:
     """One text with its keys and values; its first `start` columns are those of its parent.
 
-    What it holds is looked at when it is needed first, since that of a text that is still being
-    written are views of slots. Running states serve only a prompt that goes on from their place.
+    Running states serve only a prompt that goes on from their place.
     """
 
-    def __init__(
-        self,
-        ids: Ids,
-        end: PromptEnd,
-        new_kv: Callable[[], TextKV],
-        parent: Text | None = None,
-        start: int = 0,
-    ) -> None:
-        self.ids = ids
-        self.end = end
-        self.parent = parent
-        self._new_kv = new_kv
-        self._start = start
-
-    @cached_property
-    def kv(self) -> TextKV:
-        return self._new_kv()
+    ids: Ids
+    end: PromptEnd
+    kv: TextKV
+    parent: Text | None = None
+    start: int = 0
 
     @cached_property
     def num_bytes(self) -> int:
@@ -78,14 +70,11 @@ class Text:
             line.append(parent)
         return line
 
-    def num_shared(self, ids: Ids, least: int) -> int:
-        """With how many tokens of `ids` it begins; 0 if these are fewer than `least`."""
+    def num_shared(self, ids: Ids) -> int:
+        """With how many tokens of `ids` it begins."""
         length = min(len(ids), len(self.ids))
-        if length < least or self.ids[least - 1] != ids[least - 1]:
-            return 0
         differs = self.ids[:length] != ids[:length]
-        shared = int(differs.argmax()) if differs.any() else length
-        return shared if shared >= least else 0
+        return int(differs.argmax()) if differs.any() else length
 
     def pieces(self, member: Member, start: int, end: int) -> list[torch.Tensor] | None:
         """A member's columns from `start` to `end`, in their order; None if one was dropped."""
@@ -94,7 +83,7 @@ class Text:
         mine = [columns[:, :, max(start - first, 0) : end - first]] if end > first else []
         if start >= min(first, end):
             return mine
-        if self.parent is None or min(first, end) > self._start:
+        if self.parent is None or min(first, end) > self.start:
             return None
         before = self.parent.pieces(member, start, min(first, end))
         return None if before is None else [*before, *mine]
@@ -161,18 +150,19 @@ class KeptKV:
     def beginning(
         self, ids: Ids, scope: Hashable, cache: Any, running: Iterable[Text] = ()
     ) -> Beginning | None:
-        """The longest beginning of a prompt that was read already, for its empty stock cache."""
-        best: Beginning | None = None
-        source, most = None, LEAST - 1
+        """The longest beginning of a prompt that was read already, for its empty stock cache.
+
+        None where none is long enough to save time.
+        """
+        least = max(LEAST, len(ids) // _LEAST_SHARE)
         with self._lock:
-            for text in (*running, *self._texts):
-                shared = text.num_shared(ids, most + 1) if text.end.scope == scope else 0
-                beginning = text.beginning(ids, shared, cache) if shared else None
-                if beginning is not None and beginning.num_columns > most:
-                    best, source, most = beginning, text, beginning.num_columns
-            if source in self._texts:
-                self._use(source)
-        return best
+            for shared, text in _alike(ids, scope, (*running, *self._texts)):
+                beginning = text.beginning(ids, shared, cache) if shared >= least else None
+                if beginning is not None and beginning.num_columns >= least:
+                    if text in self._texts:
+                        self._use(text)
+                    return beginning
+        return None
 
     def keep(self, ids: Ids, end: PromptEnd, kv: TextKV) -> None:
         """Copies the columns of a text, up to the last of its ids, if they fit.
@@ -180,34 +170,27 @@ class KeptKV:
         What an earlier text has is not copied.
         """
         with self._lock:
-            parent, start = self._nearest(ids, end.scope)
+            alike = _alike(ids, end.scope, self._texts)
+            start, parent = next(iter(alike), (0, None))
+            if parent is not None and len(parent.line) > _MOST_PARENTS:
+                start, parent = 0, None
             if parent is not None:
                 self._use(parent)
             new = TextKV(_without_known(kv.columns, len(ids), parent, start), kv.states)
-            text = Text(ids, end, lambda: new, parent, start)
             is_known = not new.states or (parent is not None and len(parent.ids) == len(ids))
             if is_known and not any(columns.shape[2] for columns in new.columns.values()):
                 return
+            text = Text(ids, end, new, parent, start)
             if sum(relative.num_bytes for relative in text.line) > self._limit:
                 return
             self._drop_to(self._limit - text.num_bytes)
             try:
-                copies, logits = _copy(new), None if end.logits is None else end.logits.clone()
+                logits = None if end.logits is None else end.logits.clone()
+                text = Text(ids, end._replace(logits=logits), _copy(new), parent, start)
             except RuntimeError:  # There is no memory, which running texts need more.
                 self.drop()
                 return
-            text = Text(ids, end._replace(logits=logits), lambda: copies, parent, start)
             self._use(text)
-
-    def _nearest(self, ids: Ids, scope: Hashable) -> tuple[Text | None, int]:
-        """The text that shares the longest beginning, and how long that is."""
-        nearest, most = None, LEAST - 1
-        for text in self._texts:
-            shared = text.num_shared(ids, most + 1) if text.end.scope == scope else 0
-            if shared:
-                nearest, most = text, shared
-        is_short = nearest is not None and len(nearest.line) <= _MOST_PARENTS
-        return (nearest, most) if is_short else (None, 0)
 
     def _use(self, text: Text) -> None:
         used = dict.fromkeys(text.line)  # Parents come after children, and so are dropped later.
@@ -220,6 +203,16 @@ class KeptKV:
             text = next(iter(self._texts))
             del self._texts[text]
             left -= text.num_bytes
+
+
+def _alike(ids: Ids, scope: Hashable, texts: Iterable[Text]) -> list[tuple[int, Text]]:
+    """The texts that begin like others, each with the number of tokens; the longest come first.
+
+    Of those that share all, one comes first that knows the logits after them.
+    """
+    pairs = [(text.num_shared(ids), text) for text in texts if text.end.scope == scope]
+    alike = [(shared, text) for shared, text in pairs if shared >= LEAST]
+    return sorted(alike, key=lambda pair: (pair[0], pair[1].answers(len(ids))), reverse=True)
 
 
 def _without_known(columns: Columns, length: int, parent: Text | None, start: int) -> Columns:

@@ -80,7 +80,6 @@ class Prompt:
     on_logits: OnLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
-    write: Callable[[Prompt], None] | None = None  # In place of stock's loop, where one must.
 
     # How it is decoded, found out once.
     mode: str = ""  # "tree", "chain" or "plain"

@@ -6,7 +6,7 @@ Holds no policy and imports no torch: ids are ints, tables are numpy arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log2
 from typing import Any, NamedTuple
 
@@ -135,18 +135,6 @@ class DraftTree:
             del values[num_nodes:]
         del self.evidence[num_nodes:], self.children[num_nodes:], self.looked_at[num_nodes:]
 
-    def check(self) -> None:
-        """Asserts every invariant; for tests and for sources under development."""
-        assert self.parents[0] == -1
-        assert self.depths[0] == 0
-        for node in range(1, len(self)):
-            parent = self.parents[node]
-            assert 0 <= parent < node
-            assert self.depths[node] == self.depths[parent] + 1
-            assert self.children[parent].get(self.tokens[node]) == node
-            assert self.scores[node] <= self.scores[parent] + 1e-12
-        assert sum(map(len, self.children)) == len(self) - 1
-
 
 # Is the next node, of some score, worth adding to the tree so far?
 Pays = Callable[[DraftTree, float], bool]
@@ -192,8 +180,8 @@ class StepRecord:
 
     row: int
     tree: DraftTree
-    path: list[int]
-    committed_ids: list[int]
+    path: list[int] = field(default_factory=list)
+    committed_ids: list[int] = field(default_factory=list)
     above: int = -1
     top: TopK | None = None
     states: Any = None

@@ -17,6 +17,7 @@ import torch
 from selfspec.draft.drafter import Drafter
 from selfspec.forward.rows import KVRow
 from selfspec.machine.device import upload
+from selfspec.records import DraftTree
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import Chooser, GreedyChooser
 
@@ -42,8 +43,7 @@ class Stops(NamedTuple):
     criteria: tuple[Callable[[torch.Tensor, Any], torch.Tensor], ...] = ()
 
 
-def _no_listener() -> None:
-    pass
+def _no_listener() -> None: ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,12 +71,11 @@ class Row(KVRow):
 
     def __post_init__(self) -> None:
         self.new_ids: list[int] = []
+        self.tree = DraftTree.of_root(self.last_token)  # The drafts of a step.
         self.prompt_end: Any = None  # A `PromptEnd`, if other prompts may go on after its text.
         self.is_done = False
         self.error: Exception | None = None  # What has ended it, if that was an error.
-        self.num_plain = 0  # Steps to come that draft nothing, after drafts that led to NaN.
-        self._num_plain_after = 1  # Doubles after each step with NaN.
-        self.is_spoiled = False  # Did its last step lead to NaN?
+        self.is_spoiled = False  # Did its last step lead to NaN? Then the next one drafts nothing.
         self._ids: torch.Tensor | None = None  # (1, L), longer than the text
         self._num_written = 0
 
@@ -105,7 +104,7 @@ class Row(KVRow):
     @property
     def most_nodes(self) -> int:
         """How many nodes its next tree may have, the root among them."""
-        return 1 if self.is_padded or self.num_plain else self.max_nodes
+        return 1 if self.is_padded or self.is_spoiled else self.max_nodes
 
     @property
     def max_depth(self) -> int:
@@ -143,17 +142,6 @@ class Row(KVRow):
 
     def fail(self, error: Exception) -> None:
         self.error, self.is_done, self.on_token = error, True, _no_listener
-
-    def note_nan(self, has_nan: bool) -> None:
-        """After NaN the row drafts nothing for a while, each time for twice as long as before.
-
-        So a model whose own logits are NaN is hardly slower than without drafts.
-        """
-        self.is_spoiled = has_nan
-        if has_nan:
-            self.num_plain, self._num_plain_after = self._num_plain_after, 2 * self._num_plain_after
-        else:
-            self.num_plain = max(self.num_plain - 1, 0)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import uncompiled
 from selfspec.config import SpecConfig
 from selfspec.cost import CostCurve, Ledger
-from selfspec.cuda.kept import KeptRunner, Shortage
+from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
@@ -47,8 +47,6 @@ from selfspec.weights.streamed import is_streamed
 _log = logging.getLogger("selfspec")
 
 _MOST_STATES = 16  # The most states of one model whose verdicts are kept.
-# With compile="auto", layers are compiled once captured forwards have taken this many seconds.
-_COMPILING_PAYS = 200.0
 
 
 class ModelRunner:
@@ -81,7 +79,6 @@ class ModelRunner:
         self._kept_kv: KeptKV | str = ""
         self._state_of_kv: Hashable = None
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
-        self._captured_seconds = 0.0  # Of all steps with captured forwards.
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
@@ -179,14 +176,14 @@ class ModelRunner:
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
-        if self.config.compile is True and not self._captures:
+        if self.config.compile and not self._captures:
             reason = reason or "compiled layers are for captured forwards alone, and it has none"
         self.packing, self._reason = packing, self._checked(reason)
 
     @property
     def reason(self) -> str | None:
         """Why the model is not run as the config asks; None if it is."""
-        refused = self._captured.layers_reason if self._compiles else None
+        refused = self._captured.layers_reason if self.config.compile else None
         return self._reason or (refused and f"its layers are not compiled: {refused}")
 
     @property
@@ -216,19 +213,9 @@ class ModelRunner:
         return self._captured.num_bytes
 
     def before_forward(self, num_tokens: int) -> None:
-        """Packs weights before a forward over some tokens of all rows, if that pays by now.
-
-        The same goes for compiling layers of captured forwards, where the caller has these.
-        """
+        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
         if self.packing is not None:
             self.packing.before_forward(num_tokens)
-        if self._compiles:
-            self._captured.compile(self.model)
-
-    def count_step(self, backend: Backend, seconds: float) -> None:
-        """Counts what a step took, if its forward was captured."""
-        if backend.kind == StaticRunner.kind:
-            self._captured_seconds += seconds
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: the map of its hidden states, and its heads."""
@@ -293,13 +280,14 @@ class ModelRunner:
         """
         model, attention = self.model, ability.attention
         captures = self._captures
-        lent: AbstractContextManager[StaticRunner | Shortage | str | None] = nullcontext()
+        lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if captures and attention is None:
             lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
         elif captures and shows_states:
             lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
         elif captures and attention is not None:
-            lent = self._captured.borrow(model, attention, limits)
+            compiles = self.config.compile
+            lent = self._captured.borrow(model, attention, limits, compiles=compiles)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):
@@ -307,21 +295,14 @@ class ModelRunner:
                 strict = self.config.strict and self.config.forward == "graph"
                 yield TreeBackend(model, attention, captured, strict=strict)
                 return
-            reason = self._checked(None if captured is None else str(captured))
+            reason = self._checked(captured)
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return
             forwards = EagerForwards(
                 attention, Policy(limits), kind=self.forward_kind, reason=reason
             )
-            again = captured.again if isinstance(captured, Shortage) else None
-            yield TreeBackend(model, attention, forwards, captured=again)
-
-    @property
-    def _compiles(self) -> bool:
-        """Are layers to be compiled by now?"""
-        when = self.config.compile
-        return when is True or (when == "auto" and self._captured_seconds >= _COMPILING_PAYS)
+            yield TreeBackend(model, attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

@@ -35,39 +35,21 @@ class Sharing:
         stats.kept_reason = self._reason or (self._reason_of(prompt) if self._store else None)
         if self._store is None or stats.kept_reason is not None:
             return
+        ids = np.array(reader.input_ids[0].tolist())
         running = [self._text_of(row) for row in rows if row.prompt_end is not None]
-        ids, cache = np.array(reader.input_ids[0].tolist()), reader.cache
-        beginning = None
-        try:
-            beginning = self._store.beginning(ids, _scope(prompt), cache, running)
-        except Exception as error:
-            self.give_way(error)
-            if not is_out_of_memory(error):
-                raise
-        if beginning is not None:  # Else the prompt is read whole.
+        find = partial(self._store.beginning, ids, _scope(prompt), reader.cache, running)
+        if (beginning := self.with_memory(find)) is not None:  # Else the prompt is read whole.
             reader.begin(beginning)
-            stats.num_prompt_tokens_kept = beginning.num_columns
 
-    def read(self, prompt: Prompt, num_tokens: int | None, num_states: int) -> Prefilled | None:
-        """Reads on in a prompt, from its start if memory ends that kept texts can give back."""
-        reader = prompt.reader
-        try:
-            return reader.read(num_tokens, num_states=num_states)
-        except Exception as error:
-            if not (self.give_way(error) and reader.begin_anew()):
-                raise
-        prompt.stats.num_prompt_tokens_kept = 0
-        return reader.read(num_tokens, num_states=num_states)
+    def with_memory(self, work: Callable[[], T], undo: Callable[[], bool] | None = None) -> T:
+        """What some work gives, which is done once more if kept texts can give it memory.
 
-    def with_memory(self, work: Callable[[], T]) -> T:
-        """What some work gives that leaves all as it was where it fails.
-
-        It is tried once more if memory ends that kept texts can give back.
+        Work that fails must leave all as it was, or `undo` must be able to.
         """
         try:
             return work()
         except Exception as error:
-            if not self.give_way(error):
+            if not self.give_way(error) or (undo is not None and not undo()):
                 raise
         return work()
 
@@ -130,7 +112,7 @@ class Sharing:
     def _text_of(self, row: Row) -> Text:
         """The tokens of a row whose keys and values are there, and these."""
         ids = np.array((row.prompt_ids + row.new_ids)[: self._backend.num_columns(row)])
-        return Text(ids, row.prompt_end, partial(self._backend.text_kv, row))
+        return Text(ids, row.prompt_end, self._backend.text_kv(row))
 
 
 def _scope(prompt: Prompt) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,10 +13,8 @@ _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
 
 # What follows from the fields, and is written with them.
-_DERIVED = (
-    *("tokens_per_step", "nodes_per_step", "speed_up"),
-    *("num_draft_tokens", "num_accepted_tokens", "mean_acceptance_length", "acceptance_rates"),
-)
+_DERIVED: tuple[str, ...] = ("tokens_per_step", "nodes_per_step", "speed_up", "num_draft_tokens")
+_DERIVED += ("num_accepted_tokens", "mean_acceptance_length", "acceptance_rates")
 
 # How the values of a field are merged: summed, or the later call's if it has one.
 _LATEST = {"merge": "latest"}
@@ -219,47 +217,45 @@ class GenerationStats:
 
     def __str__(self) -> str:
         """At most six lines; what does not apply has none."""
-        told: list[Any] = [
+        lines = [
             f"{self.num_new_tokens} new tokens in {self.num_steps} steps: "
-            f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified",
-            self.step_seconds and f"  {self._verdict}",
-            self.drafted_by_source and f"  accepted by source: {self._sources}",
-            self.num_drafts and f"  {self.acceptance}",
-            self._notes and f"  note: {self._notes}",
-            self.seconds and f"  {self._stages}",
+            f"{self.tokens_per_step:.2f} tokens per step, {self.nodes_per_step:.1f} nodes verified"
         ]
-        return "\n".join(filter(None, told))
+        if self.step_seconds:
+            lines.append(self._verdict)
+        if self.drafted_by_source:
+            drafted, accepted = sorted(self.drafted_by_source.items()), self.accepted_by_source
+            by_source = ", ".join(f"{name} {accepted[name]} of {n}" for name, n in drafted)
+            lines.append(f"accepted by source: {by_source}")
+        if self.num_drafts:
+            lines.append(self.acceptance)
+        if notes := [note for note in self._notes if note]:
+            lines.append(f"note: {'; '.join(notes)}")
+        if self.seconds:
+            stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in self.seconds.items())
+            total = sum(self.seconds.values())
+            lines.append(f"{total:.3f} s in all, prompts among them: {stages}")
+        return "\n  ".join(lines)
 
     @property
-    def _sources(self) -> str:
-        drafted = sorted(self.drafted_by_source.items())
-        return ", ".join(f"{name} {self.accepted_by_source[name]} of {n}" for name, n in drafted)
-
-    @property
-    def _notes(self) -> str:
+    def _notes(self) -> Iterator[str | None]:
         """Why something is not as one would expect, and what else was done."""
-        disabled, calls = self.num_disabled_calls, self.num_calls
-        some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
-        drafted = "drafted in chains" if self.mode == "chain" else "not drafted as asked"
-        copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
-        reason = f": {self.eager_reason}" if self.eager_reason else ""
-        is_told = self.forward not in ("", "eager") or self.eager_reason
-        told = [
-            self.disabled_reason and f"{some}{drafted}: {self.disabled_reason}",
-            self.paused,
-            self.heads_reason and f"its heads were not asked: {self.heads_reason}",
-            self.kept_reason and f"a prompt was read whole: {self.kept_reason}",
-            self.num_prompt_tokens_kept
-            and f"{self.num_prompt_tokens_kept} tokens of prompts were not read again",
-            self.num_draft_forwards and f"{self.num_draft_forwards} forwards for drafts",
-            is_told and f"{self.forward or 'eager'} forwards{copies}{reason}",
-        ]
-        return "; ".join(str(note) for note in told if note)
-
-    @property
-    def _stages(self) -> str:
-        stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in self.seconds.items())
-        return f"{sum(self.seconds.values()):.3f} s in all, prompts among them: {stages}"
+        if self.disabled_reason:
+            disabled, calls = self.num_disabled_calls, self.num_calls
+            some = f"{disabled} of {calls} calls " if disabled not in (0, calls) else ""
+            drafted = "drafted in chains" if self.mode == "chain" else "not drafted as asked"
+            yield f"{some}{drafted}: {self.disabled_reason}"
+        yield self.paused
+        yield self.heads_reason and f"its heads were not asked: {self.heads_reason}"
+        yield self.kept_reason and f"a prompt was read whole: {self.kept_reason}"
+        if self.num_prompt_tokens_kept:
+            yield f"{self.num_prompt_tokens_kept} tokens of prompts were not read again"
+        if self.num_draft_forwards:
+            yield f"{self.num_draft_forwards} forwards for drafts"
+        if self.forward not in ("", "eager") or self.eager_reason:
+            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
+            reason = f": {self.eager_reason}" if self.eager_reason else ""
+            yield f"{self.forward or 'eager'} forwards{copies}{reason}"
 
     @property
     def _verdict(self) -> str:

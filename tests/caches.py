@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from selfspec.cache import CacheContents, RememberedFile, TokenizerInfo
-from selfspec.draft.calibration import Calibration
-from selfspec.draft.learned import Learned
-from selfspec.draft.sources import LutSource
+from selfspec.cache.learned_on_demand import LearnedOnDemand
+from selfspec.config import SpecConfig
 from selfspec.records import TopK
 
 VOCAB_SIZE = 50
@@ -79,30 +78,25 @@ def _plain(arrays) -> dict[str, tuple]:
     return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in arrays.items()}
 
 
-def new_memory() -> Learned:
-    return Learned([LutSource(VOCAB_SIZE, 8, order=order) for order in (1, 2)], Calibration(), 8)
+def remembering(path) -> LearnedOnDemand:
+    """What a `SelfSpec` has with `remember`."""
+    remembered = RememberedFile(path, OWNER, saves=True)
+    return LearnedOnDemand(SpecConfig(sources=("lut", "lut2")), remembered=remembered)
 
 
-def opened(path) -> tuple[RememberedFile, Learned]:
-    """What a `SelfSpec` does at its first call with `remember`."""
-    remembered, memory = RememberedFile(path, OWNER, saves=True), new_memory()
-    remembered.open(memory, VOCAB_SIZE)
-    return remembered, memory
-
-
-def learn(memory: Learned, tokens: Sequence[int], id_: int = 5) -> None:
+def learn(on_demand: LearnedOnDemand, tokens: Sequence[int], id_: int = 5) -> None:
     shape = (len(tokens), 8)
     top = TopK(np.full(shape, id_, np.int32), np.full(shape, 0.1, np.float16))
     pairs = np.array([[-1, token] for token in tokens], np.int64).reshape(-1, 2)
-    memory.sources[0].observe_pairs(pairs, top)
+    on_demand.of(VOCAB_SIZE).sources[0].observe_pairs(pairs, top)
 
 
 def add_rows(path, tokens: Sequence[int]) -> None:
     """What a process does that learns: each token in a save of its own."""
-    remembered, memory = opened(path)
+    on_demand = remembering(path)
     for token in tokens:
-        learn(memory, [token])
-        remembered.save()
+        learn(on_demand, [token])
+        on_demand.save()
 
 
 def die_while_saving(path, step: str) -> None:

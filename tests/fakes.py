@@ -27,7 +27,7 @@ from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import LutSource
 from selfspec.records import Evidence
 from selfspec.weights import packing as packing_module
-from selfspec.weights.formats import formats_for
+from selfspec.weights.formats import packer_for
 from selfspec.weights.product_times import ProductTimes
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
@@ -80,16 +80,15 @@ def of_library(function: Any, package: str = "torch") -> Any:
 
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
-    return bool(formats_for(dtype))
+    return packer_for(dtype) is not None
 
 
 @dataclass
 class FakeTrials:
-    """What a fake of timing was asked: the dtypes that were timed, and looks at the processor."""
+    """The dtypes that a fake has timed, and what its looks at the processor find."""
 
     timed: list[torch.dtype] = field(default_factory=list)
-    num_looks: int = 0
-    share: float = 1.0  # of the processor, which looks find
+    share: float = 1.0
 
 
 def fake_trials(
@@ -108,19 +107,14 @@ def fake_trials(
     trials = FakeTrials()
 
     def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
-        dtype = weights[0].dtype
-        trials.timed.append(dtype)
-        packing_format = formats_for(dtype)[0] if pays else None
-        return ProductTimes((1.0, 1.0), packing_format, (1.0 - saves, 1.0 - saves), packing)
-
-    def processor_share() -> float:
-        trials.num_looks += 1
-        return trials.share
+        trials.timed.append(weights[0].dtype)
+        seconds = 1.0 - saves if pays else 1.0
+        return ProductTimes((1.0, 1.0), (seconds, seconds), packing)
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "product_times", product_times)
     monkeypatch.setattr(packing_module, "_DUE", due)
-    monkeypatch.setattr(packing_module, "processor_share", processor_share)
+    monkeypatch.setattr(packing_module, "processor_share", lambda: trials.share)
     return trials
 
 

@@ -22,7 +22,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "sarvam-mla": {"num_nextn_predict_layers": 1},
     "glm4-moe": {"num_nextn_predict_layers": 3},
     "sarvam-moe": {"num_nextn_predict_layers": 1},
-    "mellum": {"num_mtp_layers": 1} | _WINDOW,
+    "mellum": {"num_nextn_predict_layers": 1} | _WINDOW,
     "bailing": {"num_nextn_predict_layers": 2} | _PLACES,
     "inkling": {"num_mtp_layers": 2},
     "step3p7": {},

@@ -25,6 +25,10 @@ def _product(
     return (x.double() - 128).mm(packed).float().mul_(scale)
 
 
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    return packed.t().to(torch.int8)
+
+
 def _row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return x.double().mm(rows.t().double()).int()
 
@@ -33,7 +37,12 @@ def _missing(*arguments: torch.Tensor) -> torch.Tensor:
     raise NotImplementedError
 
 
-_IMITATED = {"int8_packed": _packed, "int8_product": _product, "int8_row_product": _row_product}
+_IMITATED = {
+    "int8_packed": _packed,
+    "int8_unpacked": _unpacked,
+    "int8_product": _product,
+    "int8_row_product": _row_product,
+}
 
 
 def imitate_products() -> None:

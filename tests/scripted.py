@@ -21,7 +21,7 @@ from selfspec.draft.drafter import Drafter
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import Cursor, RowStart, Source
-from selfspec.drafts import of_roots
+from selfspec.drafts import walked
 from selfspec.engine import Engine
 from selfspec.forward.model import Forwarded
 from selfspec.machine.device import Device
@@ -37,7 +37,7 @@ from selfspec.verify.choosers import (
     StepLogits,
 )
 from selfspec.verify.tape import NoiseTape
-from selfspec.walks import walked
+from tests.strategies import check_tree
 
 VOCAB, PAD, EOS = 7, 0, 6
 LEARNING = {True: "session", False: "frozen"}
@@ -93,7 +93,7 @@ class ScriptedBackend:
         assert [row.index for row in rows] == self.live
         assert len(trees) == len(self.texts)
         for tree in trees:
-            tree.check()
+            check_tree(tree)
         self._trees = list(trees)
         self.widths.append(max(len(tree.tokens) for tree in trees))
         return self._trees
@@ -134,9 +134,6 @@ class ScriptedRunner:
         return self._curve(backend)
 
     def before_forward(self, num_tokens: int) -> None:
-        pass
-
-    def count_step(self, backend: Any, seconds: float) -> None:
         pass
 
 
@@ -271,7 +268,7 @@ class Run:
         for row, chooser in zip(self.rows, choosers or self.greedy(), strict=True):
             row.chooser, row.may_leave = chooser, not chooser.moves_together
         logits = StepLogits(self.backend.prompt_logits()[:, None], self.device)
-        records = walked(of_roots(self.rows), logits, of_prompt=True)
+        records = walked(self.rows, logits, of_prompt=True)
         engine = Engine(
             ScriptedRunner(
                 self.config.changed(learning=LEARNING[self.learns], top_k=3), self.curve

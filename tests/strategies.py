@@ -24,6 +24,18 @@ def tree_of(parents: Sequence[int], tokens: Sequence[int] | None = None) -> Draf
     return tree
 
 
+def check_tree(tree: DraftTree) -> None:
+    """Asserts every invariant."""
+    assert (tree.parents[0], tree.depths[0]) == (-1, 0)
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        assert 0 <= parent < node
+        assert tree.depths[node] == tree.depths[parent] + 1
+        assert tree.children[parent].get(tree.tokens[node]) == node
+        assert tree.scores[node] <= tree.scores[parent] + 1e-12
+    assert sum(map(len, tree.children)) == len(tree) - 1
+
+
 @st.composite
 def trees(draw: st.DrawFn, max_nodes: int = 8, alphabet: int | None = None) -> DraftTree:
     """Any shape; with an `alphabet` random tokens too, different ones among siblings."""

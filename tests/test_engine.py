@@ -248,7 +248,7 @@ def test_noise_is_freed_once_every_row_is_past_it():
     class Watching(ProcessedChooser):
         def commit(self, *args: Any) -> Any:
             news = [row.num_new for row in run.rows]
-            held.append(len(tape._kept) - (max(news) - min(news)))
+            held.append(len(tape._noise) - (max(news) - min(news)))
             return super().commit(*args)
 
     with torch.random.fork_rng(devices=[]):

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from selfspec.records import DraftTree, Evidence, StepRecord
 from selfspec.stats import GenerationStats, Laps
-from tests.strategies import tree_of, trees
+from tests.strategies import check_tree, tree_of, trees
 
 LUT = Evidence("lut")
 CONTEXT = Evidence("context", match_length=2)
@@ -17,31 +17,7 @@ CONTEXT = Evidence("context", match_length=2)
 
 @given(trees(alphabet=3))
 def test_a_tree_built_by_add_holds_its_invariants(tree):
-    tree.check()
-    for node in range(1, len(tree)):
-        assert tree.children[tree.parents[node]][tree.tokens[node]] == node
-        assert tree.depths[node] == tree.depths[tree.parents[node]] + 1
-
-
-@pytest.mark.parametrize(
-    ("name", "index", "value"),
-    [
-        ("parents", 0, 0),
-        ("parents", 2, 2),
-        ("parents", 2, -1),
-        ("depths", 0, 1),
-        ("depths", 2, 1),
-        ("scores", 2, 0.9),
-        ("tokens", 2, 7),
-        ("children", 2, {9: 1}),
-    ],
-)
-def test_check_sees_a_broken_tree(name, index, value):
-    tree = tree_of([-1, 0, 1])
-    tree.check()
-    getattr(tree, name)[index] = value
-    with pytest.raises(AssertionError):
-        tree.check()
+    check_tree(tree)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from eval.benches.prompts import load_questions
 from eval.errors import EvalError
 from eval.fit.accuracies import Accuracies, fastest_width
 from eval.models.loading import load_asked, load_tokenizer
+from eval.runs.timing import learned_curve
 from selfspec import SelfSpec, SpecConfig
 from selfspec.cache import CacheContents, load_cache, tokenizer_info
 from selfspec.papers.ghidorah import FittedTree, best_tree
@@ -108,7 +109,7 @@ def _measured_seconds(
     spec = SelfSpec()
     _counted(model, prompts, spec, max_new_tokens)
     length = int(median(ids.shape[1] for ids in prompts)) + max_new_tokens // 2
-    curve = spec.runner(model).costs.learned(spec.stats.forward or "eager", length)
+    curve = learned_curve(spec.runner(model).costs, spec.stats.forward, length)
     if curve is None:
         raise EvalError("answers are too short to show what steps cost; give more tokens")
     return curve.table(widest)

@@ -110,11 +110,10 @@ def fixed_forward(
     device = device_for(model.device)
     device = device if captures and device.can_capture else Repeating()
     forwards = StaticRunner(attention, device, model.device)
-    if compiles:
-        layers = CompiledLayers.of(model)
-        if isinstance(layers, str):
-            raise EvalError(f"its layers can't be compiled: {layers}")
-        forwards.use(layers)
+    layers = CompiledLayers.of(model) if compiles else None
+    if isinstance(layers, str):
+        raise EvalError(f"its layers can't be compiled: {layers}")
+    forwards.use(layers)
     backend = TreeBackend(model, attention, forwards)
     rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
     tree = DraftTree.of_root(0)
@@ -126,7 +125,7 @@ def fixed_forward(
         return backend.forward(backend.lay_out(rows, [tree])).logits
 
     forward()
-    reason = forwards.reason or (forwards.layers and forwards.layers.reason)
+    reason = forwards.reason or getattr(layers, "reason", None)
     if reason:
         raise EvalError(f"its forwards can't be run so: {reason}")
     return forward

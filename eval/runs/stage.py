@@ -17,6 +17,7 @@ from eval.methods.method import Method, Resources, SelfSpecMethod
 from eval.methods.registry import METHODS, new_method
 from eval.models.loading import load_model, load_tokenizer
 from eval.runs.asked import Asked
+from eval.runs.timing import learned_curve
 from selfspec import SpecConfig
 from selfspec.cache import load_cache
 from selfspec.cost import CostCurve
@@ -51,7 +52,7 @@ class Stage(NamedTuple):
         for method in self.methods.values():
             if isinstance(method, SelfSpecMethod):
                 costs = method.spec.runner(self.model).costs
-                if curve := costs.learned(method.stats.forward or "eager", num_columns):
+                if curve := learned_curve(costs, method.stats.forward, num_columns):
                     return curve
         raise ValueError("no method with a measured budget has made enough steps")
 

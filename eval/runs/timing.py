@@ -1,6 +1,6 @@
 """How long a `generate()` call takes, the prompt's forward and the rest told apart.
 
-Knows one model and a callable; nothing of methods, questions or tables.
+Knows one model, a callable and what steps have cost; nothing of methods, questions or tables.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.compat.timing import told_of_prompt
+from selfspec.cost import CostCurve
+from selfspec.forward.costs import Costs, nearest
 
 
 class Timed(NamedTuple):
@@ -24,6 +26,13 @@ class Timed(NamedTuple):
     output: torch.Tensor
     seconds: float
     prefill_seconds: float
+
+
+def learned_curve(costs: Costs, forward: str | None, num_columns: int) -> CostCurve | None:
+    """What calls of one row have shown of steps after a text of about this length, if any did."""
+    curves = costs.curves.get((1, forward or "eager"), {})
+    known = {first: curve for first, curve in curves.items() if curve.knows_plain}
+    return nearest(known, num_columns) if known else None
 
 
 def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:

@@ -1,6 +1,6 @@
 """Where other people's code runs in a model's forward.
 
-The layers and hooks of libraries are parts of a model. Hooks, wrapper modules, replaced methods,
+The layers and hooks of libraries are parts of a model. Hooks, wrapper modules, replaced functions,
 attention and model classes of anybody else may do anything: act by a switch or a counter, or on
 long forwards alone. No trial shows what they will do, and a trial is one more forward that they
 see. So a model in which they run is drafted for only on its user's word. Knows modules; runs
@@ -24,7 +24,13 @@ from selfspec.compat.modules import (
     hooks_on,
     is_compiled,
 )
-from selfspec.compat.origins import functions_of, is_harmless, is_of_library, name_of
+from selfspec.compat.origins import (
+    functions_of,
+    is_harmless,
+    is_of_library,
+    name_of,
+    replaced_functions,
+)
 
 
 class ForeignCode(NamedTuple):
@@ -49,13 +55,17 @@ def foreign_code(model: PreTrainedModel, modules: Modules) -> list[ForeignCode]:
     that gradient checkpointing needs. A class is named once, where it is first.
     """
     foreign = [_hook("all modules have", hook) for hook in hooks_of_all().values()]
-    parts = {module_class: _foreign_part(module_class) for module_class in modules.classes}
-    if modules.hooked or any(part is not None for part in parts.values()):
+    for place, function in replaced_functions(modules.classes):
+        foreign.append(ForeignCode.of(f"{place} is {name_of(function)!r} now", function))
+    classes = {owner for owner in modules.classes if not is_of_library(owner)}
+    if modules.hooked or classes:
         hooked_ids = set(map(id, modules.hooked))
         for name, module in model.named_modules():
-            where = f"its module {name!r}" if name else "it"
-            if (part := parts.pop(type(module), None)) is not None:
-                foreign.append(_of_class(where, part))
+            where, owner = f"its module {name!r}" if name else "it", type(module)
+            if owner in classes:
+                classes.remove(owner)
+                what = f"{where} is a {owner.__module__}.{owner.__qualname__}"
+                foreign.append(ForeignCode.of(what, owner))
             if id(module) in hooked_ids:
                 foreign += _on_module(module, where)
     for what, code in code_of_steps(model).items():
@@ -73,18 +83,6 @@ def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
                 "steps; if it does not, use SelfSpec(trust_hooks=True)"
             )
     return None
-
-
-def _foreign_part(module_class: type[nn.Module]) -> Any:
-    """The class, its forward or its call, if that is no library's."""
-    parts = (module_class, module_class.forward, module_class.__call__)
-    return next((part for part in parts if not is_of_library(part)), None)
-
-
-def _of_class(where: str, code: Any) -> ForeignCode:
-    if isinstance(code, type):
-        return ForeignCode.of(f"{where} is a {code.__module__}.{code.__qualname__}", code)
-    return ForeignCode.of(f"{where} has the forward {name_of(code)!r}", code)
 
 
 def _on_module(module: nn.Module, where: str) -> Iterator[ForeignCode | None]:

@@ -68,7 +68,7 @@ class Answer:
         reason = "length" if is_full and not is_ended else "stop"
         if error is not None:
             reason = "error"
-        scores = prompt.scores.lists
+        scores = prompt.scores.tokens, prompt.scores.prompt
         return cls(prompt.index, text, ids, reason, prompt.num_tokens, prompt.stats, error, *scores)
 
     @classmethod

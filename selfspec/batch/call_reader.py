@@ -38,23 +38,27 @@ class CallReader:
         self._next = re.compile("}" + re.escape(form.between) + head)
 
     @property
-    def is_inside(self) -> bool:
-        """Is a call open whose arguments are not complete?"""
-        return self._arguments is not None
+    def has_called(self) -> bool:
+        """Is there a call, and are the arguments of the last one complete?"""
+        return self.num_calls > 0 and self._arguments is None
 
-    def add(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """Takes more of a text; returns other text and parts of calls, as OpenAI streams them."""
+    def add(self, text: str, calls: list[dict[str, Any]]) -> str:
+        """Takes more of a text; returns other text, and puts parts of calls to `calls`.
+
+        The parts are as OpenAI streams them. Those of one call become one, as long as they are in
+        the same list.
+        """
         self._text += text
-        other, parts, before = "", list[dict[str, Any]](), -1
+        other, before = "", -1
         while before < self._end:
             before = self._end
             if self._arguments is not None:
-                self._read_arguments(parts)
+                self._read_arguments(calls)
             elif self._is_after:
-                self._read_end(parts)
+                self._read_end(calls)
             else:
-                other += self._read_text(parts)
-        return other, parts
+                other += self._read_text(calls)
+        return other
 
     def end(self) -> str:
         """What was held back, if it is no part of a call."""
@@ -62,7 +66,7 @@ class CallReader:
         is_text = self._arguments is None and not self._is_after
         return rest if is_text and (rest.strip() or not self.num_calls) else ""
 
-    def _read_text(self, parts: list[dict[str, Any]]) -> str:
+    def _read_text(self, calls: list[dict[str, Any]]) -> str:
         opening = self._opening.search(self._text, self._end)
         end = opening.start() if opening else self._sure_end()
         text = self._text[self._end : end]
@@ -71,7 +75,7 @@ class CallReader:
         self._is_text = self._is_text or bool(text)
         self._end = end
         if opening:
-            self._begin(opening, parts)
+            self._begin(opening, calls)
         return text
 
     def _sure_end(self) -> int:
@@ -84,15 +88,15 @@ class CallReader:
                 return place
         return len(text)
 
-    def _begin(self, head: re.Match[str], parts: list[dict[str, Any]]) -> None:
+    def _begin(self, head: re.Match[str], calls: list[dict[str, Any]]) -> None:
         self._end, self._arguments = head.end(), JsonText()
         self._is_text = self._is_after = False
         function = {"name": head[1], "arguments": ""}
         about = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-        parts.append({"index": self.num_calls, **about})
+        calls.append({"index": self.num_calls, **about})
         self.num_calls += 1
 
-    def _read_arguments(self, parts: list[dict[str, Any]]) -> None:
+    def _read_arguments(self, calls: list[dict[str, Any]]) -> None:
         text, start = self._arguments, self._end
         while text is not None and self._end < len(self._text):
             text = text.read(self._text[self._end].encode())
@@ -100,13 +104,16 @@ class CallReader:
             if not text.open and not text.is_string:
                 text, self._is_after = None, True
         self._arguments = text
-        if piece := self._text[start : self._end]:
-            parts.append({"index": self.num_calls - 1, "function": {"arguments": piece}})
+        index, piece = self.num_calls - 1, self._text[start : self._end]
+        if calls and calls[-1]["index"] == index:
+            calls[-1]["function"]["arguments"] += piece
+        elif piece:
+            calls.append({"index": index, "function": {"arguments": piece}})
 
-    def _read_end(self, parts: list[dict[str, Any]]) -> None:
+    def _read_end(self, calls: list[dict[str, Any]]) -> None:
         rest, head = self._text[self._end :], self._next.match(self._text, self._end)
         if self._nexts and head:
-            self._begin(head, parts)
+            self._begin(head, calls)
         elif rest.startswith(self._closing):
             self._end, self._is_after = self._end + len(self._closing), False
         else:

@@ -77,56 +77,43 @@ def generate_many(
     runner = spec.runner(model)
     session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)
     requests = Requests(model, getattr(tokenizer, "tokenizer", tokenizer), spec)
-    scores = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    common = {
-        **generate_kwargs,
-        **scores,
-        "schema": None if isinstance(schema, (list, tuple)) else schema,
-    }
-    return _answers(session, requests, tokenizer, _with_schemas(prompts, schema), seed, common)
-
-
-def _with_schemas(prompts: Iterable[PromptLike], schema: Any) -> Iterator[tuple[PromptLike, Any]]:
-    is_list, number = isinstance(schema, (list, tuple)), 0
-    for number, prompt in enumerate(prompts, start=1):
-        if is_list and number > len(schema):
-            break
-        yield prompt, schema[number - 1] if is_list else schema
-    if is_list and number != len(schema):
-        raise UnsupportedError(
-            f"schema must be one for all prompts or a list with one for each (got {len(schema)}, "
-            f"and {'more' if number > len(schema) else number} prompts)"
-        )
+    common = {**generate_kwargs, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    pairs: Iterator[tuple[PromptLike, Any]]
+    if isinstance(schema, (list, tuple)):
+        pairs = zip(prompts, schema, strict=True)
+    else:
+        pairs, common["schema"] = ((prompt, schema) for prompt in prompts), schema
+    return _answers(session, requests, tokenizer, pairs, seed, common)
 
 
 def _answers(
     session: Session,
     requests: Requests,
     processor: Any,
-    prompts: Iterable[tuple[PromptLike, Any]],
+    pairs: Iterator[tuple[PromptLike, Any]],
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
+    """The answers to prompts, each with its schema. `common` has the arguments of all."""
     errors, is_tried = list[Exception](), False
-    numbered = _until_error(enumerate(prompts), errors)
+    numbered = _until_error(enumerate(pairs), errors)
     while True:
-        for index, (inputs, schema) in islice(numbered, session.num_wanted):
+        fresh = list(islice(numbered, session.num_wanted))
+        if not fresh and session.is_empty:
+            break
+        for index, (inputs, schema) in fresh:
             row_seed = None if seed is None else seed + index
-            arguments = {**common, "schema": schema}
             try:
                 ids = inputs_of(inputs, processor)
-                session.add(requests.prompt(index, ids, row_seed, arguments))
+                session.add(requests.prompt(index, ids, row_seed, {**common, "schema": schema}))
             except Exception as error:
                 if not is_tried:  # Raises what is wrong for any prompt.
                     session.memory.check(requests.prompt(0, [0], 0, common))
                 yield Answer.refused(index, error)
             is_tried = True
-        if not session.is_empty:
-            yield from (Answer.to(prompt, requests.tokenizer) for prompt in session.work())
-        elif errors:
-            raise errors[0]
-        else:
-            return
+        yield from (Answer.to(prompt, requests.tokenizer) for prompt in session.work())
+    if errors:
+        raise errors[0]
 
 
 def _until_error(values: Iterable[T], errors: list[Exception]) -> Iterator[T]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from selfspec.compat.generation import KV_NAMES
 from selfspec.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -46,23 +45,14 @@ def inputs_of(
 
 
 def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of one prompt, checked, without padding."""
+    """The inputs of one prompt, checked. A row that joins others can't be padded."""
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or len(ids) != 1:
         got = f"of shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else f"{ids!r:.80}"
         raise UnsupportedError(f"{_FROM_PROCESSOR} (got input_ids {got})")
-    has_kv = any(inputs.get(name) is not None for name in KV_NAMES)
-    if has_kv or mask is None or mask.shape != ids.shape or mask.all():
-        return dict(inputs)
-    # A row that joins others can't be padded, and a single prompt needs no padding.
-    start = int((mask.cumsum(-1) == 0).sum())
-    if not mask[:, start:].all():
-        raise UnsupportedError("a prompt may be padded on its left alone (got padding elsewhere)")
-    cut = dict(inputs)
-    for name, value in inputs.items():
-        if isinstance(value, torch.Tensor) and value.shape[:2] == ids.shape:
-            cut[name] = value[:, start:]  # It has one number, or several, for each token.
-    return cut
+    if mask is not None and mask.shape == ids.shape and not mask.all():
+        raise UnsupportedError("inputs of a processor must have no padding (got some)")
+    return dict(inputs)
 
 
 def encoded(
@@ -94,7 +84,9 @@ def _from_messages(
     *,
     in_parts: bool = False,
 ) -> Any:
-    """What a chat template makes of messages. If it ignores tools, a first message names them."""
+    """What a chat template makes of messages. If it knows no tools, a first message names them."""
+    from jinja2 import TemplateError
+
     for message in messages:
         is_content = isinstance(message.get("content"), (str, list) if in_parts else str)
         if not isinstance(message.get("role"), str) or not is_content:
@@ -106,16 +98,21 @@ def _from_messages(
         )
     form: Callable[[Any], dict[str, Any]] = _in_parts if in_parts else dict
     shown = list(map(form, messages))
-    if tools:
-        plain = _templated(shown, owner, **options, tokenize=False)
-        if _templated(shown, owner, **options, tokenize=False, tools=tools) != plain:
-            options["tools"] = tools
-        else:
-            text = "You may call these functions:\n" + json.dumps(tools)
-            shown.insert(0, form({"role": "system", "content": text}))
+    if tools and "tools" in str(owner.chat_template):
+        options["tools"] = tools
+    elif tools:
+        text = "You may call these functions:\n" + json.dumps(tools)
+        shown.insert(0, form({"role": "system", "content": text}))
     if in_parts:
         options |= {"tokenize": True, "return_tensors": "pt"}
-    return _templated(shown, owner, return_dict=in_parts, **options)
+    try:
+        return owner.apply_chat_template(
+            shown, **{"add_generation_prompt": True, "return_dict": in_parts, **options}
+        )
+    except (TemplateError, RecursionError) as error:
+        raise UnsupportedError(
+            f"the messages must be what the model's chat template takes (got: {error})"
+        ) from error
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,18 +120,3 @@ def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {**message, "content": parts}
-
-
-def _templated(
-    messages: list[dict[str, Any]],
-    owner: PreTrainedTokenizerBase | ProcessorMixin,
-    **options: Any,
-) -> Any:
-    from jinja2 import TemplateError
-
-    try:
-        return owner.apply_chat_template(messages, **{"add_generation_prompt": True, **options})
-    except (TemplateError, RecursionError) as error:
-        raise UnsupportedError(
-            f"the messages must be what the model's chat template takes (got: {error})"
-        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,8 +15,7 @@ from selfspec.batch.token_scores import TokenScores
 from selfspec.compat.generation import KV_NAMES
 from selfspec.compat.modules import inside_wrappers
 from selfspec.errors import UnsupportedError
-from selfspec.plain import write_plainly
-from selfspec.plugin.loop import Loop, loop_for, routed
+from selfspec.plugin.loop import loop_for, routed
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 
@@ -71,12 +70,19 @@ class Requests:
             ready["max_new_tokens"] = 1
         is_streamed = (self._on_token is not None or scores.is_asked) and not writes_nothing
         streamer = TokenStreamer(index, self._on_token, scores) if is_streamed else None
-        loop = replace(loop, streamer=streamer)
-        prompt: Prompt = self._prepared(inputs, loop, ready, partial(routed, spec=self._spec))
+        loop = replace(loop, streamer=streamer, then=partial(routed, spec=self._spec))
+        ids = inputs_on(inputs, self._model)
+        prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
         if len(prompt.input_ids) != 1:
             raise UnsupportedError(
                 f"num_return_sequences must be 1, since each prompt gets one answer (got "
                 f"{len(prompt.input_ids)}); give the prompt several times"
+            )
+        if prompt.mode == "plain" and self._model is not prompt.model:
+            # What a wrapper of PEFT changes lasts until its generate() returns.
+            raise UnsupportedError(
+                f"a model in a wrapper of PEFT must be drafted for among many prompts (got: "
+                f"{prompt.reason}); call generate() for each prompt"
             )
         prompt.index, prompt.scores, prompt.writes_nothing = index, scores, writes_nothing
         if scores.is_asked:
@@ -86,34 +92,7 @@ class Requests:
             scores.prompt_ids, prompt.on_logits = prompt.input_ids[0].tolist(), scores.on_logits
         if prompt.generation_config.do_sample:
             prompt.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
-        if prompt.mode == "plain" and self._model is not prompt.model:
-            # What a wrapper of PEFT changes lasts until its generate() returns.
-            prompt.write = partial(self._write_inside, inputs, loop, ready)
         return prompt
-
-    def _prepared(
-        self,
-        inputs: PromptInputs,
-        loop: Loop,
-        ready: Mapping[str, Any],
-        then: Callable[[Prompt], Any],
-    ) -> Any:
-        """What `then` makes of the prompt that `generate()` prepares."""
-        ids = inputs_on(inputs, self._model)
-        return self._model.generate(**ids, custom_generate=replace(loop, then=then), **ready)
-
-    def _write_inside(
-        self,
-        inputs: PromptInputs,
-        loop: Loop,
-        ready: Mapping[str, Any],
-        prompt: Prompt,
-    ) -> None:
-        def write(inside: Prompt) -> None:
-            prompt.model_kwargs = inside.model_kwargs
-            write_plainly(prompt)
-
-        self._prepared(inputs, replace(loop, streamer=prompt.streamer), ready, write)
 
 
 def _check_scored(prompt: Prompt) -> None:

@@ -6,7 +6,6 @@ read along the verified path alone, so that no draft is in them, and nothing is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,27 +17,19 @@ from selfspec.verify.logits import largest
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Byte-level vocabularies write printable bytes of Latin-1 as themselves, and the others, in order,
-# as the letters from U+0100 on.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
-_BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 _LEAST = -9999.0  # OpenAI's number for what is impossible, which JSON can't say otherwise.
 
 
 class TokenScore(NamedTuple):
     """A token, its log probability, and the likeliest tokens in its place, likeliest first.
 
-    In front of the first token of a prompt is nothing, so it has no log probability. `data` is its
-    bytes, which may be a part of a character; None if the tokenizer doesn't say.
+    In front of the first token of a prompt is nothing, so it has no log probability.
     """
 
     token: int
-    text: str  # The token decoded by itself.
+    text: str  # The token decoded by itself; with U+FFFD for a part of a character.
     logprob: float | None
     top: Sequence[TokenScore] = ()
-    data: bytes | None = None
 
 
 class TokenScores:
@@ -67,17 +58,13 @@ class TokenScores:
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
         self._tokenizer = tokenizer
         # By id, since a long prompt has the same likely tokens often.
-        self._texts: dict[int, tuple[str, bytes | None]] = {}
+        self._texts: dict[int, str] = {}
         self._num_top, self._num_of_prompt = num_top or 0, num_of_prompt or 0
         self._logprobs = torch.empty(0, dtype=torch.float32, device="cpu")  # (1, V)
 
     @property
-    def lists(self) -> tuple[list[TokenScore] | None, list[TokenScore] | None]:
-        return self.tokens, self.prompt
-
-    @property
     def is_asked(self) -> bool:
-        return self.lists != (None, None)
+        return self.tokens is not None or self.prompt is not None
 
     def __call__(self, _input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if self.tokens is not None:
@@ -114,27 +101,10 @@ class TokenScores:
             self._texts[token] = self._text(token)
         if logprob is not None and not logprob > _LEAST:  # It may be NaN.
             logprob = _LEAST
-        text, data = self._texts[token]
-        return TokenScore(token, text, logprob, top, data)
+        return TokenScore(token, self._texts[token], logprob, top)
 
-    def _text(self, token: int) -> tuple[str, bytes | None]:
+    def _text(self, token: int) -> str:
         text = str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
         word = str(self._tokenizer.convert_ids_to_tokens(token))
-        if "\ufffd" in text:
-            return text, _bytes_of(word)
         # Some decoders leave out the space that a word begins with.
-        text = f" {text}" if word.startswith("\u2581") and not text.startswith(" ") else text
-        return text, text.encode()
-
-
-def _bytes_of(word: str) -> bytes | None:
-    """The bytes of a token that is a part of a character, by its name in the vocabulary.
-
-    >>> _bytes_of("<0xE2>"), _bytes_of("\u0120\u00f0\u0141"), _bytes_of("\u2581x")
-    (b'\\xe2', b' \\xf0\\x9f', None)
-    """
-    if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):
-        return bytes.fromhex(byte[1])
-    if all(letter in _BYTES for letter in word):
-        return bytes(_BYTES[letter] for letter in word)
-    return None
+        return f" {text}" if word.startswith("\u2581") and not text.startswith(" ") else text

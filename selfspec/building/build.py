@@ -2,75 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
-from selfspec.building.reading import begin_of_chat, teach
-from selfspec.building.texts import VOCABULARY, read_ids
+from selfspec.building.texts import TokenIds, read_ids
 from selfspec.cache import CacheContents, tokenizer_info
 from selfspec.cache.contents import Arrays
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.config import SpecConfig
+from selfspec.draft.learned import Learned
 from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import BuildError
-from selfspec.forward.model import vocab_size
+from selfspec.forward.model import max_positions, vocab_size
+from selfspec.learning import top_k_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_MAX_LOGITS = 1 << 28  # Elements of one forward's output, to bound its memory.
+_WINDOW, _ROWS = 256, 8  # Tokens that are read in a row, and rows in a forward.
 
 
 def build_cache(
     data: str,
     tokenizer: PreTrainedTokenizerBase,
-    load_model: Callable[[], PreTrainedModel] | None,
+    load_model: Callable[[], PreTrainedModel],
     *,
-    has_texts: bool = True,
     num_tokens: int = 1_000_000,
     say: Callable[[str], object] = lambda _: None,
 ) -> CacheContents:
     """What a cache of the documents in `data` holds.
 
-    The model that `load_model` gives fills tables with what it predicts after each of the first
-    `num_tokens` tokens; None: there are no tables. `say` hears how far the model has read.
+    The model that `load_model` gives fills tables with what it predicts after the first
+    `num_tokens` tokens. With 0 it is not loaded. `say` is told how far the model has read.
     """
     owner = tokenizer_info(tokenizer)
+    texts, num_left_out = _texts(data, tokenizer)
+    answers = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
+    answers[-1] = -1  # The last one may have been cut.
     # The card has no times, paths or machines: the same texts give the same file.
-    about: dict[str, Any] = {"data": Path(data).expanduser().resolve().name}
+    about: dict[str, Any] = {
+        "data": Path(data).expanduser().resolve().name,
+        "documents": len(texts),
+        "tokens": sum(map(len, texts)) - len(texts),
+        "left_out": num_left_out,
+    }
     tables: dict[str, Arrays] = {}
-    answers = None
-    if load_model is not None:
-        tables, about["tokens_read"] = _tables(data, tokenizer, load_model, num_tokens, say)
+    if num_tokens:
+        documents = (ids for ids in read_ids(data, tokenizer) if ids is not None)
+        tables, about["tokens_read"] = _tables(documents, load_model(), num_tokens, say)
         about["model"] = owner.name
-    if has_texts:
-        texts, about["left_out"] = _texts(data, tokenizer)
-        about["documents"], about["tokens"] = len(texts), sum(map(len, texts)) - len(texts)
-        answers = np.concatenate(texts)[:MAX_TOKENS].astype(np.int32)
-        answers[-1] = -1  # The last one may have been cut.
     return CacheContents(tokenizer=owner, tables=tables, answers=answers, about=about)
 
 
 def _tables(
-    data: str,
-    tokenizer: PreTrainedTokenizerBase,
-    load_model: Callable[[], PreTrainedModel],
+    documents: Iterator[TokenIds],
+    model: PreTrainedModel,
     most_tokens: int,
     say: Callable[[str], object],
 ) -> tuple[dict[str, Arrays], int]:
     """The LUTs that the model has filled, and how many tokens it has read for them."""
-    documents = (ids for ids in read_ids(data, tokenizer) if ids is not None)
-    first = list(islice(documents, 1))
-    if not first:  # Before the model is loaded.
-        raise _nothing(data)
-    model = load_model().eval()
     learned = LearnedOnDemand(SpecConfig()).of(vocab_size(model))
-    prefix = begin_of_chat(tokenizer) if data == VOCABULARY else []
     num_read = 0
-    for num_tokens in teach(learned, model, chain(first, documents), prefix=prefix):
+    for num_tokens in teach(learned, model.eval(), documents):
         num_read += num_tokens
         say(f"{num_read:,} of at most {most_tokens:,} tokens read")
         if num_read >= most_tokens:
@@ -79,7 +80,7 @@ def _tables(
 
 
 def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[np.int64]], int]:
-    """The first documents, each with -1 after it, and how many empty ones were left out.
+    """The first documents, with -1 after them, and how many empty ones were left out.
 
     They have as many tokens as a `SelfSpec` keeps, or more by a part of the last one.
     """
@@ -94,9 +95,37 @@ def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[
         if size >= MAX_TOKENS:
             break
     if not texts:
-        raise _nothing(data)
+        raise BuildError(f"--data must hold a document with text in it (got {data!r})")
     return texts, num_left_out
 
 
-def _nothing(data: str) -> BuildError:
-    return BuildError(f"--data must hold a document with text in it (got {data!r})")
+def teach(learned: Learned, model: PreTrainedModel, documents: Iterable[TokenIds]) -> Iterator[int]:
+    """Shows the sources of `learned` what the model predicts after the tokens of the documents.
+
+    Documents are cut into windows. Yields the number of tokens in a forward.
+    """
+    length = min(_WINDOW, max_positions(model) or _WINDOW)
+    num_rows = max(1, min(_ROWS, _MAX_LOGITS // (vocab_size(model) * length)))
+    windows = (
+        ids[start : start + length] for ids in documents for start in range(0, len(ids), length)
+    )
+    while batch := list(islice(windows, num_rows)):
+        for window, logits in zip(batch, _logits(model, batch), strict=True):
+            # (N, 2): the token before, or -1, and the token itself.
+            pairs = np.stack([np.append(-1, window[:-1]), window], axis=-1)
+            learned.observe_pairs(pairs, top_k_of(logits[: len(window)], learned.top_k))
+        yield sum(map(len, batch))
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, windows: Sequence[TokenIds]) -> torch.Tensor:
+    """The logits (B, N, V) after all tokens of some windows, by one forward."""
+    ids = [torch.from_numpy(window) for window in windows]
+    input_ids = pad_sequence(ids, batch_first=True)
+    mask = pad_sequence([torch.ones_like(window) for window in ids], batch_first=True)
+    logits: torch.Tensor = model(
+        input_ids=input_ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        use_cache=False,
+    ).logits
+    return logits

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from selfspec.cache import tokenizer_info
 from selfspec.errors import BuildError, one_line
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 TokenIds = NDArray[np.int64]
 
-VOCABULARY = "vocabulary"  # Names no file, but each token of the model as a document of its own.
 _PIECE = 1 << 20  # Bytes. A longer text file is several documents, cut at ends of lines.
 
 
@@ -38,12 +36,10 @@ class _Line(BaseModel):
 
 
 def read_ids(data: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenIds | None]:
-    """The token ids of each document; None if it is empty or if the chat template refuses it.
+    """The documents' token ids; None for one that is empty or that the chat template refuses.
 
     A wrong path is refused at once.
     """
-    if data == VOCABULARY:  # Frequent tokens come first in most vocabularies.
-        return (np.array([token]) for token in range(tokenizer_info(tokenizer).vocab_size))
     return chain.from_iterable(_documents(path, tokenizer) for path in find_files(data))
 
 
@@ -56,8 +52,8 @@ def find_files(data: str) -> list[Path]:
     files = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
     if not (files := [file for file in files if file.is_file()]):
         raise BuildError(
-            "--data must be a file, a folder with files in it, a glob such as 'notes/**/*.md', or "
-            f"{VOCABULARY!r} (got {data!r})"
+            "--data must be a file, a folder with files in it, or a glob such as 'notes/**/*.md' "
+            f"(got {data!r})"
         )
     return files
 

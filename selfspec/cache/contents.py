@@ -12,11 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.errors import CacheError
-
 Arrays = Mapping[str, NDArray[Any]]
 
-# The array of each LUT that holds the keys of its rows.
+# Which array of a LUT holds the keys of its rows.
 KEY_OF = {"lut": "tokens", "lut2": "pairs"}
 
 
@@ -82,8 +80,6 @@ def tokenizer_info(tokenizer: Tokenizer | TokenizerInfo) -> TokenizerInfo:
     """
     if isinstance(tokenizer, TokenizerInfo):
         return tokenizer
-    if not callable(getattr(tokenizer, "get_vocab", None)):
-        raise CacheError(f"tokenizer must have a get_vocab() (got {tokenizer!r:.80})")
     vocabulary = sorted((int(id_), token) for token, id_ in tokenizer.get_vocab().items())
     text = json.dumps(vocabulary, separators=(",", ":"))
     fingerprint = hashlib.sha256(text.encode("ascii")).hexdigest()

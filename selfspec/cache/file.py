@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
@@ -25,7 +24,6 @@ from selfspec.machine.user_files import replace_bytes
 SUFFIX = ".safetensors"
 _FORMAT = 3
 _DTYPES = {"F16", "I32", "U16", "U32"}
-_MOST_IDS = 1 << 24  # More than any vocabulary has. Tables have a row for each id.
 _KEY = "selfspec"  # The one entry of the metadata. Several would be written in any order.
 
 
@@ -54,16 +52,13 @@ def read_cache(path: Path, tokenizer: TokenizerInfo | None = None) -> CacheConte
     """
     from safetensors import SafetensorError
 
-    text = None
     try:
-        text, arrays = _read(path, with_tables=True)
-        contents = _contents(text, arrays)
+        contents = _contents(*_read(path, with_tables=True))
     except (OSError, ValueError, SafetensorError) as error:
-        fix = "make" if isinstance(error, FileNotFoundError) else "name another, or make"
-        if text is not None:  # Nobody else has written it.
-            fix = "delete it, and make"
-        fix += " one with 'selfspec cache build'"
-        raise CacheError(f"cache {str(path)!r} can't be read ({_reason(error)}); {fix}") from error
+        raise CacheError(
+            f"cache {str(path)!r} can't be read ({_reason(error)}); name another, or make one with "
+            "'selfspec cache build'"
+        ) from error
     if tokenizer is not None and contents.tokenizer.fingerprint != tokenizer.fingerprint:
         raise CacheError(
             f"{str(path)!r} was made for tokenizer {contents.tokenizer}, this model uses "
@@ -79,8 +74,9 @@ def save_cache(
     overwrite: bool = False,
     mode: int = 0o666,
 ) -> None:
+    """Writes a whole file, which is the same for the same contents."""
     target = check_target(path, overwrite=overwrite)
-    data = as_bytes(contents)
+    data = _as_bytes(contents)
     try:
         replace_bytes(target, data, mode=mode)
     except OSError as error:
@@ -118,8 +114,8 @@ def check_target(
     return target
 
 
-def as_bytes(contents: CacheContents) -> bytes:
-    """A whole file, which is the same for the same contents; refuses what could not be read."""
+def _as_bytes(contents: CacheContents) -> bytes:
+    """Refuses what could not be read."""
     from safetensors.numpy import save
 
     arrays = {
@@ -165,7 +161,13 @@ def _read(path: Path, *, with_tables: bool) -> tuple[str, dict[str, Any]]:
 
 def _contents(text: str, arrays: Arrays) -> CacheContents:
     """A card and tables, checked and put together; raises `ValueError` where they can't be."""
-    card = _card(text)
+    try:
+        card = _Card.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "JSON"
+        got = f"{first['input']!r:.20}"
+        raise ValueError(f"its card, {place}: {first['msg']}, got {got}") from error
     tables: dict[str, dict[str, Any]] = {}
     for name, array in arrays.items():
         source, _, rest = name.partition(".")
@@ -173,35 +175,25 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     # Of version 0.3 there are also n-grams of a corpus, and what maps of hidden states began with.
     for name in ("corpus", "map"):
         tables.pop(name, None)
-    answers = tables.pop("answers", None)
     for source, table in tables.items():
         _check_table(source, table)
-    contents = CacheContents(
+    answers = tables.pop("answers", {}).get("tokens")
+    return CacheContents(
         tokenizer=card.tokenizer,
         tables=tables,
         calibration=_checked_rates(card.calibration),
-        answers=None if answers is None else _checked_answers(answers),
+        answers=answers,
         about=card.about,
     )
-    if (num_ids := contents.count_ids()) > _MOST_IDS:
-        raise ValueError(f"it holds the token id {num_ids - 1:,}, which no vocabulary has")
-    return contents
-
-
-def _card(text: str) -> _Card:
-    try:
-        return _Card.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        if place == "format_version":
-            rule = f"its format version must be {_FORMAT}, got {first['input']!r:.20}"
-            raise ValueError(f"{rule}: another version of selfspec has written it") from error
-        raise ValueError(f"its card is damaged: {place or 'JSON'}: {first['msg']}") from error
 
 
 def _check_table(source: str, table: Mapping[str, Any]) -> None:
-    """Checks the shapes and lower bounds of a LUT. Upper bounds depend on the model."""
+    """Checks shapes and lower bounds of a LUT or of answers. Upper bounds depend on the model."""
+    if source == "answers" and set(table) == {"tokens"}:
+        tokens = table["tokens"]
+        if tokens.dtype != np.int32 or tokens.ndim != 1 or tokens.min(initial=0) < -1:
+            raise ValueError("its answers must be one row of int32, without ids below -1")
+        return
     key = KEY_OF.get(source)
     if key is None or set(table) != {key, "ids", "probabilities"}:
         raise ValueError(f"it holds a table that selfspec does not know ({source!r:.40})")
@@ -215,16 +207,6 @@ def _check_table(source: str, table: Mapping[str, Any]) -> None:
         and keys.min(initial=0) >= 0
     ):
         raise ValueError(f"its table {source} has a wrong shape, a wrong dtype or negative ids")
-
-
-def _checked_answers(table: Arrays) -> NDArray[np.int32]:
-    """The tokens of answers. Whether the model has these ids is seen by `restore`."""
-    tokens = table.get("tokens")
-    if tokens is None or len(table) > 1 or tokens.dtype != np.int32 or tokens.ndim != 1:
-        raise ValueError("its answers must be one row of int32")
-    if tokens.min(initial=0) < -1:
-        raise ValueError("its answers hold negative ids")
-    return tokens
 
 
 def _checked_rates(rates: Sequence[_Rate] | None) -> list[list[Any]] | None:

@@ -1,13 +1,15 @@
 """The `Learned` of one `SelfSpec`: made of what was loaded and remembered, and what it learns then.
 
 Four nouns: `Learned` has the sources and rates that drafts are made from right now. This class
-makes it when it is first needed. `CacheContents` is the same as a cache has it, as arrays, and a
-`RememberedFile` is the file of `remember=`, which is read into `Learned` and saved from it.
+makes it when it is first needed, and saves it. `CacheContents` is the same as a cache has it, as
+arrays, and a `RememberedFile` is the file of `remember=`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,13 +20,19 @@ from selfspec.cache.contents import (
     TokenizerInfo,
     tokenizer_info,
 )
-from selfspec.cache.remember import RememberedFile, contents_of, restore
+from selfspec.cache.remember import Busy, RememberedFile, contents_of, restore
 from selfspec.config import SpecConfig
 from selfspec.draft.calibration import Calibration
 from selfspec.draft.learned import Learned
 from selfspec.draft.shape import Shape
 from selfspec.draft.sources import REGISTRY, Source
-from selfspec.errors import CacheError, ConfigError, VocabularyError
+from selfspec.errors import CacheError, VocabularyError
+
+SAVE_SECONDS = 300.0
+# Seconds. `save_learned()` and the last save wait for another process, which takes less than one.
+_MAX_WAIT = 10.0
+
+_log = logging.getLogger("selfspec")
 
 
 class LearnedOnDemand:
@@ -44,7 +52,6 @@ class LearnedOnDemand:
         calibration: Calibration | None = None,
         shape: Shape | None = None,
     ) -> None:
-        _check_sources(extra_sources)
         self.loaded, self.remembered = loaded, remembered
         self._config = config
         self._extra_sources = tuple(extra_sources)
@@ -53,24 +60,80 @@ class LearnedOnDemand:
         self._learned: Learned | None = None
         self._vocab_size = 0
         self._lock = threading.Lock()
+        self._saving = threading.Lock()
+        self._saved_at = 0.0
+        self._warned = False
 
     def of(self, vocab_size: int) -> Learned:
         """What is learned; an error if it belongs to a vocabulary of another size."""
         with self._lock:
             if self._learned is None:
                 self._learned, self._vocab_size = self._opened(vocab_size), vocab_size
+                self._saved_at = time.monotonic()
             if vocab_size != self._vocab_size:
                 raise VocabularyError(
                     f"this SelfSpec has learned on a vocabulary of {self._vocab_size} tokens and "
-                    f"the model has {vocab_size}; use one SelfSpec for each tokenizer, or forget()"
+                    f"the model has {vocab_size}; use one SelfSpec per tokenizer, or forget()"
                 )
             return self._learned
 
     def forget(self) -> None:
         with self._lock:
-            if self.remembered is not None:
-                self.remembered.drop()
             self._learned = None
+
+    def save(self) -> None:
+        """Adds what is learned to the file of `remember=`."""
+        with self._saving:
+            if self.remembered is not None and (contents := self._to_save()) is not None:
+                self.remembered.add(contents, self._vocab_size, max_wait=_MAX_WAIT)
+
+    def save_if_due(self) -> None:
+        """The same once in some minutes, in another thread.
+
+        Costs a copy of the tables. Another save, here or in another process, is not waited for.
+        """
+        is_due = time.monotonic() - self._saved_at >= SAVE_SECONDS
+        if self.remembered is None or not is_due or not self._saving.acquire(blocking=False):
+            return
+        thread = None
+        try:
+            if (contents := self._to_save()) is not None:
+                args = (self.remembered, contents)
+                thread = threading.Thread(target=self._save_beside, args=args)
+                thread.start()
+        finally:
+            if thread is None:
+                self._saving.release()
+
+    def end(self) -> None:
+        """The last save, when the `SelfSpec` goes or the process ends."""
+        try:
+            self.save()
+        except CacheError as error:
+            self._warn(error)
+
+    def _save_beside(self, remembered: RememberedFile, contents: CacheContents) -> None:
+        try:
+            remembered.add(contents, self._vocab_size, max_wait=0.0)
+        except Busy as error:
+            _log.info("what was learned is saved later: %s", error)
+        except CacheError as error:
+            self._warn(error)
+        finally:
+            self._saving.release()
+
+    def _warn(self, error: CacheError) -> None:
+        if not self._warned:
+            _log.warning("what was learned is not saved: %s", error)
+        self._warned = True
+
+    def _to_save(self) -> CacheContents | None:
+        """A copy of what is learned, if it may be saved."""
+        self._saved_at = time.monotonic()
+        learned, remembered = self._learned, self.remembered
+        if learned is None or remembered is None or not remembered.saves:
+            return None
+        return replace(contents_of(learned, remembered.tokenizer), about={"kept_by": "remember"})
 
     def contents(
         self, tokenizer: Tokenizer | None, about: Mapping[str, Any] | None
@@ -92,22 +155,21 @@ class LearnedOnDemand:
 
     def _owner(self, tokenizer: Tokenizer | None) -> TokenizerInfo:
         """The tokenizer of what was loaded or is remembered, or else the one that is named."""
-        files = (self.loaded, self.remembered)
-        known = next((file.tokenizer for file in files if file is not None), None)
-        if tokenizer is None:
-            if known is None:
+        known = self.loaded or self.remembered
+        if known is None:
+            if tokenizer is None:
                 raise CacheError(
                     "a cache belongs to a tokenizer, and this SelfSpec knows none (got "
                     "tokenizer=None); pass tokenizer="
                 )
-            return known
-        named = tokenizer_info(tokenizer)
-        if known is not None and named.fingerprint != known.fingerprint:
+            return tokenizer_info(tokenizer)
+        named = known.tokenizer if tokenizer is None else tokenizer_info(tokenizer)
+        if named.fingerprint != known.tokenizer.fingerprint:
             raise CacheError(
-                f"this SelfSpec belongs to tokenizer {known} and can't be saved for another (got "
-                f"{named}); leave tokenizer= out"
+                f"this SelfSpec belongs to tokenizer {known.tokenizer} and can't be saved for "
+                f"another (got {named}); leave tokenizer= out"
             )
-        return known or named
+        return known.tokenizer
 
     def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.
@@ -127,17 +189,8 @@ class LearnedOnDemand:
         )
         if loaded is not None:
             restore(learned, loaded, vocab_size)
-        if self.remembered is not None:
-            self.remembered.open(learned, vocab_size)
+        if self.remembered is not None and (kept := self.remembered.read()) is not None:
+            # Of models that share a tokenizer, another one may have more ids, which the file keeps.
+            restore(learned, kept.below(vocab_size), vocab_size)
+            _log.info("remembered what %s keeps", self.remembered.path)
         return learned
-
-
-def _check_sources(sources: Sequence[Source]) -> None:
-    if not isinstance(sources, Sequence):
-        raise ConfigError(f"extra_sources must be a list of Sources (got {sources!r:.80})")
-    for source in sources:
-        if not isinstance(source, Source):
-            raise ConfigError(
-                f"extra_sources must be Sources (got {source!r:.80}); inherit from "
-                "selfspec.draft.sources.Source"
-            )

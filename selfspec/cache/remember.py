@@ -1,15 +1,10 @@
-"""What a `SelfSpec` keeps from process to process, in one file: lock, load, put over it, save.
-
-Every few minutes a thread saves a copy of what calls have taught, beside them: no call waits for
-the disk, or for another process that saves. A save that fails is warned of and never ends a call.
-"""
+"""The file of `remember=`: what it keeps, and how what is new is put over that under a lock."""
 
 from __future__ import annotations
 
 import glob
 import logging
 import os
-import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -33,23 +28,19 @@ from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import CacheError, ConfigError, VocabularyError
 from selfspec.machine.user_files import remove_scratch
 
-SAVE_SECONDS = 300.0
 _MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
-# In seconds. A save by another process takes a fraction of one. Only a save that is asked for, and
-# the last one, wait for it.
-_MAX_WAIT = 10.0
 
 _log = logging.getLogger("selfspec")
 
 
-class _Busy(CacheError):
+class Busy(CacheError):
     """Another process has the lock of the file."""
 
 
 class RememberedFile:
-    """The file of one `SelfSpec`, made at the first save and readable by its owner only.
+    """A file that belongs to one tokenizer, made at the first save, for its owner alone to read.
 
-    It belongs to the tokenizer. `saves` says whether anything is learned that may be saved.
+    Refuses what can't be read, and with `saves` also what can't be written.
     """
 
     def __init__(
@@ -66,110 +57,39 @@ class RememberedFile:
             )
         self.path = Path(os.path.realpath(file_of(path)))
         self.tokenizer = tokenizer_info(tokenizer)
-        self._saves = saves
-        self._learned: Learned | None = None
-        self._vocab_size = 0
-        self._saved_at = 0.0
-        self._warned = False
-        self._lock = threading.Lock()
-        self._kept()
+        self.saves = saves
+        self.read()
         if saves:
             check_target(self.path, overwrite=True)
 
-    def open(self, learned: Learned, vocab_size: int) -> None:
-        """Adds what is kept to what was just opened, and keeps from now on what that learns.
+    def read(self) -> CacheContents | None:
+        """What the file keeps; None if it is not there yet."""
+        return read_cache(self.path, self.tokenizer) if os.path.exists(self.path) else None
 
-        Of models that share a tokenizer, another one may have more ids. These stay in the file.
+    def add(self, contents: CacheContents, num_ids: int, *, max_wait: float) -> None:
+        """Puts contents over those of the file, for a model with `num_ids` tokens.
+
+        Raises `Busy` if another process has the lock for longer than `max_wait` seconds.
         """
-        with self._lock:
-            if (kept := self._kept()) is not None:
-                restore(learned, kept.below(vocab_size), vocab_size)
-                _log.info("remembered what %s keeps", self.path)
-            self._learned, self._vocab_size = learned, vocab_size
-            self._saved_at = time.monotonic()
-
-    def drop(self) -> None:
-        with self._lock:
-            self._learned = None
-
-    def save(self) -> None:
-        """Adds to the file what is learned."""
-        with self._lock:
-            if (contents := self._contents()) is not None:
-                self._write(contents)
-
-    def save_if_due(self) -> None:
-        """The same once in some minutes, in a thread of its own.
-
-        Costs a copy of the tables. Another save, here or in another process, is not waited for.
-        """
-        if time.monotonic() - self._saved_at < SAVE_SECONDS or not self._lock.acquire(False):
-            return
-        beside = None
-        try:
-            if (contents := self._contents()) is not None:
-                beside = threading.Thread(target=self._save_beside, args=[contents])
-                beside.start()
-        finally:
-            if beside is None:
-                self._lock.release()
-
-    def _save_beside(self, contents: CacheContents) -> None:
-        try:
-            self._write(contents, max_wait=0.0)
-        except _Busy as error:
-            _log.info("what was learned is saved later: %s", error)
-        except CacheError as error:
-            self._warn(error)
-        finally:
-            self._lock.release()
-
-    def end(self) -> None:
-        """The last save, when the `SelfSpec` goes or the process ends."""
-        with self._lock:
-            if (contents := self._contents()) is not None:
-                try:
-                    self._write(contents)
-                except CacheError as error:
-                    self._warn(error)
-
-    def _warn(self, error: CacheError) -> None:
-        if not self._warned:
-            _log.warning("what was learned is not saved: %s", error)
-        self._warned = True
-
-    def _write(self, contents: CacheContents, max_wait: float | None = None) -> None:
-        """Puts contents over those of the file; raises `_Busy` if another process has its lock."""
         from filelock import FileLock, Timeout
 
-        start, wait = time.monotonic(), _MAX_WAIT if max_wait is None else max_wait
+        start = time.monotonic()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=wait, mode=0o600):
+            with FileLock(f"{self.path}.lock", timeout=max_wait, mode=0o600):
                 # What killed writers left, since all others wait for the lock.
                 remove_scratch(self.path.parent, glob.escape(self.path.name))
-                kept = self._kept() or CacheContents(tokenizer=self.tokenizer)
-                contents = put_over(kept, contents, self._vocab_size)
-                save_cache(self.path, contents, overwrite=True, mode=0o600)
+                kept = self.read() or CacheContents(tokenizer=self.tokenizer)
+                both = put_over(kept, contents, num_ids)
+                save_cache(self.path, both, overwrite=True, mode=0o600)
         except OSError as error:
-            error_class = _Busy if isinstance(error, Timeout) else CacheError
+            error_class = Busy if isinstance(error, Timeout) else CacheError
             raise error_class(
                 f"remember must be a file that can be written (got {str(self.path)!r}: "
                 f"{error.strerror or error})"
             ) from error
         seconds = time.monotonic() - start
         _log.info("saved what was learned to %s in %.2f s", self.path, seconds)
-
-    def _kept(self) -> CacheContents | None:
-        return read_cache(self.path, self.tokenizer) if os.path.exists(self.path) else None
-
-    def _contents(self) -> CacheContents | None:
-        """A copy of what is learned, if it may be saved."""
-        self._saved_at = time.monotonic()
-        if self._learned is None or not self._saves:
-            return None
-        contents = contents_of(self._learned, self.tokenizer)
-        return replace(contents, about={"kept_by": "remember"})
 
 
 def restore(learned: Learned, contents: CacheContents, vocab_size: int) -> None:
@@ -214,7 +134,7 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
     if num_ids * top_k > _MOST_ENTRIES:
         raise CacheError(
             f"tables have at most {_MOST_ENTRIES:,} entries (got {num_ids} tokens with {top_k} "
-            "next ones each); leave that cache out"
+            "next ones per row); leave that cache out"
         )
     both = Learned([REGISTRY[name](num_ids, top_k) for name in KEY_OF], Calibration(), top_k)
     trials = {str(row[0]): row[2] for row in kept.calibration or []}
@@ -230,7 +150,7 @@ def put_over(kept: CacheContents, new: CacheContents, num_ids: int = 0) -> Cache
 
 
 def _joined(*parts: NDArray[np.int32] | None) -> NDArray[np.int32] | None:
-    """The answers of all, each once, the newest last; the oldest go when there are too many.
+    """The answers of all without repetition, the newest last; too old ones are dropped.
 
     An answer with which another one begins gives way to it: mostly it was saved while that was
     being written.

@@ -91,7 +91,7 @@ def _results(
 
 
 def _written(files: BatchFiles, progress: Progress, answered: Iterator[LineResult]) -> int:
-    """Writes each result as it comes, under a bar; returns how many are no answers."""
+    """Writes results as they come, under a bar; returns how many are no answers."""
     num_bad = num_tokens = 0
     columns = (rich.BarColumn(14), rich.MofNCompleteColumn(), rich.TimeRemainingColumn())
     about = rich.TextColumn("{task.fields[tokens]} tokens")

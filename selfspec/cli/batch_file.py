@@ -1,7 +1,7 @@
 """A file of prompts in, a file of answers out, line by line.
 
 Each answer is appended as soon as it is complete, with the number and the checksum of its line. So
-a run that was stopped finds in its own output where it was.
+a run that was stopped finds in its output where it was.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class BatchFiles:
                 left.add(number)
             elif known != line.checksum:
                 raise self._foreign(f"holds an answer to another line {number}")
-        for number in answered:
-            raise self._foreign(f"holds an answer to line {number}, which is not in INPUT")
+        if answered:
+            raise self._foreign(f"holds an answer to line {min(answered)}, which is not in INPUT")
         if self.answers.exists() and self.answers.stat().st_size > num_whole_bytes:
             os.truncate(self.answers, num_whole_bytes)
         self.errors.unlink(missing_ok=True)
@@ -131,10 +131,6 @@ class BatchFiles:
                     "OUTPUT must be a plain file in a folder that exists, since a stopped run "
                     f"continues from it (got {str(path)!r})"
                 )
-        if self.prompts.resolve() in (self.answers.resolve(), self.errors.resolve()):
-            raise CliError(
-                f"OUTPUT must be another file than INPUT (got {str(self.answers)!r} for both)"
-            )
         if self.errors.exists() and not _begins_as_ours(self.errors.read_bytes()[:10]):
             raise CliError(
                 "the file of errors of OUTPUT must be new, or from an earlier run (got "
@@ -142,7 +138,7 @@ class BatchFiles:
             )
 
     def _answered(self) -> tuple[dict[int, str], int]:
-        """The checksum of each line that was answered, and how many bytes all answers have."""
+        """The checksums of the lines that were answered, and how many bytes all answers have."""
         answered: dict[int, str] = {}
         num_bytes = 0
         if not self.answers.exists():
@@ -176,9 +172,9 @@ def results(
     model_name: str,
     seed: int,
 ) -> Iterator[LineResult]:
-    """The result of each line, as soon as it is known.
+    """The results of all lines, as soon as they are known.
 
-    Without a seed of its own, line number 1 has `seed`, and line `n` has `seed + n - 1`.
+    If line `n` names no seed, it has `seed + n - 1`.
     """
     from selfspec.batch.answers import Answer
     from selfspec.serving.exchange import choices_of  # They bring torch along.
@@ -205,8 +201,7 @@ def results(
             if answer.error is not None:
                 yield LineResult.failed(line.number, answer.error, line.name)
                 continue
-            piece = reply.end(answer)._replace(prompt_ids=reply.prompt_ids)
-            text = record(line, answer, piece, model_name)
+            text = record(line, answer, reply.end(answer), model_name)
             yield LineResult(text, num_tokens=len(answer.ids))
 
 
@@ -218,8 +213,7 @@ def record(line: PromptLine, answer: Answer, piece: Piece, model_name: str) -> s
         "seconds": round(sum(answer.stats.seconds.values()), 4),
     }
     if line.in_body:
-        form, num_kept_tokens = Form(model_name, line.settings), answer.stats.num_prompt_tokens_kept
-        body = form.whole([piece], usage_of(answer.num_prompt_tokens, [answer], num_kept_tokens))
+        body = Form(model_name, line.settings).whole([piece], usage_of([answer], [answer]))
         response = {"status_code": 200, "body": body}
         written = {"custom_id": line.name, "response": response, "error": None}
     else:

@@ -58,7 +58,7 @@ class ChatLoop:
         self._console = Console(highlight=False)
         self._spinner = ExitStack()
         self._writer = writer
-        # What was said is not read again in each turn.
+        # The next turn does not read again what was said.
         self._spec = writer.new_spec(config, kept_kv="25%")
         self.conversation = Conversation(writer, self._spec, self._show, system=system)
 
@@ -120,7 +120,7 @@ class ChatLoop:
 def _reader() -> Callable[[], str]:
     """Each call gives the next question, or raises `EOFError` after the last one.
 
-    From a pipe each line is one, and is printed too. At a terminal a text that is pasted is one.
+    A line from a pipe is one, and is printed too. A text that is pasted at a terminal is one.
     """
     if sys.stdin.isatty() and sys.stdout.isatty():
         from prompt_toolkit import PromptSession

@@ -18,7 +18,7 @@ from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import Model, ModelOptions, RunOptions, WriteOptions
 from selfspec.cli.paint import write
-from selfspec.cli.questions import SNIPPETS, Question, questions_of
+from selfspec.cli.questions import Question, questions_of, snippets
 from selfspec.cli.report import print_report
 from selfspec.cli.writer import Writer, load_writer
 from selfspec.config import SpecConfig
@@ -43,7 +43,7 @@ def demo(*, seconds: PositiveInt = 10, options: ModelOptions = ModelOptions()) -
         seconds: About how long to measure.
     """
     writing = WriteOptions(**vars(options), temperature=0.5, seed=1, max_new_tokens=_LEAST_TOKENS)
-    status = _compared(writing, SNIPPETS, seconds, _LEAST_TOKENS)
+    status = _compared(writing, snippets(), seconds, _LEAST_TOKENS)
     print("This tiny model only shows the way: measure yours with 'selfspec check your/model'.")
     return status
 
@@ -147,7 +147,7 @@ def _may_take_eight_bits(writer: Writer) -> bool:
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:
-    """Writes each text with its drafted tokens in colour. One `SelfSpec` learns from all."""
+    """Writes the texts, with drafted tokens in colour. One `SelfSpec` learns from all."""
     from selfspec.batch.text_stream import TextStream
 
     spec = writer.new_spec(SpecConfig())

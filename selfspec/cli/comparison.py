@@ -30,8 +30,8 @@ class Comparison:
     """Plain `generate()` and drafts. Seconds are for answers as long as the plain one."""
 
     dtype: str
-    lengths: dict[str, int] = field(default_factory=dict)  # Tokens of each plain answer.
-    plain: list[list[float]] = field(default_factory=list)  # Seconds of each prompt, by rounds.
+    lengths: dict[str, int] = field(default_factory=dict)  # Tokens of the plain answers.
+    plain: list[list[float]] = field(default_factory=list)  # By rounds: seconds for all prompts.
     drafted: list[list[float]] = field(default_factory=list)
     stats: dict[str, GenerationStats] = field(default_factory=dict)  # By prompt.
     parted: set[str] = field(default_factory=set)  # Prompts with two texts.
@@ -42,7 +42,7 @@ class Comparison:
         return sum(self.stats.values(), GenerationStats())
 
     def speed_ups(self, axis: int) -> np.ndarray:
-        """Of each prompt over all rounds (axis 0), or of all prompts in each round (axis 1)."""
+        """Of the prompts over all rounds (axis 0), or of the rounds over all prompts (axis 1)."""
         speed_ups: np.ndarray = np.array(self.plain).sum(axis) / np.array(self.drafted).sum(axis)
         return speed_ups
 

@@ -67,8 +67,6 @@ def generate(
 
 
 def _read(path: Path | None, option: str) -> str:
-    if path is not None and not path.exists():
-        raise CliError(f"{option} must be a file that exists (got {str(path)!r})")
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
         return data.decode("utf-8-sig")

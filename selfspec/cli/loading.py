@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from selfspec import SelfSpec, SpecConfig
     from selfspec.cache import CacheContents
 
-# Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for each text that may run,
+# Under --max-memory, `batch` and `serve` set aside the KV of 512 tokens for all texts that may run,
 # and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
@@ -51,7 +51,7 @@ class Loaded:
     ) -> Self:
         """The model, and what drafts start with, whose errors come before the model is read.
 
-        Under `--max-memory` room is set aside for `num_texts` texts, or for a long one. With
+        Under `--max-memory`, memory is set aside for `num_texts` texts, or for a long one. With
         `sees`, a model that can read images is loaded with what it reads them with. With `packs`,
         weights are packed in place where that pays.
         """
@@ -176,19 +176,16 @@ def memory_note(options: RunOptions) -> str | None:
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
     folder = file_here(options.source, "config.json").parent
-    if options.max_memory is not None or is_on_gpu or not folder.is_dir():
+    has_less = options.max_memory is not None or options.weights is not None
+    if has_less or is_on_gpu or not folder.is_dir():
         return None
     try:
-        dtype = torch.int8 if options.weights is not None else getattr(torch, options.dtype, None)
-        needed = stored_bytes(str(folder), dtype)
+        needed = stored_bytes(str(folder), getattr(torch, options.dtype, None))
     except (OSError, ValueError):
-        return None  # Weights of another kind, or what their loader will refuse.
-    free, less = free_memory(), ""
-    if needed <= free:
+        return None  # Not safetensors, or what their loader will refuse.
+    if needed <= (free := free_memory()):
         return None
-    if options.weights is None and missing_for_eight_bits() is None:
-        rounded = stored_bytes(str(folder), torch.int8)
-        less = f", and with --weights int8 they take {rounded / 1e9:.1f} GB"
+    less = "" if missing_for_eight_bits() else ", and --weights int8 takes less"
     return (
         f"note: the weights of {options.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB "
         f"of memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
@@ -236,7 +233,7 @@ def load_model(
 ) -> PreTrainedModel:
     """Loads the model by `selfspec.load()`, if that packs it or the options need it.
 
-    `set_aside` says for which texts and draft model `--max-memory` has room. Without that option,
+    `set_aside` says for which texts and draft model `--max-memory` must do. Without that option,
     `sees` says whether the model can read images.
     """
     from selfspec.plugin.loading import load, load_whole

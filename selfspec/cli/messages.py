@@ -35,9 +35,9 @@ def working(what: str, *, only_spinner: bool = False) -> Iterator[Callable[[str]
 
 
 class _Lines(logging.Handler):
-    """Prints each message in plain words, to what is stderr at that moment.
+    """Prints messages in plain words, to what is stderr at that moment.
 
-    A warning is printed once: a command may use several `SelfSpec`s, and each of them warns.
+    A warning is printed once: a command may use several `SelfSpec`s, which all warn.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Lines(logging.Handler):
         self._warnings: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one line; a fault of our own with its traceback."""
+        """Prints one line, and the traceback of a fault in selfspec."""
         line = self.format(record) if record.exc_info else one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             if line in self._warnings:

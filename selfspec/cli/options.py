@@ -1,4 +1,4 @@
-"""The options that commands share, as records. cyclopts makes an option of each field.
+"""The options that commands share, as records. cyclopts makes options of their fields.
 
 A field's text in `--help` is the string below it; what a knob does is written in `SpecConfig`.
 """
@@ -95,7 +95,7 @@ class WriteOptions(DraftOptions):
 
 
 def knob_texts() -> dict[str, str]:
-    """What each knob of `SpecConfig` does, by its name, from the docstring there."""
+    """What the knobs of `SpecConfig` do, by their names, from the docstring there."""
     knobs = parse(SpecConfig.__doc__ or "").params
     return {knob.arg_name: " ".join((knob.description or "").split()) for knob in knobs}
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import ConfigDict
 
 from selfspec.errors import unknown_name
-from selfspec.serving.fields import RequestError, checked, json_object, whole_characters
+from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.messages import FilledText, Messages
 from selfspec.serving.schema import Chat, Completion, Settings
 
@@ -31,19 +31,13 @@ class PromptLine:
     in_body: bool  # Is it in OpenAI's form? Then its answer is, too.
 
 
-def _name(value: Any) -> Any:
-    if type(value) not in (int, str):
-        raise ValueError("must be text or a whole number")
-    return whole_characters(value) if isinstance(value, str) else value
-
-
 class _Line(Settings):
-    """A line in the short form. Unknown fields are the user's own, and are ignored."""
+    """A line in the short form. Unknown fields are ignored: users may add what they like."""
 
     model_config = ConfigDict(extra="allow")
 
-    id: Annotated[Any, AfterValidator(_name)] = None
-    custom_id: Annotated[Any, AfterValidator(_name)] = None
+    id: str | int | None = None
+    custom_id: str | int | None = None
     body: dict[str, Any] | None = None
     prompt: FilledText | None = None
     messages: Messages | None = None
@@ -98,7 +92,7 @@ def read_line(number: int, data: bytes) -> PromptLine:
 
 def _plain(line: _Line) -> tuple[Any, Settings]:
     for name in line.model_extra or ():
-        # A line may have fields of the user's own, but hardly one like "temprature".
+        # A user may add fields, but hardly one like "temprature".
         if get_close_matches(name, Settings.model_fields, cutoff=0.85):
             raise RequestError(unknown_name("field", name, Settings.model_fields), field=name)
     if line.messages is not None:

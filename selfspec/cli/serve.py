@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -50,8 +49,6 @@ class Listening:
     """Texts written at the same time."""
     max_waiting: NonNegativeInt = 256
     """Texts that may wait; then 503."""
-    fetch_images: Annotated[bool, Parameter(negative=(), show_default=False)] = False
-    """Fetch images that requests name, from any address."""
     max_kv_memory: str | None = None
     """For keys and values, such as 4GB. Default: what --max-memory leaves, or half of what is
     free."""
@@ -73,21 +70,18 @@ class Listening:
         _ = self.kv_bytes  # Refuses what is no amount.
         _check_port(self.host, self.port)
 
-    def notes(self, num_bytes: int) -> Iterator[str]:
-        """What the user who starts the server should know. A weight has `num_bytes`."""
-        if num_bytes < 4:
-            yield (
-                "note: in half precision one seed may give two texts, since near-ties depend on "
-                "what else is being answered; --dtype float32 gives one"
-            )
-        if self.host not in _LOCAL:
+    @property
+    def warning(self) -> str | None:
+        """What the user who starts the server should know."""
+        if self.host in _LOCAL:
+            return None
+        who = "the key and all texts travel unencrypted; put a proxy with TLS in front"
+        if self.api_key is None:
             who = (
                 "everyone who reaches this port can use the model and read the statistics; set "
                 "SELFSPEC_API_KEY"
-                if self.api_key is None
-                else "the key and all texts travel unencrypted; put a proxy with TLS in front"
             )
-            yield f"warning: --host {self.host} lets other machines in, and {who}"
+        return f"warning: --host {self.host} lets other machines in, and {who}"
 
 
 def serve(
@@ -121,13 +115,12 @@ def serve(
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     where = f"http://{host}:{listening.port}"
     say(f"{name} answers at {where}/v1, statistics: {where}/selfspec/stats")
-    for line in listening.notes(answering.model.dtype.itemsize):
-        say(line)
-    images = replace(loaded.images, fetches=listening.fetch_images)
+    if warning := listening.warning:
+        say(warning)
     app = application(
         answering,
         name=name,
-        encoder=loaded.encoder(images=images),
+        encoder=loaded.encoder(),
         hosts=listening.hosts,
         origins=listening.allow_origin,
         api_key=listening.api_key,

@@ -32,6 +32,7 @@ try:
         is_deepspeed_zero3_enabled,
         is_fsdp_managed_module,
     )
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -236,15 +237,17 @@ def attention_functions() -> Any:
 
 
 def code_of_steps(model: PreTrainedModel) -> dict[str, Any]:
-    """What runs in each step and is no module: methods of the model, and its attention by name.
+    """What runs in each step and is no module: methods of the model, and functions by name.
 
     Without the private name, a method of a user's in its place would pass for one of transformers.
     """
-    name = attention_implementation(model.config.get_text_config(decoder=True))
+    config = model.config.get_text_config(decoder=True)
+    name = attention_implementation(config)
     methods = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
     code = {f"method {method!r}": getattr(model, method, None) for method in methods}
     code["attention"] = ALL_ATTENTION_FUNCTIONS.get(name)
     code["attention mask"] = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
+    code["experts' function"] = ALL_EXPERTS_FUNCTIONS.get(getattr(config, _EXPERTS, None))
     return {what: part for what, part in code.items() if part is not None}
 
 

@@ -25,6 +25,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
+def is_transforming() -> bool:
+    """Does `torch.func` transform what this thread computes, or `torch.jit` record it?"""
+    return torch._C._functorch.peek_interpreter_stack() is not None or is_traced()
+
+
+def is_traced() -> bool:
+    """Without it, `torch.jit.trace` fails in words that nobody understands."""
+    return torch._C._get_tracing_state() is not None
+
+
 def reordered(weight: torch.Tensor) -> Any:
     """A weight in oneDNN's own order. Without it, no layer is packed in float32."""
     return torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL)
@@ -59,6 +69,11 @@ def float16_unpacked(packed: object) -> torch.Tensor:
 def int8_packed(weight: torch.Tensor) -> Any:
     """An int8 weight in oneDNN's own order. Without it, no model is loaded with 8 bits."""
     return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def int8_unpacked(packed: Any) -> torch.Tensor:
+    numbers: torch.Tensor = packed.to_dense().t().contiguous()
+    return numbers
 
 
 def int8_product(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from functools import partial
+import sys
+from collections.abc import Hashable, Iterable, Iterator
+from functools import cache, lru_cache, partial
+from operator import is_
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
+from transformers import cache_utils
 
 from selfspec.compat.generation import is_of_output_capturing
 
@@ -44,8 +48,20 @@ _LIBRARIES = frozenset(
 _HARMLESS = ("accelerate.hooks", "torch.nn.utils.prune", "torch.nn.utils.weight_norm")
 # Gradient checkpointing puts this on embeddings.
 _REQUIRES_GRAD = "make_inputs_require_grads"
-# The attributes in which a wrapper may hold the function inside.
-_INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable")
+# Modules whose functions run in forwards, beside those that define a model's classes.
+_OF_FORWARDS = (
+    "torch.nn.functional",
+    "transformers.cache_utils",
+    "transformers.integrations.flash_attention",
+    "transformers.integrations.sdpa_attention",
+    "transformers.masking_utils",
+    "transformers.modeling_flash_attention_utils",
+)
+# Methods of models that call forwards, and that no forward calls.
+_OUTSIDE = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
+_MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
+# The attributes in which a wrapper may hold the function inside; the last one is of ours.
+_INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable", "stock")
 
 
 def _parts(code: Any) -> Iterator[Any]:
@@ -59,6 +75,8 @@ def _parts(code: Any) -> Iterator[Any]:
         if id(part) not in seen:
             seen.add(id(part))
             waiting += [getattr(part, name) for name in _INSIDE if hasattr(part, name)]
+            if isinstance(part, partial):
+                waiting += filter(callable, (*part.args, *part.keywords.values()))
             if isinstance(part, FunctionType) and _origin(part).partition(".")[0] == "trl":
                 contents = (cell.cell_contents for cell in part.__closure__ or ())
                 waiting += [inside for inside in contents if callable(inside)]
@@ -71,7 +89,7 @@ def _origin(part: Any) -> str:
     if isinstance(part, FunctionType):
         return str(part.__globals__.get("__name__", ""))
     owner = part if isinstance(part, (type, BuiltinFunctionType)) else type(part)
-    return str(owner.__module__ or "")
+    return str(owner.__module__ or "builtins")
 
 
 def name_of(code: Any) -> str:
@@ -93,6 +111,76 @@ def is_of_library(code: Any) -> bool:
     (True, False)
     """
     return all(_origin(part).partition(".")[0] in _LIBRARIES for part in _parts(code))
+
+
+class Replaced(NamedTuple):
+    """A function that somebody has put into a module or a class of a library."""
+
+    place: str
+    function: Any
+
+
+def replaced_functions(classes: Iterable[type[nn.Module]]) -> list[Replaced]:
+    """The functions of no library that modules and classes of libraries hold, for these layers.
+
+    Looked for once in each module and class, and again where anything in it has changed. To see
+    that nothing has takes 0.15 ms.
+    """
+    return [replaced for owner in _owners(frozenset(classes)) for replaced in _replaced_in(owner)]
+
+
+@lru_cache(maxsize=64)
+def _owners(classes: frozenset[type]) -> list[Any]:
+    """What holds the functions that forwards of these classes call: classes, and modules."""
+    bases = {base for owner in classes for base in owner.__mro__ if is_of_library(base)}
+    bases.update(part for part in vars(cache_utils).values() if isinstance(part, type))
+    names = {*_OF_FORWARDS, *(base.__module__ for base in bases)}
+    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    return [*modules, *sorted(bases, key=_name_in_full)]
+
+
+# What a module or a class held, and which functions in it were replaced.
+_known: dict[Any, tuple[list[Any], list[Replaced]]] = {}
+
+
+def _replaced_in(owner: Any) -> list[Replaced]:
+    values, replaced = _known.get(owner, ([], []))
+    contents = dict(vars(owner))
+    if len(contents) == len(values) and all(map(is_, contents.values(), values)):
+        return replaced
+    replaced = [
+        Replaced(f"{_name_in_full(owner)}.{name}", value)
+        for name, value in contents.items()
+        if name not in _OUTSIDE and not _is_installed(value)
+    ]
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[owner] = list(contents.values()), replaced
+    return replaced
+
+
+def _name_in_full(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+
+
+def _is_installed(value: Any) -> bool:
+    """Is this no function, or one of Python or of installed packages?"""
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, (classmethod, staticmethod)):
+        value = value.__func__
+    origins = map(_origin, _parts(value)) if callable(value) else ()
+    return all(_is_package(origin.partition(".")[0]) for origin in origins)
+
+
+@cache
+def _is_package(name: str) -> bool:
+    """Is this a package of Python, or was it installed, so that a description lies beside it?"""
+    if name in _LIBRARIES or name in sys.stdlib_module_names:
+        return True
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    folders = (spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+    return any(any(Path(folder).parent.glob("*.dist-info")) for folder in folders)
 
 
 def is_harmless(hook: Any) -> bool:

@@ -153,28 +153,21 @@ def _of_class(kind: Any) -> Callable[..., Any]:
 
 def compile_layers(
     model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None
-) -> str | None:
-    """Lets a runner that no call uses run compiled layers, or says why it must not.
-
-    Raises the error of memory that ran out, which is no verdict.
-    """
+) -> None:
+    """Lets a runner that no call uses run compiled layers, or tells it why it must not."""
     start = perf_counter()
     try:
         with decoding_switches(model), torch.no_grad():
             refused = _trial(model, attention, runner, limits)
-    except Exception as error:  # Forwards go on as they were captured before.
-        if is_out_of_memory(error):
-            runner.use(None)
-            raise
+    except Exception as error:  # Forwards are captured as they were before.
         refused = f"trying them fails ({type(error).__name__})"
     _log.info("compiling layers took %.1f s", perf_counter() - start)
     if refused is not None:
-        runner.use(None)
-    return refused
+        runner.use(refused)
 
 
 def _trial(model: Any, attention: AttentionTypes, runner: Any, limits: Limits | None) -> str | None:
-    """Runs compiled layers for the first time, and says why they must not be used, if so.
+    """Runs compiled layers for the first time; returns why they must not be used, if so.
 
     Where rows come and go, what several rows need is compiled too. Logits may differ from those of
     the layers as they are by about as much as these differ between forwards of two widths.

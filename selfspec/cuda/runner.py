@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from selfspec.cuda.compiled import CompiledLayers
-from selfspec.forward.eager import Logits
+from selfspec.forward.eager import CaptureFailed, Logits
 from selfspec.forward.layout import InputShape, read
 from selfspec.forward.model import AttentionTypes, logits_of
 from selfspec.forward.sizes import Policy
@@ -70,7 +70,7 @@ class StaticRunner:
         self.kv = TreeKV(attention, Policy(is_fixed=True))
         self.reason: str | None = None
         self.setting_up = 0.0
-        self.layers: CompiledLayers | None = None
+        self.layers: CompiledLayers | str | None = None  # Or why none are compiled.
         self._windows = attention.windows
         self._functions = attention.functions
         self._device = device
@@ -84,7 +84,7 @@ class StaticRunner:
         self._captures: dict[ForwardKey, _Captured] = {}
         self._generation = 0  # of the slots that the replays use
 
-    def use(self, layers: CompiledLayers | None) -> None:
+    def use(self, layers: CompiledLayers | str | None) -> None:
         """Runs compiled layers, or those of the model, in all forwards captured from now on."""
         self.layers, self.reason = layers, None
         self._captures.clear()
@@ -99,14 +99,9 @@ class StaticRunner:
         told = sum(told.nbytes for told in branches if told is not None)
         return self.kv.nbytes + self._outputs.nbytes + told
 
-    def take_over(self, kv: TreeKV) -> None:
-        """Runs forwards over slots that hold rows already, in place of those that it had."""
-        self.kv = kv
-        self._captures.clear()
-
     def check_memory(self) -> None:
         """Raises an error if forwards over its slots went on eagerly for want of memory."""
-        if self.reason is None and not self.kv.policy.is_fixed:
+        if not self.kv.policy.is_fixed:
             raise torch.OutOfMemoryError("there is no memory for captured forwards")
 
     def fitting(self, shape: InputShape) -> InputShape:
@@ -114,11 +109,11 @@ class StaticRunner:
         rows = min(stepped(shape.rows), max(self.kv.num_rows, shape.rows))
         return shape._replace(rows=rows, width=stepped(shape.width))
 
-    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits | None:
+    def ready(self, model: Any, shape: InputShape, inputs: torch.Tensor) -> Logits:
         """Sends the inputs of the next forward, and captures it if its shape is new.
 
         Returns a function that runs the forward and returns its logits (R, W, V). The next forward
-        overwrites them. None: the capture failed. `torch.OutOfMemoryError`: memory was too short.
+        overwrites them. Raises `CaptureFailed`, or `torch.OutOfMemoryError`.
         """
         self._show(shape.rows)
         if self._generation != self.kv.generation:
@@ -131,8 +126,6 @@ class StaticRunner:
         key = ForwardKey(shape, num_keys, self.kv.placement[0], self.kv.visible is not None)
         self.setting_up = 0.0
         captured = self._captures.get(key) or self._capture(model, key)
-        if captured is None:
-            return None
 
         def forward() -> torch.Tensor:
             captured.replay()
@@ -159,17 +152,16 @@ class StaticRunner:
         buffer[: len(visible), :num_columns] = visible
         self._shown = visible
 
-    def _capture(self, model: Any, key: ForwardKey) -> _Captured | None:
-        if self.reason is not None:
-            return None
-        start = perf_counter()
-        replay = self._device.capture(self._work(model, key))
-        self.setting_up = perf_counter() - start
-        if isinstance(replay, str):
+    def _capture(self, model: Any, key: ForwardKey) -> _Captured:
+        if self.reason is None:
+            start = perf_counter()
+            replay = self._device.capture(self._work(model, key))
+            self.setting_up = perf_counter() - start
+            if not isinstance(replay, str):
+                captured = self._captures[key] = _Captured(replay, self.kv.states.branches)
+                return captured
             self.reason = replay
-            return None
-        captured = self._captures[key] = _Captured(replay, self.kv.states.branches)
-        return captured
+        raise CaptureFailed(self.reason)
 
     def _work(self, model: Any, key: ForwardKey) -> Callable[[], None]:
         """A function that runs the model over the inputs that were sent; it can be repeated."""
@@ -202,9 +194,9 @@ class StaticRunner:
             dtype=key.dtype,
         )
         self.kv.forward = self.kv.forward._replace(layout=layout)
-        layers = nullcontext() if self.layers is None else self.layers.running(self.kv)
+        layers = self.layers
         try:
-            with layers:
+            with layers.running(self.kv) if isinstance(layers, CompiledLayers) else nullcontext():
                 return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
         finally:
             self.kv.forward = self.kv.forward._replace(layout=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,9 @@ from selfspec.compat.states import columns_of, states_by_place
 from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.columns import TextKV
-from selfspec.forward.eager import EagerForwards, Forwards, Logits
+from selfspec.forward.eager import CaptureFailed, EagerForwards, Forwards, Logits
 from selfspec.forward.layout import InputShape, write
 from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
-from selfspec.forward.pause import Pause
 from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import ENDLESS
@@ -29,16 +28,13 @@ from selfspec.records import DraftTree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# The steps after which captured forwards are tried again: at first, and at most.
-_PAUSES = 64, 4096
-
 
 class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks.
 
     Has no rows at first. `forwards` runs what is laid out here, eagerly or as captured graphs, and
-    has the slots. Where captured forwards can't be had, it goes on eagerly over the same slots. If
-    only memory was short, or a forward failed, captured ones are tried again after a pause. The KV
+    has the slots. Where captured forwards can't be had, the rows go on eagerly over the same slots.
+    If only memory was short, or a forward failed, the next prompt finds captured ones again. The KV
     of an accepted path is moved right after the walk, so that the KV is complete between any two
     steps, and costs nothing if the path already lies in the right slots.
 
@@ -55,20 +51,12 @@ class TreeBackend:
         forwards: Forwards | None = None,  # None: eager ones.
         *,
         strict: bool = False,
-        captured: Callable[[TreeKV], Forwards | str] | None = None,
     ) -> None:
-        """`captured` is tried after a pause where memory was too short for captured forwards.
-
-        It gives those over the slots that are there, or says why there can be none.
-        """
         self._model = model
         self._attention = attention
         self._forwards: Forwards = EagerForwards(attention) if forwards is None else forwards
         self._strict = strict
-        self._captured = captured
-        self._pause = Pause(*_PAUSES)
-        if captured is not None:
-            self._pause.begin()
+        self._captured: Forwards | None = None  # Captured ones, in place of which eager ones run.
         self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
         self.kv.clear()
 
@@ -131,12 +119,13 @@ class TreeBackend:
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             row.num_columns, row.max_columns, row.start = length, max_columns, start
             row.position = positions[..., index]
+        if self._captured is not None:  # There may be memory for them by now.
+            self._forwards, self._captured = self._captured, None
+            self.kv.policy = self.kv.policy._replace(is_fixed=True)
         try:
             self.kv.add(cache, rows, others)
         except torch.OutOfMemoryError:
-            if not self._goes_on_eagerly(
-                "there is no memory for fixed KV slots next to the prompt's"
-            ):
+            if not self._go_on_eagerly("there is no memory for fixed KV slots beside the prompt"):
                 raise
             self.kv.add(cache, rows, others)
         if visible is not None:  # One more column represents all columns after the prompt.
@@ -154,73 +143,46 @@ class TreeBackend:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
         start = perf_counter()
         if len(rows) < len(self.kv.rows):
-            self._goes_on_eagerly("a forward over all rows failed", is_asked=False)
-        elif self._captured is not None and self._pause.step():
-            self._captures_again(self._captured)
-        taken = perf_counter() - start
+            self._go_on_eagerly("a forward over all rows failed", may_refuse=False)
         try:
             run = self._laid_out(rows, trees)
-            taken += self._forwards.setting_up
+            self.setting_up = self._forwards.setting_up
+            return run
         except torch.OutOfMemoryError:
-            if not self._goes_on_eagerly("there is no memory for more captured forwards"):
+            if not self._go_on_eagerly("there is no memory for more captured forwards"):
                 raise
-            run, taken = None, perf_counter() - start
-        if run is None:
-            if self.kv.policy.is_fixed:
-                self._goes_on_eagerly(str(self.reason), is_verdict=True)
-            run = self._laid_out(rows, trees)
-        assert run is not None  # An eager forward always runs.
-        self.setting_up = taken
-        return run
+        except CaptureFailed as failed:
+            self._go_on_eagerly(str(failed))
+            self._captured = None  # It would fail again.
+        self.setting_up = perf_counter() - start
+        return self._laid_out(rows, trees)
 
-    def _laid_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits | None:
-        """The next forward as `forwards` runs it; None if it can't be captured."""
+    def _laid_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
+        """The next forward as `forwards` runs it."""
         width = max(len(tree.tokens) for tree in trees)
         lead, num_types = rows[0].position.shape, len(self._attention.windows)
         needed = InputShape(len(rows), width, lead, num_types)
         shape = self._forwards.fitting(needed)
         forward = self.kv.reserve(rows, shape.width, shape.rows)
         run = self._forwards.ready(self._model, shape, write(trees, forward, shape))
-        if run is None or shape == needed:
+        if shape == needed:
             return run
         return lambda: run()[: len(rows), :width]
 
-    def _goes_on_eagerly(
-        self, reason: str, *, is_verdict: bool = False, is_asked: bool = True
-    ) -> bool:
-        """Runs what were captured forwards by plain operations, in the same slots.
+    def _go_on_eagerly(self, reason: str, *, may_refuse: bool = True) -> bool:
+        """Runs captured forwards by plain operations, in the same slots; were there any?
 
-        They are tried again after a pause, unless the reason is a verdict on the model. `strict`
-        refuses what was asked for otherwise, not what a fault in one forward makes necessary.
+        `strict` refuses what was not asked for, but not what a fault in one forward makes
+        necessary.
         """
-        policy, captured = self.kv.policy, self._forwards
-        if not policy.is_fixed:
+        if not self.kv.policy.is_fixed:
             return False
-        if self._strict and is_asked:
+        if self._strict and may_refuse:
             raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
-
-        def again(kv: TreeKV) -> Forwards:
-            kv.policy = policy
-            return captured
-
-        self._captured = None if is_verdict else again
-        self._pause.begin()
-        self.kv.policy = policy._replace(is_fixed=False)
+        self._captured = self._forwards
+        self.kv.policy = self.kv.policy._replace(is_fixed=False)
         self._forwards = EagerForwards(self._attention, kv=self.kv, reason=reason)
         return True
-
-    def _captures_again(self, captured: Callable[[TreeKV], Forwards | str]) -> None:
-        """Goes back to captured forwards, if there is memory for them by now."""
-        try:
-            forwards = captured(self.kv)
-        except torch.OutOfMemoryError:
-            self._pause.begin()
-            return
-        self._captured = None
-        if isinstance(forwards, str):
-            self._forwards.reason = forwards
-        else:
-            self._forwards = forwards
 
     @property
     def shows_states(self) -> bool:

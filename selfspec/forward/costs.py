@@ -1,17 +1,13 @@
 """What a step with a model costs, by its width: learned from steps, as long as its runner lives.
 
-Each curve belongs to a device, a precision, a batch size, a way to run forwards and a range of text
-lengths. The curve for another length, or a guess for the kind of device and the precision, says
-what shape to expect.
+Each curve belongs to a number of rows, a way to run forwards and a range of text lengths. The curve
+for another length, or a guess for the kind of device and the precision, says what shape to expect.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING
 
 from selfspec.cost import CostCurve
 from selfspec.forward.backends import Backend
@@ -34,68 +30,43 @@ _QUERY = {
 }
 
 
-class _Situation(NamedTuple):
-    """What the cost of a step depends on, except the length of the text."""
-
-    rows: int
-    forward: str
-    device: torch.device
-    dtype: torch.dtype
-
-
 def context_bucket(num_columns: int) -> tuple[int, int]:
     """The shortest and longest text that share a curve with one of `num_columns` tokens.
 
-    >>> context_bucket(40), context_bucket(300)
-    ((0, 255), (256, 511))
+    >>> [context_bucket(number) for number in (0, 255, 256, 900, 1024)]
+    [(0, 255), (0, 255), (256, 511), (512, 1023), (1024, 2047)]
     """
     least = 1 << (_doublings(num_columns) - 1)
     return (0 if least == _LEAST_CONTEXT else least), 2 * least - 1
 
 
 class Costs:
-    """All curves of one model. Safe to use from several threads."""
+    """All curves of one model."""
 
     def __init__(self) -> None:
-        self._curves: dict[_Situation, dict[int, CostCurve]] = {}
-        self._lock = threading.Lock()
+        # By the number of rows and how forwards are run; then by the shortest text.
+        self.curves: dict[tuple[int, str], dict[int, CostCurve]] = {}
 
     def curve(self, model: PreTrainedModel, backend: Backend, num_rows: int) -> CostCurve:
         """The curve for a batch at its present length, as far as it is known or expected.
 
-        Runs no forward.
+        Runs no forward. Of two threads that ask for a new one, one may learn for itself alone.
         """
-        situation = _Situation(num_rows, _forward_of(backend), device_of(model), model.dtype)
+        curves = self.curves.setdefault((num_rows, _forward_of(backend)), {})
         first, _ = context_bucket(backend.front)
-        with self._lock:
-            curves = self._curves.setdefault(situation, {})
-            if first not in curves:
-                nearest = _nearest(curves, first)
-                curves[first] = (
-                    CostCurve.unknown(_query_of(model, backend))
-                    if nearest is None
-                    else nearest.of_other_length()
-                )
-            return curves[first]
-
-    def learned(self, forward: str, num_columns: int) -> CostCurve | None:
-        """What calls with one row have taught for a length near this one; None if they did not.
-
-        `forward` is how forwards are run, as `GenerationStats.forward` names it.
-        """
-        with self._lock:
-            known = {
-                first: curve
-                for situation, curves in self._curves.items()
-                for first, curve in curves.items()
-                if situation[:2] == (1, forward) and curve.knows_plain
-            }
-        return _nearest(known, context_bucket(num_columns)[0])
+        if first not in curves:
+            curves[first] = (
+                nearest(curves, first).of_other_length()
+                if curves
+                else CostCurve.unknown(_query_of(model, backend))
+            )
+        return curves[first]
 
 
-def _nearest(curves: Mapping[int, CostCurve], first: int) -> CostCurve | None:
-    here = _doublings(first)
-    return curves[min(curves, key=lambda other: abs(_doublings(other) - here))] if curves else None
+def nearest(curves: Mapping[int, CostCurve], num_columns: int) -> CostCurve:
+    """The curve for the length that is nearest to this one."""
+    here = _doublings(num_columns)
+    return curves[min(tuple(curves), key=lambda first: abs(_doublings(first) - here))]
 
 
 def _query_of(model: PreTrainedModel, backend: Backend) -> float:

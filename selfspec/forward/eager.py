@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
 
 
+class CaptureFailed(Exception):
+    """A forward can't be captured; the message says why."""
+
+
 class Forwards(Protocol):
     """Runs the forwards of some rows over their slots, eagerly or as captured graphs."""
 
     kv: TreeKV
-    # Why captured forwards can't be had; a failed capture is noted here.
-    reason: str | None
-    # How many seconds the last `ready` has spent on a capture, which later forwards replay.
-    setting_up: float
+    reason: str | None  # Why captured forwards can't be had.
+    setting_up: float  # How many seconds of the last `ready` a capture took, which serves others.
 
     @property
     def kind(self) -> str:
@@ -38,12 +40,10 @@ class Forwards(Protocol):
         """The shape of the forward that has room for inputs of `shape`."""
         ...
 
-    def ready(
-        self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor
-    ) -> Logits | None:
-        """Sends the inputs of the next forward, for which there are slots.
+    def ready(self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor) -> Logits:
+        """Sends the inputs of the next forward, for which there are slots; returns what runs it.
 
-        Returns what runs it, or None if nothing does.
+        Raises `CaptureFailed`, or `torch.OutOfMemoryError`.
         """
         ...
 

@@ -146,36 +146,28 @@ class PromptReader:
         on_logits: OnLogits | None = None,  # Gets the logits of all tokens, part by part.
         in_parts: bool = True,  # May the model read it so?
     ) -> None:
+        self.input_ids = input_ids
+        self.arguments = model_kwargs  # What the model is given beside the ids.
+        self.num_read = 0  # How many columns were read, here or for another text.
+        self.num_kept = 0  # How many of them for another text.
+        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered the head at the end
         self._model = model
+        self._config = generation_config
         self._on_logits = on_logits
         self._in_parts = in_parts
-        self._num_states = 0
-        self._input_ids = input_ids
-        self._kwargs = model_kwargs
-        self._config = generation_config
-        self.num_read = 0  # How many columns were read, here or for another text.
         self._logits: torch.Tensor | None = None  # (1, V): those after a prompt that was read.
         self._keeps_states = learns and model.get_output_embeddings() is not None
-        self.hidden: torch.Tensor | None = None  # (B, N, D): what entered the head at the end
+        self._num_states = 0
 
     @property
     def num_left(self) -> int:
         """How many columns are still to be read."""
-        known = self.num_read or columns_of(kv_of(self._kwargs)) or 0
-        return max(int(self._input_ids.shape[1]) - known, 0)
-
-    @property
-    def input_ids(self) -> torch.Tensor:
-        return self._input_ids
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What the model is given beside the ids."""
-        return self._kwargs
+        known = self.num_read or columns_of(self.cache) or 0
+        return max(int(self.input_ids.shape[1]) - known, 0)
 
     @property
     def cache(self) -> Any:
-        return kv_of(self._kwargs)
+        return kv_of(self.arguments)
 
     def sharing_reason(self) -> str | None:
         """Why what was read for another text is of no use for it; None if it is.
@@ -184,7 +176,7 @@ class PromptReader:
         """
         if self._model.config.is_encoder_decoder:
             return "an encoder reads its prompt"
-        if len(self._input_ids) > 1:
+        if len(self.input_ids) > 1:
             return "it has several rows"
         if self._has_one_part:
             return "its prompt is read in one part, as one with images, or in chunks of its own"
@@ -192,10 +184,10 @@ class PromptReader:
             return "the logits of its whole prompt are asked for"
         if belongs_to_caller(self.cache):
             return "its KV cache may be the caller's"
-        mask, positions = (self._kwargs.get(name) for name in ("attention_mask", "position_ids"))
+        mask, positions = (self.arguments.get(name) for name in ("attention_mask", "position_ids"))
         if mask is not None and (mask.dim() != 2 or not mask.all()):
             return "its prompt is padded, or has a mask of its own"
-        counted = torch.arange(self._input_ids.shape[1], device=self._input_ids.device)
+        counted = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
         if positions is not None and not torch.equal(positions, counted.expand_as(positions)):
             return "its prompt has positions of its own"
         config = self._model.config.get_text_config(decoder=True)
@@ -204,7 +196,8 @@ class PromptReader:
     def begin(self, beginning: Beginning) -> None:
         """Goes on after what was read for another text."""
         fill(self.cache, beginning)
-        self.num_read, self._logits = beginning.num_columns, beginning.logits
+        self.num_read = self.num_kept = beginning.num_columns
+        self._logits = beginning.logits
 
     def begin_anew(self) -> bool:
         """Forgets what was read, after a part that broke off; does nothing where others have it.
@@ -218,7 +211,7 @@ class PromptReader:
         empty = DynamicCache(config=self._model.config.get_text_config(decoder=True))
         vars(cache).clear()  # The cache itself, since others have it too.
         vars(cache).update(vars(empty))
-        self.num_read, self._logits, self.hidden = 0, None, None
+        self.num_read, self.num_kept, self._logits, self.hidden = 0, 0, None, None
         return True
 
     def read(self, num_tokens: int | None = None, *, num_states: int = 0) -> Prefilled | None:
@@ -228,10 +221,10 @@ class PromptReader:
         At least `num_states` of the last hidden states are kept, if any are.
         """
         self._num_states = max(self._num_states, num_states)
-        length = int(self._input_ids.shape[1])
+        length = int(self.input_ids.shape[1])
         is_whole = num_tokens is None or self._has_one_part
         end = length if is_whole else min(self.num_read + (num_tokens or 0), length)
-        kwargs = dict(self._kwargs)
+        kwargs = dict(self.arguments)
         step = _PART_OF_LOGITS if self._on_logits is not None and not self._has_one_part else end
         logits, outputs = self._logits, None
         while logits is None:
@@ -244,16 +237,16 @@ class PromptReader:
         if not self._model.config.is_encoder_decoder:  # Its chains get all that plain steps get.
             kwargs = only_followed(kwargs)
         hidden, self.hidden = self.hidden, None  # They go once the prompt is learned.
-        return Prefilled(self._input_ids, kwargs, logits, hidden)
+        return Prefilled(self.input_ids, kwargs, logits, hidden)
 
     def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
         start = self.num_read
         with self.keeping_states(kwargs) as arguments:
-            if end - start < self._input_ids.shape[1]:
+            if end - start < self.input_ids.shape[1]:
                 arguments = self._of_part(start, end, arguments)
             if self._on_logits is not None and "logits_to_keep" in arguments:
                 arguments = {**arguments, "logits_to_keep": 0}
-            ids = self._input_ids[:, start:end]
+            ids = self.input_ids[:, start:end]
             outputs = read_prompt(self._model, ids, self._config, dict(arguments))
         if self._on_logits is not None:
             self._on_logits(start, outputs.logits)
@@ -262,8 +255,8 @@ class PromptReader:
 
     @property
     def _has_one_part(self) -> bool:
-        embeds, chunk = self._kwargs.get("inputs_embeds"), self._config.prefill_chunk_size
-        is_known = embeds is None and chunk is None and not other_inputs(self._kwargs)
+        embeds, chunk = self.arguments.get("inputs_embeds"), self._config.prefill_chunk_size
+        is_known = embeds is None and chunk is None and not other_inputs(self.arguments)
         return not (is_known and self._in_parts)
 
     def _of_part(self, start: int, end: int, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -103,20 +103,21 @@ class SelfSpec:
         self._warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
         self._on_step: list[OnStep] = []
         self._lock = threading.Lock()
-        self._remembered: RememberedFile | None = None
+        remembered = None
         if remember is not None:
             owner = tokenizer if contents is None else contents.tokenizer
             saves = self.config.learning == "session"
-            self._remembered = RememberedFile(remember, owner, saves=saves)
-            finalize(self, self._remembered.end)  # Runs at the end of the process at the latest.
+            remembered = RememberedFile(remember, owner, saves=saves)
         self._learned = LearnedOnDemand(
             self.config,
             loaded=contents,
-            remembered=self._remembered,
+            remembered=remembered,
             extra_sources=extra_sources,
             calibration=calibration,
             shape=shape,
         )
+        if remembered is not None:
+            finalize(self, self._learned.end)  # Runs at the end of the process at the latest.
 
     @classmethod
     def from_pretrained(
@@ -188,8 +189,7 @@ class SelfSpec:
         self.warn(prompt.model, prompt.stats)
         if prompt.streamer is not None:  # Its reader finds the statistics of this call.
             prompt.streamer.end()
-        if self._remembered is not None:
-            self._remembered.save_if_due()
+        self._learned.save_if_due()
 
     def learned(self, vocab_size: int) -> Learned:
         return self._learned.of(vocab_size)
@@ -240,12 +240,12 @@ class SelfSpec:
 
         Nothing is written if nothing was learned since the last save.
         """
-        if self._remembered is None:
+        if self._learned.remembered is None:
             raise ConfigError(
                 "save_learned() needs a file (got remember=None); make the SelfSpec with "
                 "remember=FILE, or call save_pretrained()"
             )
-        self._remembered.save()
+        self._learned.save()
 
     @contextmanager
     def listening(self, on_step: OnStep) -> Iterator[None]:

@@ -29,7 +29,7 @@ from selfspec.serving.images import MAX_IMAGE_BYTES, has_images
 from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.replies import Form, error_body, usage_of
+from selfspec.serving.replies import Form, error_body
 from selfspec.serving.responses import ResponseForm, Responses
 from selfspec.serving.schema import Chat, Completion, TextRequest, Tokens
 
@@ -38,7 +38,6 @@ _LEAST_BODY = 1 << 20
 _BYTES_A_POSITION = 16
 _PATIENCE = 5  # At the end running answers get 5 seconds, and then error messages 5 more.
 _MAX_CONNECTIONS = 1024
-_MOST_FETCHING = 32  # Requests whose images are being fetched.
 
 
 class _Server(uvicorn.Server):  # type: ignore[misc]
@@ -146,7 +145,6 @@ class _Routes:
         self._meters = Meters(model, name)
         self._budget = ByteBudget()
         self._turn = asyncio.Semaphore(1)
-        self._fetching = asyncio.Semaphore(_MOST_FETCHING)
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
         if encoder.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
@@ -157,15 +155,16 @@ class _Routes:
         """The route of such requests, which counts them by their status."""
 
         async def answer(request: Request) -> Response:
+            status = 500
             try:
                 response = await self._answer(request, request_type)
+                status = response.status_code
             except RequestError as error:
-                response = await _error_response(request, error)
-            except Exception:
-                self._meters.requests[request.url.path, 500] += 1
+                status = error.status
                 raise
-            self._meters.requests[request.url.path, response.status_code] += 1
-            self._meters.counts["requests_cancelled_total"] += response.status_code == GONE
+            finally:
+                self._meters.requests[request.url.path, status] += 1
+                self._meters.counts["requests_cancelled_total"] += status == GONE
             return response
 
         return answer
@@ -212,19 +211,16 @@ class _Routes:
             body, hold = await self._read(request, until_over)
             fields = checked(request_type, body)
             self._check_model(fields.model)
-            form = (
-                ResponseForm(self._name, body)
-                if request_type is Responses
-                else Form(self._name, fields)
-            )
+            form: Form | ResponseForm = Form(self._name, fields)
+            if isinstance(fields, Responses):
+                form = ResponseForm(self._name, body)
             exchange, streams = Exchange(self._model, fields, hold), fields.stream
             until_over.callback(exchange.close)
             del body, fields  # Their images may be large.
-            prepared = exchange.prepare(self._encoder, self._turn, self._fetching)
-            await while_there(request, prepared)
+            await while_there(request, exchange.prepare(self._encoder, self._turn))
             if streams:
                 return _Stream(self._events(form, exchange, arrived), until_over.pop_all())
-            pieces = await while_there(request, exchange.all_pieces())
+            pieces = await while_there(request, exchange.whole())
             return JSONResponse(form.whole(pieces, self._usage(exchange, arrived)))
 
     async def _read(
@@ -239,7 +235,7 @@ class _Routes:
         self, form: Form | ResponseForm, exchange: Exchange, arrived: float
     ) -> AsyncIterator[bytes]:
         try:
-            async for piece in exchange.pieces():
+            async for piece in exchange.pieces(streams=True):
                 yield form.chunk(piece)
             yield form.end(self._usage(exchange, arrived))
         except RequestError as error:
@@ -249,9 +245,8 @@ class _Routes:
             raise
 
     def _usage(self, exchange: Exchange, arrived: float) -> dict[str, Any]:
-        answers, num_kept_tokens = [*exchange.answers.values()], exchange.num_kept_tokens
-        usage = usage_of(exchange.num_prompt_tokens, answers, num_kept_tokens)
-        counts = self._meters.counts
+        usage, counts = exchange.usage(), self._meters.counts
+        num_kept_tokens = usage["prompt_tokens_details"]["cached_tokens"]
         counts["time_to_first_token_seconds_sum"] += (exchange.first_at or arrived) - arrived
         counts["time_to_first_token_seconds_count"] += 1
         counts["prompt_tokens_total"] += usage["prompt_tokens"]

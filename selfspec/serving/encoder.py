@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.schema import Chat, Completion, Settings
 
-_BYTES_A_POSITION = 16  # A text with more for each position of the model is too long for it.
+_CHARACTERS_A_POSITION = 16  # A prompt with more for each position of the model is too long.
 _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given.
 
 # Token ids, or what a processor made of a prompt.
@@ -52,7 +52,7 @@ class Encoder:
         self.check_ids("logit_bias", [token for (token,) in arguments.get("sequence_bias", ())])
         arguments = {**self.default, **arguments, **self._ends(settings)}
         wanted = arguments.get("max_new_tokens")
-        setting = next(iter(settings.lengths), self.length_option)
+        setting = settings.length[0] if settings.length else self.length_option
         length = self._length(num_tokens(encoded), wanted, setting)
         if (settings.min_tokens or 0) > length:
             rule = f"min_tokens must be <= {length}, the most tokens of the answer"
@@ -78,15 +78,20 @@ class Encoder:
             is_single = settings.parallel_tool_calls is False
             how = {"must_call": settings.must_call, "is_single": is_single}
             return grammar_of(functions, self.tokenizer, **how)
-        return settings.answer_grammar
+        outputs = settings.structured_outputs
+        return None if outputs is None else outputs.lark
 
     def encoded(self, prompt: Any, settings: Settings) -> Encoded:
         from selfspec.batch.prompts import inputs_of  # It brings torch along.
 
-        prompt = self.images.pictured(prompt)
         is_chat = isinstance(prompt, list) and isinstance(prompt[0], Mapping)
         field = settings.spelled("messages") if is_chat else "prompt"
-        self._check_size(field, prompt)
+        prompt = self.images.pictured(prompt, field)
+        most = _CHARACTERS_A_POSITION * (self.max_positions or sys.maxsize)
+        if len(str(prompt)) > most:  # Making tokens of it would take seconds.
+            rule = f"must fit into the model's {self.max_positions} positions"
+            got = f"(got more than {most} characters)"
+            raise RequestError(f"{field} {rule} {got}", field=field, code="context_length_exceeded")
         owner, options = self.images.processor or self.tokenizer, dict[str, Any]()
         tools = None
         if isinstance(settings, Chat):
@@ -107,18 +112,6 @@ class Encoder:
             self.check_ids(field, ids)
         return ids
 
-    def _check_size(self, field: str, prompt: Any) -> None:
-        """Refuses a text that is obviously too long, since tokenizing it may take seconds."""
-        most = _BYTES_A_POSITION * (self.max_positions or sys.maxsize)
-        size = sum(len(text.encode(errors="surrogatepass")) for text in _texts_of(prompt))
-        if size > most:
-            rule = f"{field} must have at most {most} bytes of text"
-            raise RequestError(
-                f"{rule}, for the model's {self.max_positions} positions (got {size})",
-                field=field,
-                code="context_length_exceeded",
-            )
-
     def check_ids(self, field: str, ids: list[int]) -> None:
         if wrong := [token for token in ids if not 0 <= token < self.vocab_size]:
             rule = f"{field} must have ids of the model's {self.vocab_size} tokens"
@@ -137,10 +130,3 @@ class Encoder:
                 code="context_length_exceeded",
             )
         return wanted
-
-
-def _texts_of(prompt: Any) -> Iterator[str]:
-    for message in [prompt] if isinstance(prompt, str) else prompt:
-        content = message["content"] if isinstance(message, Mapping) else message
-        parts = content if isinstance(content, list) else [{"text": content}]
-        yield from (text for part in parts if isinstance(text := part.get("text"), str))

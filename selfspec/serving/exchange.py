@@ -22,10 +22,9 @@ from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
-from selfspec.serving.images import has_addresses
 from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
-from selfspec.serving.replies import Piece
+from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
 
 # Prepares a prompt, with a seed and the arguments of `generate()`.
@@ -47,17 +46,15 @@ class Reply:
         form = form_of(str(tokenizer.chat_template))
         tools = settings.callable_tools if isinstance(settings, Chat) else []
         names = [tool.function.name for tool in tools]
+        skips_special = settings.skip_special_tokens
         self._choice = choice
-        self._new_stream = partial(
-            TextStream, tokenizer, skips_special=settings.skip_special_tokens
-        )
-        self._stream = self._new_stream()
+        self._stream = TextStream(tokenizer, skips_special=skips_special)
         self._reader = CallReader(form, names) if names else None
         self._calls_only = isinstance(settings, Chat) and settings.must_call
-        self._stops = settings.stop or ()
+        self._stops = settings.stops
         self._shows_stop = settings.include_stop_str_in_output
         shown = {*self._stops, *(form.marks if names else ())}
-        added = tokenizer.added_tokens_decoder if shown and settings.skip_special_tokens else {}
+        added = tokenizer.added_tokens_decoder if shown and skips_special else {}
         special = {id: str(token) for id, token in added.items() if token.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
         self._held = ""  # The end of the text, where a stop string may have begun.
@@ -67,40 +64,40 @@ class Reply:
         self._num_decoded = self._num_told = self._num_taken = 0
         self._text, self._calls = "", list[dict[str, Any]]()  # What was decoded, but not taken.
         self._tells_ids = isinstance(settings, TextRequest) and settings.return_token_ids
-        self.prompt_ids: list[int] | None = None
+        self._prompt_ids: list[int] | None = None
         self._scores: TokenScores | None = None
         self._num_scored = 0
-        self._offsets: list[int] = []  # Where each token begins, if there are scores.
-        self._length = 0  # of the text of all tokens so far
         if isinstance(settings, Completion) and settings.echo:
             prompt = settings.prompts[choice // settings.n]
             self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def expect(self, prompt: Prompt) -> None:
         """Sends the ids and scores of the tokens too, and of the prompt's, where asked for."""
+        self._scores = prompt.scores
         if self._tells_ids:
-            self.prompt_ids = prompt.input_ids[0].tolist()
-        scores: TokenScores = prompt.scores
-        if not scores.is_asked:
-            return
-        self._scores = scores
-        stream = self._new_stream()
-        for token in scores.prompt_ids:
-            self._offsets.append(self._length)
-            self._length += len(stream.add(token))
-        self._length = len(self._text)
+            self._prompt_ids = prompt.input_ids[0].tolist()
 
     def add(self, ids: Sequence[int]) -> Piece:
         """Takes the next tokens; returns what may be sent now."""
         with self._lock:
             self._decode(ids[self._num_decoded - self._num_taken :])
-            self._num_taken += len(ids)
-            text, self._text, calls, self._calls = self._text, "", self._calls, []
-        scores = self._next_scores()
-        start, self._num_scored = self._num_scored, self._num_scored + len(scores)
-        offsets = self._offsets[start : self._num_scored]
-        ids = ids if self._tells_ids else ()
-        return Piece(self._choice, text, None, calls, scores, ids, offsets)
+            return self._taken(ids)
+
+    def end(self, answer: Answer) -> Piece:
+        """What is left of a text that is complete, and why it ended."""
+        ids, reader = answer.ids[self._num_taken :], self._reader
+        with self._lock:
+            self._decode(ids[self._num_decoded - self._num_taken :])
+            self._show(self._stream.rest())
+            head = "" if reader is None else reader.end()  # It may be the beginning of a call.
+            if self._calls_only:
+                self._text += self._held + head
+            else:
+                self._text += self._before_stop(head) + self._held
+            reason = "stop" if self.is_stopped else answer.finish_reason
+            if reason == "stop" and reader is not None and reader.has_called:
+                reason = "tool_calls"
+            return self._taken(ids)._replace(finish_reason=reason)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
         with self._lock:
@@ -109,48 +106,44 @@ class Reply:
             self._num_told += 1
         return torch.tensor([self.is_stopped], device=input_ids.device)
 
-    def end(self, answer: Answer) -> Piece:
-        """What is left of a text that is complete, and why it ended."""
-        before = self.add(answer.ids[self._num_taken :])
-        text, calls = self._read(self._stream.rest())
-        reader = self._reader
-        head = "" if reader is None else reader.end()  # It may be the beginning of a call.
-        if self._calls_only:
-            text = before.text + self._before_stop(text) + self._held + head
-        else:
-            text = before.text + self._before_stop(text + head) + self._held
-        reason = "stop" if self.is_stopped else answer.finish_reason
-        if reason == "stop" and reader is not None and reader.num_calls and not reader.is_inside:
-            reason = "tool_calls"
-        return before._replace(text=text, finish_reason=reason, calls=[*before.calls, *calls])
-
-    def _decode(self, ids: Sequence[int]) -> None:
-        self._num_decoded += len(ids)
-        if self._scores is not None or self._marks.keys() & ids:
-            text = "".join(map(self._of, ids))
-        else:
-            text = self._stream.add(*ids)
-        text, calls = self._read(text)
-        self._text += self._before_stop(text)
-        self._calls += calls
-
-    def _of(self, token: int) -> str:
-        mark = self._marks.get(token)
-        text = self._stream.add(token) if mark is None else self._stream.rest() + mark
-        self._offsets.append(self._length)
-        self._length += len(text)
-        return text
+    def _taken(self, ids: Sequence[int]) -> Piece:
+        self._num_taken += len(ids)
+        piece = Piece(
+            self._choice,
+            self._text,
+            calls=self._calls,
+            scores=self._next_scores(),
+            ids=ids if self._tells_ids else (),
+            prompt_ids=self._prompt_ids,
+        )
+        self._text, self._calls, self._prompt_ids = "", [], None
+        return piece
 
     def _next_scores(self) -> list[TokenScore]:
         """The scores of the tokens that were taken, after those of the prompt if it is sent."""
         if self._scores is None:
             return []
-        tokens, prompt = self._scores.lists
-        start = max(self._num_scored - len(prompt or ()), 0)
-        return [*(prompt or ())[self._num_scored :], *(tokens or ())[start : self._num_taken]]
+        tokens, prompt = self._scores.tokens or [], self._scores.prompt or []
+        start = max(self._num_scored - len(prompt), 0)
+        scores = [*prompt[self._num_scored :], *tokens[start : self._num_taken]]
+        self._num_scored += len(scores)
+        return scores
 
-    def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        return (text, []) if self._reader is None else self._reader.add(text)
+    def _decode(self, ids: Sequence[int]) -> None:
+        self._num_decoded += len(ids)
+        if self._marks.keys() & ids:
+            self._show("".join(map(self._text_of, ids)))
+        else:
+            self._show(self._stream.add(*ids))
+
+    def _text_of(self, token: int) -> str:
+        mark = self._marks.get(token)
+        return self._stream.add(token) if mark is None else self._stream.rest() + mark
+
+    def _show(self, text: str) -> None:
+        if self._reader is not None:
+            text = self._reader.add(text, self._calls)
+        self._text += self._before_stop(text)
 
     def _before_stop(self, text: str) -> str:
         if self.is_stopped:
@@ -177,7 +170,7 @@ def choices_of(
         for number in range(settings.n if isinstance(settings, TextRequest) else 1):
             reply = Reply(len(choices), encoder.tokenizer, settings)
             # A prompt that is only scored has no text that could stop.
-            stops = settings.stop and arguments["max_new_tokens"]
+            stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
             prompt = prepare(ids, seed + number, {**arguments, **criteria})
             reply.expect(prompt)
@@ -189,91 +182,75 @@ def choices_of(
 class Exchange:
     """A request from its fields to the pieces of its answers. Has its places in the line.
 
-    Its prompts are dropped once its calls are prepared, since images may be large. `hold` hears how
+    Its fields are dropped once its calls are prepared, since images may be large. `hold` hears how
     many bytes it has.
     """
 
     def __init__(
         self, model: ModelThread, request: TextRequest, hold: Callable[[int], object]
     ) -> None:
-        self.answers: dict[int, Answer] = {}  # Those that are complete, by choice.
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
-        self.num_prompt_tokens = 0
         self._request: TextRequest | None = request
         has_tools = isinstance(request, Chat) and request.callable_tools
         self._schema_field = "tools" if has_tools else request.schema_field
-        self._num_each = request.n
+        self._num_samples = request.n  # of each prompt
         self._hold = hold
         self._texts = model.enter(request.n * len(request.prompts))
         self._choices: list[tuple[Prompt, Reply]] = []
+        self._answers: dict[int, Answer] = {}  # Those that are complete, by choice.
 
     def close(self) -> None:
         """Ends what is not complete."""
         self._texts.close()
 
-    @property
-    def num_kept_tokens(self) -> int:
-        """How many tokens of prompts were not read, since another text had their KV."""
-        answers = (self.answers[choice] for choice in sorted(self.answers)[:: self._num_each])
-        return sum(answer.stats.num_prompt_tokens_kept for answer in answers)
+    def usage(self) -> dict[str, Any]:
+        """What all answers took. The samples of a prompt read it once."""
+        answers = [answer for _, answer in sorted(self._answers.items())]
+        return usage_of(answers, answers[:: self._num_samples])
 
-    async def prepare(
-        self, encoder: Encoder, turn: asyncio.Semaphore, fetching: asyncio.Semaphore
-    ) -> None:
-        """Refuses what can't be answered. Calls are prepared one request at a time.
-
-        Images at addresses are fetched first, which may take many seconds.
-        """
+    async def prepare(self, encoder: Encoder, turn: asyncio.Semaphore) -> None:
+        """Refuses what can't be answered. Calls are prepared one request at a time."""
         request, self._request = self._request, None
         assert request is not None
-        prompts = request.prompts
-        if encoder.images.fetches and any(map(has_addresses, prompts)):
-            fetched = partial(encoder.images.fetched, hold=self._hold)
-            prompts = await in_thread(fetching, lambda: list(map(fetched, prompts)))
-        num_bytes = await in_thread(turn, partial(self._prepare, request, prompts, encoder))
-        self._hold(num_bytes)
+        await in_thread(turn, partial(self._prepare, request, encoder))
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Text as it comes. Raises what ends the request without an answer."""
+    async def pieces(self, *, streams: bool) -> AsyncIterator[Piece]:
+        """The texts as they come, or else each one whole. Raises what ends the request."""
         prompts, replies = zip(*self._choices, strict=True)
         self._choices = []  # A prompt that has ended is not kept.
-        for choice in range(len(prompts)):
-            yield Piece(choice, "", prompt_ids=replies[choice].prompt_ids)
+        for reply in replies if streams else ():
+            yield reply.add(())
         async for choice, event in self._texts.events(prompts):
             self.first_at = self.first_at or perf_counter()
-            if not isinstance(event, Answer):
+            if isinstance(event, Answer):
+                if event.error is not None:
+                    raise self._told(event.error)
+                self._answers[choice] = event
+                yield replies[choice].end(event)
+            elif streams:
                 piece = replies[choice].add(event)
-            elif event.error is not None:
-                raise self._told(event.error)
-            else:
-                self.answers[choice] = event
-                piece = replies[choice].end(event)
-            if not piece.is_first:
-                yield piece
+                if not piece.is_first:
+                    yield piece
 
-    async def all_pieces(self) -> list[Piece]:
-        return [piece async for piece in self.pieces()]
+    async def whole(self) -> list[Piece]:
+        return [piece async for piece in self.pieces(streams=False)]
 
-    def _prepare(self, request: TextRequest, prompts: Sequence[Any], encoder: Encoder) -> int:
-        """Makes the calls; returns the bytes of what a processor made of their images."""
+    def _prepare(self, request: TextRequest, encoder: Encoder) -> None:
         seed = secrets.randbits(62) if request.seed is None else request.seed
-        num_bytes = 0
+        sizes: list[int] = []  # of what a processor made of images
 
         def prepare(inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
-            nonlocal num_bytes
             parts = inputs.values() if isinstance(inputs, Mapping) else ()
-            num_bytes += sum(getattr(tensor, "nbytes", 0) for tensor in parts)
+            sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
             return self._texts.prepare(inputs, seed, arguments)
 
         try:
-            self._choices = choices_of(request, prompts, encoder, prepare, seed)
+            self._choices = choices_of(request, request.prompts, encoder, prepare, seed)
         except SelfSpecError as error:
             raise self._told(error) from error
         except (TypeError, ValueError) as error:  # What `generate()` says of its arguments.
             raise self._told(UnsupportedError(str(error))) from error
-        of_prompts = self._choices[:: request.n]
-        self.num_prompt_tokens = sum(prompt.num_tokens for prompt, _ in of_prompts)
-        return num_bytes
+        self._hold(sum(sizes))
 
     def _told(self, error: Exception) -> RequestError:
         about_schema = "schema" in str(error)

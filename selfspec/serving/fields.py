@@ -1,20 +1,18 @@
 """How the fields of requests are read, and how wrong ones are told.
 
-This module knows no field but those that ask for nothing, runs no model, and knows nothing of HTTP.
+This module knows no field, runs no model, and knows nothing of HTTP.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
+import codecs
 from reprlib import Repr
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 
-from selfspec.errors import SelfSpecError, one_line, unknown_name
+from selfspec.errors import SelfSpecError, one_line
 
 _short = Repr()
 _short.maxstring = _short.maxother = 80
@@ -43,46 +41,8 @@ class RequestError(SelfSpecError, ValueError):
         return cls(why, status=500, code=name)
 
 
-def whole_characters(text: str) -> str:
-    """Refuses halves of characters, which JSON can have."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"must be whole characters, not half of one at {error.start}") from None
-    return text
-
-
-# The values of fields that ask for nothing, in OpenAI's protocol and in vLLM's. Those that are no
-# fields of the models below are not served here.
-NOTHING: dict[str, Any] = {
-    "background": False,
-    "best_of": 1,
-    "conversation": None,
-    "echo": False,
-    "frequency_penalty": 0,
-    "function_call": "none",
-    "functions": [],
-    "logprobs": False,
-    "max_completion_tokens": -1,
-    "max_tokens": -1,
-    "modalities": ["text"],
-    "presence_penalty": 0,
-    "previous_response_id": None,
-    "reasoning": None,
-    "response_format": {"type": "text"},
-    "seed": -1,
-    "stop": [],
-    "store": False,
-    "suffix": "",
-    "text": {"format": {"type": "text"}},
-    "tools": [],
-    "top_logprobs": 0,
-    "truncation": "disabled",
-}
-
-
 class Fields(BaseModel):
-    """Fields as JSON has them. One that is null or asks for nothing counts as left out.
+    """Fields as JSON has them. One that is null counts as left out.
 
     A field with an alias has that name in requests and messages (`spelled`).
     """
@@ -93,28 +53,26 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _that_ask(cls, value: object) -> object:
+    def _without_nulls(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        fields = {name: entry for name, entry in value.items() if name not in cls.ignored}
-        return {name: entry for name, entry in fields.items() if not _asks_nothing(name, entry)}
+        left_out = {name for name, entry in value.items() if entry is None} | cls.ignored
+        return {name: entry for name, entry in value.items() if name not in left_out}
 
     @classmethod
     def spelled(cls, name: str) -> str:
         return (cls.model_fields[name].alias or name) if name in cls.model_fields else name
 
 
-def _asks_nothing(name: str, value: object) -> bool:
-    nothing = NOTHING.get(name)
-    same_kind = isinstance(value, bool) == isinstance(nothing, bool)
-    return value is None or (same_kind and bool(value == nothing))
-
-
 Known = TypeVar("Known", bound=BaseModel)
 
 
-def checked(model: type[Known], value: object) -> Known:
-    """The fields, checked. The error names the first wrong field, its rule and its value."""
+def checked(model: type[Known], value: dict[str, Any]) -> Known:
+    """The fields, checked. The error names the first wrong field, its rule and its value.
+
+    Where a field may have several forms, pydantic has an error for each. One that has the form but
+    a wrong part says so deeper inside of it. The rule is in pydantic's words.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -122,70 +80,36 @@ def checked(model: type[Known], value: object) -> Known:
     cause = wrong[0].get("ctx", {}).get("error")
     if isinstance(cause, RequestError):
         raise cause
-    path, first = _innermost(value, wrong)
-    name, *inside = path or ("the value",)
-    field = str(name)[:40]
-    got, rule = _short.repr(first["input"]), _rule(first)
-    known = [field_info.alias or name for name, field_info in model.model_fields.items()]
-    if issubclass(model, Fields) and field in NOTHING and field not in known:
-        rule = f"be {NOTHING[field]!r} or left out, since it is not served here"
-    elif first["type"] == "extra_forbidden" and not inside:
-        raise RequestError(unknown_name("field", field, known), field=field)
-    elif first["type"] == "extra_forbidden":
-        rule = "be left out, since it is not known here"
-    elif first["type"] == "missing":
-        rule, got = "be given", "nothing"
-    else:  # Where a field may have several forms, all that it could have been.
-        same = [error for error in wrong if _path(value, error) == path]
-        rule = ", or ".join(dict.fromkeys(map(_rule, same)))
-    where = field + "".join(
-        f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside
-    )
-    where = f"each key of {where}" if "[key]" in first["loc"] else where
-    raise RequestError(f"{where} must {rule} (got {got})", field=field)
-
-
-def _innermost(
-    value: object, wrong: Sequence[ErrorDetails]
-) -> tuple[list[int | str], ErrorDetails]:
-    """Of the first wrong field the error that is deepest in it, and where that is.
-
-    Where a field may have several forms, each form has an error. One that has the form but a wrong
-    part says so inside of it.
-    """
     paths = [_path(value, error) for error in wrong]
-    start = len(paths[0])
-    inside = [n for n, path in enumerate(paths) if path[:start] == paths[0]]
-    deepest = max(inside, key=lambda n: len(paths[n]))
-    return paths[deepest], wrong[deepest]
+    place = max((path for path in paths if path[0] == paths[0][0]), key=len)
+    errors = [error for error, path in zip(wrong, paths, strict=True) if path == place]
+    rules = (error["msg"].removeprefix("Value error, ") for error in errors)
+    field, *inside = place
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside)
+    said = f"{field:.40}{where}: {', or '.join(dict.fromkeys(rules))}"
+    raise RequestError(f"{said} (got {_short.repr(errors[0]['input'])})", field=f"{field:.40}")
 
 
 def _path(value: Any, error: ErrorDetails) -> list[int | str]:
     """Where in a value an error is, without the names that pydantic gives to forms."""
-    *parts, last = error["loc"] or ("",)
     path: list[int | str] = []
-    for part in parts[:-1] if last == "[key]" else [*parts, last]:
-        is_key = isinstance(value, dict) and part in value
-        if is_key or (isinstance(value, list) and part in range(len(value))):
+    for part in error["loc"]:
+        if isinstance(value, dict):
+            is_there = part in value
+        else:
+            is_there = isinstance(value, list) and part in range(len(value))
+        if is_there:
             value = value[part]
-        elif error["type"] != "missing" or part is not last:
-            continue
-        path.append(part)
-    return path
-
-
-def _rule(error: ErrorDetails) -> str:
-    rule = re.sub(r"^(Value error, must|\w+ should) ", "", error["msg"])
-    return re.sub(r"be a valid dictionary( or instance of \w+)?$", "be an object", rule)
+            path.append(part)
+    return [*path, *error["loc"][-1:]] if error["type"] == "missing" else path
 
 
 def json_object(data: bytes, what: str) -> dict[str, Any]:
-    """What JSON says, which must be an object; `what` names it in messages."""
+    """What JSON says, which must be an object of whole characters; `what` names it in messages."""
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        why = " ".join(str(error).split())[:120]
-        raise RequestError(f"{what} must be JSON ({why})") from None
+        value = from_json(data.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"{what} must be JSON ({error})") from None
     if not isinstance(value, dict):
         raise RequestError(f"{what} must be a JSON object (got a {type(value).__name__})")
     return value

@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from selfspec.serving.fields import Fields, whole_characters
+from selfspec.serving.fields import Fields
 
-_HINTS = {"annotations", "cache_control"}  # Parts of a message may have them, for others.
+FilledText = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def text_of_parts(content: object) -> str:
-    """A text, or the texts of OpenAI's content parts, one after the other."""
+class TextPart(Fields):
+    ignored = frozenset({"annotations", "cache_control"})
+
+    type: Literal["text"]
+    text: str
+
+
+class Address(Fields):
+    url: str
+    detail: str | None = None
+
+
+class ImagePart(Fields):
+    ignored = frozenset({"annotations", "cache_control"})
+
+    type: Literal["image_url"]
+    image_url: Address
+
+
+def text_or_parts(content: str | Sequence[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+    """A text, or the parts of a content with images; texts without images become one."""
     if isinstance(content, str):
         return content
-    parts: list[Any] = content if isinstance(content, list) else [content]
-    for part in parts:
-        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
-        if not is_text or {*part} - _HINTS != {"type", "text"} or part["type"] != "text":
-            raise ValueError("must be text, or a list of parts with type: 'text', and text")
-    return "".join(part["text"] for part in parts)
-
-
-def text_or_parts(content: object) -> str | list[dict[str, Any]]:
-    """A text, or the parts of a content with images; texts without images become one."""
-    if not isinstance(content, list) or not any(map(_is_image, content)):
-        return whole_characters(text_of_parts(content))
-    for index, part in enumerate(content):
-        if not _is_image(part):
-            whole_characters(text_of_parts([part]))
-            continue
-        image = part.get("image_url")
-        url = image.get("url") if isinstance(image, dict) else None
-        known = {"type", "image_url", "url", "detail", *_HINTS}
-        if not isinstance(url, str) or {*part, *image} - known:
-            raise ValueError(f"must have a url, or url and detail alone, in [{index}].image_url")
-    return content
-
-
-def _is_image(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") == "image_url"
-
-
-FilledText = Annotated[str, Field(min_length=1), AfterValidator(whole_characters)]
-Content = Annotated[str, BeforeValidator(text_of_parts), AfterValidator(whole_characters)]
-
-Name = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    texts = [part.text for part in content if isinstance(part, TextPart)]
+    if len(texts) == len(content):
+        return "".join(texts)
+    return [part.model_dump(exclude_none=True) for part in content]
 
 
 class Called(Fields):
@@ -76,9 +69,11 @@ class Message(Fields):
     ignored = frozenset({"annotations", "cache_control", "reasoning_details"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, AfterValidator(text_or_parts)] = ""
+    content: Annotated[
+        str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]],
+        AfterValidator(text_or_parts),
+    ] = ""
     name: str | None = None
-    refusal: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None  # Its newer name.
     tool_calls: list[ToolCall] | None = None
@@ -96,9 +91,9 @@ class Message(Fields):
         if self.tool_calls:
             message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            message |= {"tool_call_id": self.tool_call_id}
+            message["tool_call_id"] = self.tool_call_id
         if thoughts := self.reasoning_content or self.reasoning:
-            message |= {"reasoning_content": thoughts}  # Templates that show it know this name.
+            message["reasoning_content"] = thoughts  # Templates that show it know this name.
         return message
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +23,7 @@ class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
     `calls` are parts of calls of tools, as OpenAI streams them. Where they are asked for, there are
-    the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece; `offsets`
-    say where in the text the token of each score begins.
+    the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece.
     """
 
     choice: int
@@ -34,20 +32,11 @@ class Piece(NamedTuple):
     calls: Sequence[dict[str, Any]] = ()
     scores: Sequence[TokenScore] = ()
     ids: Sequence[int] = ()
-    offsets: Sequence[int] = ()
     prompt_ids: Sequence[int] | None = None
 
     @property
     def is_first(self) -> bool:
         return not any(self[1:6])
-
-    @classmethod
-    def of(cls, pieces: Sequence[Piece]) -> Piece:
-        """All pieces of a choice as one, with whole calls."""
-        texts, _ends, *lists, _prompts = list(zip(*pieces, strict=True))[1:]
-        calls, scores, ids, offsets = (list(chain.from_iterable(parts)) for parts in lists)
-        about = (pieces[0].choice, "".join(texts), pieces[-1].finish_reason)
-        return cls(*about, joined(calls), scores, ids, offsets, pieces[0].prompt_ids)
 
 
 class Form:
@@ -63,13 +52,12 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request, of all its pieces."""
-        of_choices: defaultdict[int, list[Piece]] = defaultdict(list)
-        for piece in pieces:
-            of_choices[piece.choice].append(piece)
-        whole = [Piece.of(of_choices[choice]) for choice in sorted(of_choices)]
-        choices = [self._choice(piece, "message", is_first=True) for piece in whole]
-        about = {"object": self._object, **self._same, **self._of_prompt(*whole[:1])}
+        """The answer to a request, with a piece for all of each choice."""
+        pieces = sorted(pieces, key=lambda piece: piece.choice)
+        for call in chain.from_iterable(piece.calls for piece in pieces):
+            del call["index"]  # Only parts of calls have one.
+        choices = [self._choice(piece, "message", is_first=True) for piece in pieces]
+        about = {"object": self._object, **self._same, **self._of_prompt(*pieces[:1])}
         return {**about, "choices": choices, "usage": usage}
 
     def chunk(self, *pieces: Piece, **more: object) -> bytes:
@@ -113,7 +101,8 @@ def entries_of(piece: Piece) -> list[dict[str, Any]]:
     """The log probabilities of its tokens, as in OpenAI's chats and responses."""
 
     def entry(score: TokenScore) -> dict[str, Any]:
-        data = None if score.data is None else list(score.data)
+        # A part of a character has no bytes that are known.
+        data = None if "\ufffd" in score.text else list(score.text.encode())
         return {"token": score.text, "logprob": score.logprob, "bytes": data}
 
     return [{**entry(score), "top_logprobs": list(map(entry, score.top))} for score in piece.scores]
@@ -129,20 +118,7 @@ def _of_completion(piece: Piece) -> dict[str, Any]:
         "tokens": texts,
         "token_logprobs": [score.logprob for score in scores],
         "top_logprobs": [{score.text: score.logprob for score in top} or None for top in tops],
-        "text_offset": list(piece.offsets),
     }
-
-
-def joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whole calls, of all their parts."""
-    whole: list[dict[str, Any]] = []
-    for part in parts:
-        if part["index"] == len(whole):
-            whole.append({"id": part["id"], "type": part["type"], "function": {"arguments": ""}})
-        function = whole[-1]["function"]
-        more = function["arguments"] + part["function"]["arguments"]
-        function |= {**part["function"], "arguments": more}
-    return whole
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -156,13 +132,13 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": about}
 
 
-def usage_of(
-    num_prompt_tokens: int, answers: Sequence[Answer], num_kept_tokens: int
-) -> dict[str, Any]:
+def usage_of(answers: Sequence[Answer], readers: Sequence[Answer]) -> dict[str, Any]:
     """How many tokens a request took, and how many of a prediction came true.
 
-    `num_kept_tokens` of its prompts were not read, since another text had their keys and values.
+    Of the answers to one prompt, one is among the `readers`, whose prompts count.
     """
+    num_prompt_tokens = sum(answer.num_prompt_tokens for answer in readers)
+    num_kept_tokens = sum(answer.stats.num_prompt_tokens_kept for answer in readers)
     num_new_tokens = sum(len(answer.ids) for answer in answers)
     drafted = sum(answer.stats.drafted_by_source["prediction"] for answer in answers)
     accepted = sum(answer.stats.accepted_by_source["prediction"] for answer in answers)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from selfspec.serving.fields import RequestError
 from selfspec.serving.messages import Messages, Tool, ToolChoice
 from selfspec.serving.replies import Piece, entries_of, event
-from selfspec.serving.schema import Chat, Count, ResponseFormat
+from selfspec.serving.schema import Chat, Length, ResponseFormat
 
 # What a request says of itself, which its response repeats.
 _REPEATED: dict[str, Any] = {
@@ -81,12 +81,12 @@ def _part(part: object) -> object:
 
 
 def _format(text: object) -> object:
-    """The `response_format` of a chat."""
+    """The `response_format` of a chat; none for plain text."""
     if isinstance(text, dict) and {*text} - {"format"}:
         raise ValueError("must have a format alone")
     format = text.get("format") if isinstance(text, dict) else text
     if not isinstance(format, dict) or format.get("type") != "json_schema":
-        return format
+        return None if format == {"type": "text"} else format
     schema = {name: value for name, value in format.items() if name != "type"}
     return {"type": "json_schema", "json_schema": schema}
 
@@ -113,16 +113,18 @@ class Responses(Chat):
 
     messages: Annotated[Messages, BeforeValidator(_messages), Field(alias="input")]
     instructions: str | None = None
-    max_completion_tokens: Annotated[Count | None, Field(alias="max_output_tokens")] = None
+    max_completion_tokens: Annotated[Length, Field(alias="max_output_tokens")] = None
     response_format: Annotated[
         ResponseFormat | None, BeforeValidator(_format), Field(alias="text")
     ] = None
+    background: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
     tools: Annotated[list[Tool] | None, BeforeValidator(_functions)] = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ToolChoice | None, BeforeValidator(_function)
     ] = None
     logprobs: Annotated[bool, BeforeValidator(_wants_scores), Field(alias="include")] = False
-    store: bool = False
+    store: bool = False  # type: ignore[assignment]
     n: Literal[1] = 1
     return_token_ids: Literal[False] = False
 
@@ -131,26 +133,16 @@ class Responses(Chat):
         """The messages, in which a text and calls that follow each other are one, as in chats."""
         system = {"role": "system", "content": self.instructions}
         merged: list[dict[str, Any]] = [system] if self.instructions else []
-        for number, item in enumerate(self.messages):
+        for item in self.messages:
             if item.model_fields_set == {*_THOUGHT}:
                 continue
-            message, before = _located(item.as_dict(), number), merged[-1] if merged else {}
+            message, before = item.as_dict(), merged[-1] if merged else {}
             if "tool_calls" in message and before.get("role") == "assistant":
                 calls = [*before.get("tool_calls", ()), *message["tool_calls"]]
                 merged[-1] = {**before, "tool_calls": calls}
             else:
                 merged.append(message)
         return [merged]
-
-
-def _located(message: dict[str, Any], number: int) -> dict[str, Any]:
-    """The message of an item, whose images say where in the input they are."""
-    parts = message["content"] if isinstance(message["content"], list) else ()
-    name = "output" if message["role"] == "tool" else "content"
-    for index, part in enumerate(parts):
-        if part["type"] != "text":
-            part["where"] = f"input[{number}].{name}[{index}].image_url"
-    return message
 
 
 class ResponseForm:

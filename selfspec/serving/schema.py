@@ -1,4 +1,4 @@
-"""The fields of a request, their limits, and the messages for wrong ones.
+"""The fields of a request, their limits, and what must not come together.
 
 The server's requests and the lines of prompt files are read by the same models. This module runs no
 model and knows nothing of HTTP.
@@ -14,56 +14,43 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from selfspec.serving.fields import Fields, RequestError, whole_characters
-from selfspec.serving.messages import Content, FilledText, Messages, Name, Tool, ToolChoice
+from selfspec.serving.fields import Fields, RequestError
+from selfspec.serving.messages import (
+    FilledText,
+    Messages,
+    Name,
+    TextPart,
+    Tool,
+    ToolChoice,
+    text_or_parts,
+)
 
 MAX_CHOICES = 16  # Answers to one request.
 _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
-_LONGEST_STOP = 256  # characters
-_SCHEMAS = ("response_format", "guided_json", "guided_choice", "guided_regex", "structured_outputs")
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+_LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")  # The first one counts.
 
 _log = logging.getLogger("selfspec")
 
-
-def _prompts(value: object) -> list[str | list[int]]:
-    prompts: list[Any] = value if isinstance(value, list) and not _are_ids(value) else [value]
-    are_prompts = all(
-        prompt and (isinstance(prompt, str) or _are_ids(prompt)) for prompt in prompts
-    )
-    if not (are_prompts and 1 <= len(prompts) <= MAX_CHOICES):
-        raise ValueError(f"must be text, token ids, or 1 to {MAX_CHOICES} of these, none empty")
-    return [whole_characters(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-
-
-def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
-
-
-def _not_long(text: str) -> str:
-    if len(text) > _LONGEST_STOP:
-        raise ValueError(f"must have at most {_LONGEST_STOP} characters")
-    return text
-
+# Other servers take these values for none.
+_MINUS_ONE = BeforeValidator(lambda value: None if value == -1 else value)
+_ANY_TEXT = BeforeValidator(lambda value: None if value == {"type": "text"} else value)
 
 Count = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+Length = Annotated[Count | None, _MINUS_ONE]
 Share = Annotated[float, Field(ge=0, le=1)]
-_Limit = Annotated[int, Field(ge=1, le=1 << 16)]
 Words = Annotated[list[FilledText], Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
 Temperature = Annotated[
     float, Field(ge=0, le=2), AfterValidator(lambda t: t if t >= _LEAST_TEMPERATURE else 0.0)
 ]
-_TopK = Annotated[int, Field(ge=-1, le=_MOST_TOKENS), AfterValidator(lambda k: max(k, 0))]
-Stops = Annotated[
-    list[Annotated[FilledText, AfterValidator(_not_long)]],
-    Field(min_length=1, max_length=4),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-]
+Seed = Annotated[Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None, _MINUS_ONE]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+TokenIds = Annotated[list[int], Field(min_length=1)]
+Prompts = Annotated[list[FilledText | TokenIds], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 class Schema(Fields):
@@ -90,14 +77,16 @@ class ResponseFormat(Fields):
 
 class PredictedContent(Fields):
     type: Literal["content"]
-    content: Content
+    content: Annotated[str | list[TextPart], AfterValidator(text_or_parts)]
 
 
 class Speculative(Fields):
-    max_nodes: _Limit
+    max_nodes: Annotated[int, Field(ge=1, le=1 << 16)]
 
 
 class StructuredOutputs(Fields):
+    """What an answer must be, by vLLM's names."""
+
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     choice: Words | None = None
     regex: FilledText | None = None
@@ -108,22 +97,34 @@ class StructuredOutputs(Fields):
             raise ValueError("must have one of json, choice and regex")
         return self
 
+    @property
+    def lark(self) -> str | None:
+        """A grammar in the syntax of Lark; None if a JSON schema says what the answer must be."""
+        if self.choice is not None:
+            return f"start: {' | '.join(map(json.dumps, self.choice))}"
+        if self.regex is not None:
+            slashed = re.sub(
+                r"(\\.)|/", lambda escape: escape[1] or "\\/", self.regex, flags=re.DOTALL
+            )
+            return f"start: /{slashed}/"
+        return None
+
 
 class Settings(Fields):
     """How an answer is written. What is left out is as the command or the model has it."""
 
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    max_new_tokens: Count | None = None
+    max_tokens: Length = None
+    max_completion_tokens: Length = None
+    max_new_tokens: Length = None
     temperature: Temperature | None = None
     top_p: Share | None = None
-    top_k: _TopK | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MOST_TOKENS)] | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None = None
-    stop: Stops | None = None
-    response_format: ResponseFormat | None = None
+    seed: Seed = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    response_format: Annotated[ResponseFormat | None, _ANY_TEXT] = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     speculative: bool | Speculative = True
@@ -135,61 +136,45 @@ class Settings(Fields):
     include_stop_str_in_output: bool = False
     bad_words: Words | None = None
     truncate_prompt_tokens: Count | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_choice: Words | None = None
-    guided_regex: FilledText | None = None
-    structured_outputs: StructuredOutputs | None = None  # The newer name of these three.
+    structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def length(self) -> tuple[str, int] | None:
+        """The field that says how long the answer may be, and its value."""
+        lengths = ((self.spelled(name), getattr(self, name)) for name in _LENGTHS)
+        return next((length for length in lengths if length[1] is not None), None)
 
     @property
     def schema_field(self) -> str | None:
         """The field that says what an answer must be; None if any text will do."""
-        names = (name for name in _SCHEMAS if getattr(self, name) is not None)
-        return next(map(self.spelled, names), None)
+        names = ("response_format", "structured_outputs")
+        return next((self.spelled(n) for n in names if getattr(self, n) is not None), None)
 
     @property
-    def answer_schema(self) -> Any:
+    def answer_schema(self) -> dict[str, Any] | str | None:
         """The JSON schema that an answer must keep to, if there is one."""
         if self.structured_outputs is not None:
             return self.structured_outputs.json_
         if self.response_format is None:
-            return self.guided_json
+            return None
         schema = self.response_format.json_schema
         return {"type": "object"} if schema is None else schema.schema_
 
-    @property
-    def answer_grammar(self) -> str | None:
-        """What an answer must be if that is no JSON: one of some texts, or what a regex matches."""
-        outputs = self.structured_outputs or StructuredOutputs.model_construct()
-        if choice := self.guided_choice or outputs.choice:
-            return f"start: {' | '.join(map(json.dumps, choice))}"
-        if regex := self.guided_regex or outputs.regex:
-            escaped = re.sub(r"(\\.)|/", lambda escape: escape[1] or "\\/", regex, flags=re.DOTALL)
-            return f"start: /{escaped}/"
-        return None
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """The fields that say how long the answer may be. Where several do, all say the same."""
-        names = [name for name in _LENGTHS if name in self.model_fields_set]
-        return {self.spelled(name): getattr(self, name) for name in names}
-
-    @model_validator(mode="after")
-    def _check_lengths(self) -> Settings:
-        if len(set(self.lengths.values())) > 1:
-            rule = f"{' and '.join(self.lengths)} must be equal where both are given"
-            raise RequestError(f"{rule} (got {self.lengths})", field=[*self.lengths][-1])
-        return self
-
     @model_validator(mode="after")
     def _check_schemas(self) -> Settings:
-        names = [name for name in _SCHEMAS if getattr(self, name) is not None]
-        for name in ("min_tokens", "ignore_eos") if names or getattr(self, "tools", None) else ():
-            if getattr(self, name):  # Then no token might be allowed.
+        if self.response_format is not None and self.structured_outputs is not None:
+            rule = f"{self.schema_field} and structured_outputs exclude each other; leave one out"
+            raise RequestError(rule, field="structured_outputs")
+        if self.schema_field is None and not getattr(self, "tools", None):
+            return self
+        for name in ("min_tokens", "ignore_eos"):  # Then no token might be allowed.
+            if value := getattr(self, name):
                 rule = f"{name} must be left out where there are tools or a schema"
-                raise RequestError(f"{rule} (got {getattr(self, name)})", field=name)
-        if len(names) > 1:
-            rule = f"{' and '.join(names)} exclude each other, since each is a schema"
-            raise RequestError(f"{rule}; leave one out", field=names[-1])
+                raise RequestError(f"{rule} (got {value})", field=name)
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -197,13 +182,14 @@ class Settings(Fields):
 
         Stop strings are not among them, since calls of tools may hold them.
         """
-        same = {"top_p", "top_k", "min_p", "repetition_penalty"}
-        same |= {"presence_penalty", "frequency_penalty"}
+        same = {"top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
         arguments = self.model_dump(include=same, exclude_none=True)
-        for length in self.lengths.values():
-            arguments["max_new_tokens"] = length
+        if self.length is not None:
+            arguments["max_new_tokens"] = self.length[1]
         if self.temperature is not None:
             arguments |= choice_of(self.temperature)
+        if self.top_k is not None:
+            arguments["top_k"] = max(self.top_k, 0)
         if self.logit_bias:
             biases = {(int(token),): bias for token, bias in self.logit_bias.items()}
             arguments["sequence_bias"] = biases
@@ -239,9 +225,7 @@ class TextRequest(Settings):
         raise NotImplementedError
 
     @model_validator(mode="after")
-    def _check_together(self) -> TextRequest:
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options must come with stream: true", field="stream_options")
+    def _check_choices(self) -> TextRequest:
         if self.n * len(self.prompts) > MAX_CHOICES:
             rule = f"n times the number of prompts must be <= {MAX_CHOICES}"
             raise RequestError(f"{rule} (got {self.n} times {len(self.prompts)})", field="n")
@@ -257,6 +241,8 @@ class Chat(TextRequest):
     logprobs: bool = False
     top_logprobs: NumScores | None = None
     metadata: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Literal[False] = False
     parallel_tool_calls: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
@@ -309,30 +295,29 @@ class Chat(TextRequest):
         if self.top_logprobs and not self.logprobs:
             rule = f"top_logprobs must come with logprobs: true (got {self.top_logprobs})"
             raise RequestError(rule, field="top_logprobs")
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise RequestError(
-                f"tools must have different names (got {names!r:.80})", field="tools"
-            )
         if self.tool_choice not in (None, "none") and not self.callable_tools:
+            names = [tool.function.name for tool in self.tools or ()]
             rule = "tool_choice must name one of the tools, or be left out without tools"
             raise RequestError(f"{rule} (got {names!r:.80})", field="tool_choice")
-        if names and self.schema_field is not None:
+        if self.tools and self.schema_field is not None:
             rule = f"{self.schema_field} must be left out where there are tools"
             raise RequestError(rule, field=self.schema_field)
         return self
 
 
 class Completion(TextRequest):
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)]
-    max_tokens: Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None = None
+    prompt: FilledText | TokenIds | Prompts
+    max_tokens: Annotated[Annotated[int, Field(ge=0, le=_MOST_TOKENS)] | None, _MINUS_ONE] = None
     logprobs: NumScores | None = None
     echo: bool = False
+    best_of: Literal[1] = 1
+    suffix: Literal[""] = ""
     add_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[Any]:
-        return self.prompt
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else list(self.prompt)
 
     @model_validator(mode="after")
     def _check_writes(self) -> Completion:

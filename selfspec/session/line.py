@@ -5,7 +5,6 @@ A scheduler knows lengths in tokens, and nothing of models.
 
 from __future__ import annotations
 
-import logging
 import sys
 from bisect import insort
 from collections.abc import Sequence
@@ -13,23 +12,15 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Protocol
 
-from selfspec.errors import UnsupportedError, one_line
-
 if TYPE_CHECKING:
     from selfspec.forward.sizes import Limits
     from selfspec.prompt import Prompt
-
-_log = logging.getLogger("selfspec")
 
 _MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
 
 class Scheduler(Protocol):
-    """Chooses among waiting prompts whenever a row ends.
-
-    If it raises an error, or names a prompt that does not wait, a warning says so, and prompts
-    start in order of arrival from then on.
-    """
+    """Chooses among waiting prompts whenever a row ends."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
@@ -119,27 +110,13 @@ class Waiting:
         # Each row takes as much memory as the longest.
         taken = len(running) * max(running, default=0)
         num_free = sys.maxsize if limits.max_tokens is None else limits.max_tokens - taken
-        chosen = self._chosen([prompt.max_columns for prompt in sharing], running, num_free)
+        lengths = [prompt.max_columns for prompt in sharing]
+        chosen = self._scheduler.choose(lengths, running, num_free)
         for index in chosen if running or chosen else [0]:
             if limits.fits([*running, sharing[index].max_columns]):
                 self.start(sharing[index])
                 return sharing[index]
         return None
-
-    def _chosen(self, waiting: list[int], running: Sequence[int], num_free: int) -> list[int]:
-        try:
-            chosen = list(self._scheduler.choose(waiting, running, num_free))
-            if wrong := [index for index in chosen if index not in range(len(waiting))]:
-                raise UnsupportedError(
-                    f"a scheduler must name indices of the {len(waiting)} prompts that wait (got "
-                    f"{wrong[0]!r:.40})"
-                )
-        except Exception as error:
-            text = "the scheduler has failed, and prompts start in order of arrival from now on: %s"
-            _log.warning(text, one_line(error), exc_info=error)
-            self._scheduler = ArrivalOrder()
-            return self._scheduler.choose(waiting, running, num_free)
-        return chosen
 
     def start(self, prompt: Prompt) -> None:
         self._work_started += prompt.max_columns

@@ -70,7 +70,8 @@ class Session:
         self._engine: Engine | None = None
         self._is_alone = False  # Is the engine for one prompt?
         self._lent = ExitStack()  # What the engine runs its forwards on.
-        self._ended: list[Prompt] = []  # `step` returns them at its end.
+        self._ended: list[Prompt] = []  # They are counted at the end of a step,
+        self._complete: list[Prompt] = []  # and these are returned.
 
     @property
     def num_wanted(self) -> int:
@@ -89,7 +90,8 @@ class Session:
     @property
     def is_empty(self) -> bool:
         """Is nothing left to do? Then other calls may use the model, whose KV was given up."""
-        return not (self._waiting or self.num_running or self._engine is not None)
+        has_work = self._waiting or self.num_running or self._engine is not None
+        return not (has_work or self._complete)
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -158,28 +160,37 @@ class Session:
         when it is the first and no row runs. An error is the outcome of the prompt that it belongs
         to, or of all rows, if it may have left any of them in pieces. What prevents that the model
         is made ready is the outcome of the next prompt; for the one after it, that is tried anew.
+
+        What is no `Exception`, such as an interrupt, is raised, and the prompts that it ended are
+        dropped. Texts that were complete by then are returned by the next step.
         """
         try:
-            if (engine := self._engine or self._open()) is not None:
-                self._let_out(engine)
-                if self._reading or self._waiting:
-                    self._read(engine)
-                    self._let_out(engine)
-                if engine.prompts:
-                    start = perf_counter()
-                    with self._runner.decoding():
-                        engine.step()
-                    if self._pace is not None:
-                        self._pace.observe_step(perf_counter() - start)
-                    self._let_out(engine)
-            if not self.num_running:
-                self._close()
-        except BaseException as error:
+            self._go_on()
+        except Exception as error:
             self._break_off(error)
-        ended, self._ended = self._ended, []
-        for prompt in ended:
-            self._settle(prompt)
-        return [prompt for prompt in ended if not isinstance(prompt.error, ReaderGone)]
+        except BaseException as interrupt:
+            self._break_off(interrupt)
+            self._settle()
+            raise
+        self._settle()
+        complete, self._complete = self._complete, []
+        return complete
+
+    def _go_on(self) -> None:
+        if (engine := self._engine or self._open()) is not None:
+            self._let_out(engine)
+            if self._reading or self._waiting:
+                self._read(engine)
+                self._let_out(engine)
+            if engine.prompts:
+                start = perf_counter()
+                with self._runner.decoding():
+                    engine.step()
+                if self._pace is not None:
+                    self._pace.observe_step(perf_counter() - start)
+                self._let_out(engine)
+        if not self.num_running:
+            self._close()
 
     def _open(self) -> Engine | None:
         """The engine for the rows to come; None where none are, or the next prompt needs none."""
@@ -194,7 +205,7 @@ class Session:
         self.alone_reasons[prompt.runs_alone] += 1
         start_clocks(prompt.stopping_criteria)
         if prompt.mode == "plain":
-            (prompt.write or write_plainly)(prompt)
+            write_plainly(prompt)
             self._reading = None
             self._end(prompt, None)
         else:
@@ -265,9 +276,9 @@ class Session:
         self._ended.append(prompt)
 
     def _break_off(self, error: BaseException) -> None:
-        """Ends all rows, of which nobody knows how much of a step was done.
+        """Ends all rows that go on, of which nobody knows how much of a step was done.
 
-        If there are none, the error prevents the next prompt, or the end of the last one.
+        If there are no rows, the error prevents the next prompt, or the end of the last one.
         """
         broken = list(self._running)
         if not broken:
@@ -276,25 +287,22 @@ class Session:
             self._waiting.leave(prompt.index)
             self._reading, broken = None, [prompt]
         for prompt in broken:
-            self._end(prompt, error)
+            is_whole = prompt.rows and all(row.is_done for row in prompt.rows)
+            self._end(prompt, prompt.rows[0].error if is_whole else error)
         self._close()
 
-    def _settle(self, prompt: Prompt) -> None:
-        """Counts a prompt that has ended, once others may use the model, with whatever fails.
-
-        What is no `Exception`, such as an interrupt, is raised, without a cycle that would keep its
-        memory.
-        """
-        error = prompt.error
-        try:
-            (self._spec.finish if error is None else self._spec.count)(prompt)
-        except Exception as fault:
-            error = fault if error is None else error
-        if isinstance(error, Exception):
-            prompt.error = without_frames(error)
-        elif error is not None:
-            prompt.error = None
+    def _settle(self) -> None:
+        """Counts the prompts that have ended, once others may use the model."""
+        while self._ended:
+            prompt = self._ended.pop(0)
+            error, prompt.error = prompt.error, None
+            if error is None or (
+                isinstance(error, Exception) and not isinstance(error, ReaderGone)
+            ):
+                self._complete.append(prompt)
             try:
-                raise error
-            finally:
-                del error
+                (self._spec.finish if error is None else self._spec.count)(prompt)
+            except Exception as fault:
+                error = fault if error is None else error
+            if isinstance(error, Exception):
+                prompt.error = without_frames(error)

@@ -28,8 +28,8 @@ from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly, attends_exactly
 
 _KEPT = (
-    "weights in 8 bits can't be written, moved or converted, nor adapters be merged into them; "
-    "edit the original model, or load it without weights='int8'"
+    "weights in 8 bits can't be written, trained, compiled, moved or converted, nor adapters be "
+    "merged into them; edit the original model, or load it without weights='int8'"
 )
 # These layers of a module get the same input in most models, and are then computed at once.
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -89,23 +89,22 @@ class EightBitRows:
     """The weight of an embedding in 8 bits; `head` if the output head has the same weight."""
 
     def __init__(self, weight: Int8Rows, head: EightBits | None) -> None:
-        self._weight, self._head = weight, head
-        self.is_head = head is not None
+        self._weight, self.head = weight, head
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of the weight that belong to these ids, in float32."""
         return self._weight.values(ids)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._head is None:
+        if self.head is None:
             return linear(x, self.unpacked().to(x.dtype), bias)
-        return self._head(x, bias)
+        return self.head(x, bias)
 
     def unpacked(self) -> torch.Tensor:
         return self._weight.values()
 
 
-_KINDS = (EightBits, EightBitRows)
+_FORMS = (EightBits, EightBitRows)
 
 
 def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -144,21 +143,18 @@ def progress(what: str, total: int) -> Any:
 
 
 def is_in_eight_bits(model: nn.Module) -> bool:
-    return any(isinstance(getattr(x, "packed", None), _KINDS) for x in model.parameters())
+    return any(isinstance(getattr(x, "packed", None), _FORMS) for x in model.parameters())
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """About what a model's weights take, in 8 bits too, where a head has its own embedding."""
-    weights = [(weight, getattr(weight, "packed", None)) for weight in model.parameters()]
-    heads = sum(
-        weight.numel()
-        for weight, packed in weights
-        if isinstance(packed, EightBitRows) and packed.is_head
-    )
-    return heads + sum(
-        weight.numel() if isinstance(packed, _KINDS) else weight.nbytes
-        for weight, packed in weights
-    )
+    """About what a model's weights take. In 8 bits a head has its own copy of the embedding."""
+    total = 0
+    for weight in model.parameters():
+        packed = getattr(weight, "packed", None)
+        total += weight.numel() if isinstance(packed, _FORMS) else weight.nbytes
+        if isinstance(packed, EightBitRows) and packed.head is not None:
+            total += weight.numel()
+    return total
 
 
 _User = tuple[nn.Parameter, list[Any]]  # A weight, and the modules that have it.

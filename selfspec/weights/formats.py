@@ -1,7 +1,7 @@
 """The formats in which a matrix of weights can be packed, and products with packed matrices.
 
-``"same"`` is the weight's own dtype, in the order in which oneDNN reads it. ``"float16"`` is for
-half precision on a CPU that can't calculate in it: FBGEMM multiplies from it in float32.
+`reorder` keeps the weight's dtype, in the order in which oneDNN reads it. `pack_float16` is for
+half precision on a CPU that can't calculate in it: FBGEMM multiplies from float16 in float32.
 Knows tensors and torch's CPU libraries; nothing of layers, nor when packing pays.
 """
 
@@ -48,16 +48,21 @@ class PackedMatrix(Protocol):
         ...
 
 
+Packer = Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]
+
+
 @cache
-def formats_for(dtype: torch.dtype) -> tuple[str, ...]:
-    """The formats in which this build of torch packs weights of a dtype, rightly, on this CPU."""
-    possible = _FORMATS if dtype in _HALVES else ("same",)
-    return tuple(name for name in possible if _is_right(name, dtype))
+def packer_for(dtype: torch.dtype) -> Packer | None:
+    """What packs weights of a dtype, rightly, with this build of torch on this CPU."""
+    packers = (reorder, pack_float16) if dtype in _HALVES else (reorder,)
+    return next((packer for packer in packers if _is_right(packer, dtype)), None)
 
 
-def pack(packing_format: str, weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
-    """Packs each weight; None for one that the format can't hold."""
-    return _FORMATS[packing_format]([weight.detach() for weight in weights])
+def pack(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
+    """Packs weights of one dtype; None for one that the format can't hold."""
+    packer = packer_for(weights[0].dtype)
+    assert packer is not None
+    return packer(weights)
 
 
 def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -83,7 +88,7 @@ def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 def _is_slow(dtype: torch.dtype) -> bool:
     """Is this half precision that FBGEMM can pack and the CPU can't calculate in?"""
-    return dtype in _HALVES and formats_for(dtype) == ("float16",)
+    return packer_for(dtype) is pack_float16
 
 
 class _Reordered:
@@ -128,8 +133,12 @@ class _Float16:
             return torch.cat([part.to(self._dtype) for part in parts])
 
 
-def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
-    """FBGEMM packs on one core, so each thread packs another part.
+def reorder(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
+    return [_Reordered(weight) for weight in weights]
+
+
+def pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
+    """None for a weight that is not finite. FBGEMM packs on one core, so each thread has a part.
 
     `float16_packed` starts no OpenMP threads. In threads of ours these would stay, and slow down
     all later steps.
@@ -146,12 +155,6 @@ def _pack_float16(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
                 parts[i].append(packed)
     rows = zip(parts, weights, factors, strict=True)
     return [_Float16(packed, w.dtype, factor) if factor else None for packed, w, factor in rows]
-
-
-_FORMATS: dict[str, Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]] = {
-    "same": lambda weights: [_Reordered(weight) for weight in weights],
-    "float16": _pack_float16,
-}
 
 
 def _split(weight: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -174,14 +177,14 @@ def _factor_for(weight: torch.Tensor) -> float:
     return 2.0 ** (15 - math.frexp(largest)[1])
 
 
-def _is_right(packing_format: str, dtype: torch.dtype) -> bool:
+def _is_right(packer: Packer, dtype: torch.dtype) -> bool:
     """Is a small product right in this format, and does the weight come back?
 
     Only private operators of torch pack weights. A build may lack them or have changed them.
     """
     x, weight = torch.ones(2, _TRIED, _TRIED, dtype=dtype, device="cpu")
     try:
-        (matrix,) = pack(packing_format, [weight])
+        (matrix,) = packer([weight])
         if matrix is None or not torch.equal(matrix.unpacked(), weight):
             return False
         return torch.equal(matrix(x, weight[0].clone()), (_TRIED + 1) * weight)

@@ -18,12 +18,14 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
+from selfspec.compat.kernels import is_traced, is_transforming
 from selfspec.errors import UnsupportedError
 from selfspec.weights.formats import PackedMatrix
 
 STREAMED = (
-    "the weights of a streamed model can't be written, nor adapters be merged into them: each "
-    "forward has what the files hold; edit the model and save it, or load it without max_memory"
+    "the weights of a streamed model can't be written, trained or compiled, nor adapters be merged "
+    "into them: each forward has what the files hold; edit the model and save it, or load it "
+    "without max_memory"
 )
 
 _log = logging.getLogger("selfspec")
@@ -42,7 +44,7 @@ _ATTRIBUTES = "device dtype grad grad_fn is_leaf is_meta layout nbytes ndim requ
 _METHODS = "__len__ dim element_size is_complex is_floating_point nelement numel size"
 _CONVERSIONS = "to cpu float double half bfloat16"
 # Torch names functions that write `…_` and `__i…__`. These are named so and don't write.
-_HARMLESS = frozenset(("requires_grad_", "__index__", "__invert__"))
+_HARMLESS = frozenset(("__index__", "__invert__"))
 _WRITERS = frozenset((_TENSOR.__setitem__, _DATA.__set__))
 _GIVE_MEMORY = frozenset((_TENSOR.storage, _TENSOR.untyped_storage, _DATA.__get__))
 
@@ -118,6 +120,11 @@ class PackedWeight(HeldWeight):
     def values(self) -> torch.Tensor:
         """The weight's values, made anew."""
         assert self.packed is not None
+        if is_transforming():
+            raise UnsupportedError(
+                "torch.func and torch.jit can't be given packed weights; load the model with "
+                "transformers' from_pretrained() for them"
+            )
         if self.kept is not None:
             _say_that_it_is_a_copy()
         with torch.inference_mode(False), torch.no_grad():
@@ -183,9 +190,9 @@ def _embedding(func: _Function, args: _Args, options: _Options) -> Any:
 def _is_plain_product(
     x: torch.Tensor, bias: torch.Tensor | None, like: tuple[torch.dtype, int]
 ) -> bool:
-    """Does a product want neither gradients nor another dtype than the weight's?"""
+    """Does a product want no gradients, no trace, and no other dtype than the weight's?"""
     has_gradient = x.requires_grad or (bias is not None and bias.requires_grad)
-    if has_gradient and torch.is_grad_enabled():
+    if (has_gradient and torch.is_grad_enabled()) or is_traced():
         return False
     return bool(x.dim()) and (x.dtype, x.shape[-1]) == like and not torch.is_autocast_enabled("cpu")
 
@@ -219,6 +226,16 @@ def _with_other_data(func: _Function, args: _Args, options: _Options) -> Any:
     return _with_values(func, args, options)
 
 
+def _with_gradients(func: _Function, args: _Args, options: _Options) -> Any:
+    """`weight.requires_grad_()`: what is kept gets no gradients, and says so."""
+    weight, *wanted = (*args, *options.values())
+    if not (wanted[0] if wanted else True):
+        return _as_torch_does(func, args, options)
+    if weight.kept is not None:
+        raise UnsupportedError(weight.kept)
+    return _with_values(func, args, options)
+
+
 def _with_values(func: _Function, args: _Args, options: _Options) -> Any:
     """The function's result from values. Weights that are not kept become ordinary parameters."""
     for weight in _held_in(args, options):
@@ -240,6 +257,8 @@ _ANSWERS: dict[Any, Callable[[_Function, _Args, _Options], Any]] = {
     embedding: _embedding,
     _TENSOR.detach: _detached,
     _DATA.__set__: _with_other_data,
+    _TENSOR.requires_grad_: _with_gradients,
+    _TENSOR.requires_grad.__set__: _with_gradients,
 }
 _ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _CONVERSIONS.split()), _converted)
 _ANSWERS |= dict.fromkeys((getattr(_TENSOR, name) for name in _METHODS.split()), _as_torch_does)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -21,17 +22,13 @@ from transformers.utils import logging as hf_logging
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
 from selfspec.weights.copies import Origin, PackedCopy, StandIns, layers_alone, linears_of
-from selfspec.weights.formats import PackedMatrix, formats_for, pack
+from selfspec.weights.formats import PackedMatrix, pack, packer_for
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
 
 _log = logging.getLogger("selfspec")
 
-# Timing takes as long as 64 forwards over the weights that are timed. It is done after 640.
-_DUE = 640
-# Beside another program, timing and packing take up to ten times as long. So they wait for a quiet
-# moment. After eight looks that found the processor busy, 640 forwards apart, they wait no longer.
-_LOOKS = 8
+_DUE = 640  # Timing takes as long as 64 forwards over the weights that are timed.
 _LEAST_WEIGHTS = 1 << 16  # In a smaller layer, the call costs more than the product.
 _SHARE_OF_FREE = 0.25  # Unless the user asks for them, copies take at most this share.
 _SHOWN = 2.0  # After this many seconds, a progress bar is shown.
@@ -73,13 +70,10 @@ class Packing:
         self._copies: dict[nn.Linear, PackedCopy] = {}
         self._is_in_place = False  # Is any layer packed in place?
         self._layers: list[nn.Linear] = []  # The linear layers that are not packed in place.
-        self._packable: list[nn.Linear] = []  # Those of them that torch can pack.
-        self._missing: list[nn.Linear] = []  # Those that would be faster packed and are not.
-        self._times: dict[torch.dtype, ProductTimes] = {}
-        self._is_timed = False  # Are there times for all layers that torch can pack?
+        self._packable: list[nn.Linear] = []  # Those of them that torch can pack, of one dtype.
+        self._known_times: dict[torch.dtype, ProductTimes] = {}
         self._num_forwards = 0.0  # One over many tokens counts as several.
         self._next_look = 0.0  # in forwards over the weights that are timed
-        self._num_busy = 0  # looks that found the processor busy
 
     @classmethod
     def of(cls, model: nn.Module) -> Packing:
@@ -104,19 +98,21 @@ class Packing:
             layers = linears_of(model)
             self._layers = [module for module in layers if not is_packed_in_place(module)]
             self._is_in_place = len(self._layers) < len(layers)
-            self._packable = list(filter(_can_be_packed, self._layers))
+            self._packable = _packable(self._layers)
             self._drop_changed()
-            self._note()
-            self.packing_is_over = not self.may_copy or (self._is_timed and not self._missing)
+            self._note_packed()
+            is_decided = self._times is not None or not self._packable
+            self.packing_is_over = is_decided and not self._missing
 
     @torch.no_grad()
     def pack_in_place(self, layers: Container[nn.Linear], kept: str | None) -> None:
         """Packs those of some layers that get faster, if their weights come back bit by bit."""
         with self._lock:
             self._time()
-            suited = [m for m in self._packable if m in layers and self._suits_in_place(m)]
-            for some in _in_parts(suited):
-                for module, matrix in zip(some, self._matrices(some), strict=True):
+            if self._times is None or not self._times.suits_in_place:
+                return
+            for some in _in_parts([module for module in self._packable if module in layers]):
+                for module, matrix in zip(some, _matrices(some), strict=True):
                     if matrix is not None and torch.equal(matrix.unpacked(), module.weight):
                         module.weight = PackedWeight.of(module.weight, matrix, kept)
 
@@ -135,85 +131,56 @@ class Packing:
             return
         with self._lock:
             self._num_forwards += max(num_tokens / WIDE, 1.0)
-            if self._work >= self._next_look and self._pays() and self._is_quiet():
+            work = self._num_forwards * max(_num_weights(self._packable) / SAMPLE, 1.0)
+            if self._times is None and work >= max(_DUE, self._next_look):
+                self._next_look = work + _DUE
                 self._time()
-                if self._is_timed and self._pays():
-                    self._pack(whatever_memory=False)
+            if self._pays():
+                self._pack(whatever_memory=False)
 
     def pack(self, *, whatever_memory: bool = False) -> str | None:
         """Packs all layers now, if they get faster; returns why none is packed, or None."""
         with self._lock:
             self._time()
-            too_large = self._pack(whatever_memory=whatever_memory) if self._is_timed else None
+            reason = self._pack(whatever_memory=whatever_memory)
             if self.is_packed:
                 return None
-            if not self._packable:
-                return "it has no plain linear layers that torch can pack"
-            if not any(map(self._format_of, self._packable)):
-                return "no layer is at least 10 % faster packed"
-            if not self.may_copy:
-                return "max_memory leaves no room for packed copies"
-            return too_large or "its weights are not finite, which no packed weight can hold"
+            return reason or "no layer can be packed, or none is at least 10 % faster packed"
 
     @property
-    def _work(self) -> float:
-        """The forwards so far, counted in forwards over the weights that are timed."""
-        return self._num_forwards * max(_num_weights(self._packable) / SAMPLE, 1.0)
+    def _times(self) -> ProductTimes | None:
+        """What products with the layers that torch can pack take; None if that is not known."""
+        return self._known_times.get(self._packable[0].weight.dtype) if self._packable else None
+
+    @property
+    def _missing(self) -> list[nn.Linear]:
+        """The layers that would be faster packed and are not."""
+        if not self.may_copy or self._times is None or not self._times.is_faster:
+            return []
+        return [module for module in self._packable if module not in self._copies]
 
     def _pays(self) -> bool:
-        """Was there work enough to time the layers, or would it have paid for packing them?"""
-        if not self._is_timed:
-            return self._work >= _DUE
-        layers = [(m.weight.numel(), self._times_of(m)) for m in self._missing]
-        saved = self._num_forwards * sum(number * times.saved for number, times in layers)
-        return saved >= sum(number * times.packing for number, times in layers)
+        """Would it have paid for the forwards so far to pack the layers?"""
+        times = self._times
+        return times is not None and self._num_forwards * times.saved >= times.packing
 
-    def _is_quiet(self) -> bool:
-        """Do other programs leave us the processor? A machine that never does counts as quiet.
-
-        A look takes 0.05 s.
-        """
-        if processor_share() >= LEAST_SHARE:
-            return True
-        self._next_look = self._work + _DUE
-        self._num_busy += 1
-        return self._num_busy >= _LOOKS
-
-    def _note(self) -> None:
-        """Notes which layers are timed, missing and packed."""
-        self._is_timed = {m.weight.dtype for m in self._packable} <= self._times.keys()
-        self._missing = list(filter(self._is_missing, self._packable))
+    def _note_packed(self) -> None:
         self.is_packed = self.num_bytes > 0 or self._is_in_place
-
-    def _format_of(self, module: nn.Linear) -> str | None:
-        """The format in which a layer is faster; None if there is none, or if it is not timed."""
-        times = self._times.get(module.weight.dtype)
-        return None if times is None else times.packing_format
-
-    def _is_missing(self, module: nn.Linear) -> bool:
-        is_faster = self._format_of(module) is not None
-        return self.may_copy and is_faster and module not in self._copies
-
-    def _suits_in_place(self, module: nn.Linear) -> bool:
-        return self._format_of(module) is not None and self._times_of(module).suits_in_place
-
-    def _times_of(self, module: nn.Linear) -> ProductTimes:
-        return self._times[module.weight.dtype]
 
     @torch.no_grad()
     def _time(self) -> None:
-        """Times the layers that were not timed yet.
+        """Times the layers, if that was not done yet.
 
         Times by which nothing is faster packed are forgotten if the processor is busy after them.
         """
+        if self._times is not None or not self._packable:
+            return
         weights = [module.weight for module in self._packable]
-        for dtype in {weight.dtype for weight in weights} - self._times.keys():
-            start = perf_counter()
-            times = product_times([weight for weight in weights if weight.dtype is dtype])
-            _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, times)
-            if times.packing_format is not None or self._is_quiet():
-                self._times[dtype] = times
-        self._note()
+        dtype, start = weights[0].dtype, perf_counter()
+        times = product_times(weights)
+        _log.info("timed %s in %.2f s: %s", dtype, perf_counter() - start, times)
+        if times.is_faster or processor_share() >= LEAST_SHARE:
+            self._known_times[dtype] = times
 
     @torch.no_grad()
     def _pack(self, *, whatever_memory: bool) -> str | None:
@@ -221,21 +188,18 @@ class Packing:
 
         Returns a reason if copies would take too much memory.
         """
-        self.packing_is_over, num_bytes = True, _num_bytes(self._missing)
+        times, missing = self._times, self._missing
+        if times is None:
+            return None
+        self.packing_is_over, num_bytes = True, _num_bytes(missing)
         if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
             return f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
-        for some in _in_parts(self._missing):
+        for some in _in_parts(missing):
             origins = [Origin.of(m.weight) for m in some]  # What is written now is seen later.
-            for module, origin, matrix in zip(some, origins, self._matrices(some), strict=True):
-                least_tokens = self._times_of(module).least_tokens
-                self._copies[module] = PackedCopy(origin, matrix, least_tokens)
-        self._note()
+            for module, origin, matrix in zip(some, origins, _matrices(some), strict=True):
+                self._copies[module] = PackedCopy(origin, matrix, times.least_tokens)
+        self._note_packed()
         return None
-
-    def _matrices(self, modules: Sequence[nn.Linear]) -> list[PackedMatrix | None]:
-        """The packed weights of some layers of one dtype."""
-        with torch.inference_mode(False):
-            return pack(str(self._format_of(modules[0])), [module.weight for module in modules])
 
     def _drop_changed(self) -> None:
         """Drops copies that are not of a layer's weight as it is, and counts forwards from here.
@@ -247,7 +211,14 @@ class Packing:
             if module not in packable or copy.origin != Origin.of(module.weight):
                 del self._copies[module]
                 self._num_forwards = self._next_look = 0.0
-                self._num_busy = 0
+
+
+def _packable(modules: Sequence[nn.Linear]) -> list[nn.Linear]:
+    """The layers that torch can pack, of the dtype that most of them have."""
+    possible = [module for module in modules if _can_be_packed(module)]
+    dtypes = Counter(module.weight.dtype for module in possible)
+    dtype = max(dtypes, key=lambda dtype: dtypes[dtype], default=None)
+    return [module for module in possible if module.weight.dtype is dtype]
 
 
 def _can_be_packed(module: nn.Linear) -> bool:
@@ -257,8 +228,14 @@ def _can_be_packed(module: nn.Linear) -> bool:
         and weight.is_contiguous()
         and weight.device.type == "cpu"
         and weight.numel() >= _LEAST_WEIGHTS
-        and bool(formats_for(weight.dtype))
+        and packer_for(weight.dtype) is not None
     )
+
+
+def _matrices(modules: Sequence[nn.Linear]) -> list[PackedMatrix | None]:
+    """The packed weights of some layers."""
+    with torch.inference_mode(False):
+        return pack([module.weight for module in modules])
 
 
 def _num_weights(modules: Sequence[nn.Linear]) -> int:
@@ -270,7 +247,7 @@ def _num_bytes(modules: Sequence[nn.Linear]) -> int:
 
 
 def _in_parts(modules: Sequence[nn.Linear]) -> Iterator[list[nn.Linear]]:
-    """The layers in parts of one dtype, of about as many weights as are packed at once.
+    """The layers in parts of about as many weights as are packed at once.
 
     A bar shows how many were packed, if that takes long.
     """
@@ -281,11 +258,9 @@ def _in_parts(modules: Sequence[nn.Linear]) -> Iterator[list[nn.Linear]]:
     with hf_logging.tqdm(total=num_bytes, desc="Packing weights", **options) as bar:
         part: list[nn.Linear] = []
         for module in modules:
-            is_same = not part or part[0].weight.dtype is module.weight.dtype
-            if part and (not is_same or _num_weights([*part, module]) > _AT_ONCE):
+            part.append(module)
+            if _num_weights(part) >= _AT_ONCE or module is modules[-1]:
                 yield part
                 bar.update(_num_bytes(part))
                 part = []
-            part.append(module)
-        yield part
     _log.info("packed %.0f MB of weights in %.2f s", num_bytes / 1e6, perf_counter() - start)

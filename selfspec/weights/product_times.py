@@ -6,15 +6,14 @@ Knows weights and formats; not when to time, nor what follows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.weights.formats import formats_for, own_linear, pack
+from selfspec.weights.formats import own_linear, pack
 
 _PLAIN, WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
 # This many weights are timed. They leave the CPU's cache before they are used again.
@@ -27,16 +26,19 @@ _PAYS = 0.9
 # packed weights, too. In bfloat16 under AVX2 it took 24 % longer, and eight tokens a fifth.
 _IN_PLACE = 1.25
 
-_Product = Callable[[torch.Tensor], object]
-
 
 class ProductTimes(NamedTuple):
     """Seconds of products for each weight: with one token and with eight."""
 
     plain: Sequence[float]  # as torch computes them
-    packing_format: str | None = None  # the fastest one; None if none is 10 % faster
-    packed: Sequence[float] = (0.0, 0.0)  # in that format
+    packed: Sequence[float]
     packing: float = 0.0  # to pack
+
+    @property
+    def is_faster(self) -> bool:
+        """Does packing cut the time enough?"""
+        shares = [min(self.packed[index] / self.plain[index], 1.0) for index in (0, 1)]
+        return sum(shares) / 2 <= _PAYS
 
     @property
     def least_tokens(self) -> int:
@@ -46,7 +48,7 @@ class ProductTimes(NamedTuple):
     @property
     def suits_in_place(self) -> bool:
         """Is a single token fast enough without the weight itself?"""
-        return self.packed[0] <= _IN_PLACE * self.plain[0]
+        return self.is_faster and self.packed[0] <= _IN_PLACE * self.plain[0]
 
     @property
     def saved(self) -> float:
@@ -57,36 +59,22 @@ class ProductTimes(NamedTuple):
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
-    """Times some weights of one dtype in all formats, in turns. Draws no randomness."""
+    """Times some weights of one dtype as they are and packed, in turns. Draws no randomness."""
     sample = _sample(weights)
     number = sum(weight.numel() for weight in sample)
-    products: dict[str | None, list[_Product]]
-    products = {None: [partial(own_linear, weight=weight, bias=None) for weight in sample]}
-    packing: dict[str, float] = {}
-    for name in formats_for(sample[0].dtype):
-        start = perf_counter()
-        with suppress(RuntimeError):
-            matrices = [matrix for matrix in pack(name, sample) if matrix]
-            if len(matrices) == len(sample):
-                packing[name] = (perf_counter() - start) / number
-                products[name] = [partial(matrix, bias=None) for matrix in matrices]
+    start = perf_counter()
+    matrices = pack(sample)
+    packing = (perf_counter() - start) / number
+    plain, packed = [math.inf, math.inf], [math.inf, math.inf]
+    own = [partial(own_linear, weight=weight) for weight in sample]
     generator = torch.Generator("cpu").manual_seed(0)
-    one = [_input(weight, _PLAIN, generator) for weight in sample]
-    eight = [_input(weight, WIDE, generator) for weight in sample]
-    least = {name: [math.inf, math.inf] for name in products}
-    for _ in range(_ROUNDS):
-        for which, some in products.items():
-            for place, inputs in enumerate((one, eight)):
-                least[which][place] = min(least[which][place], _seconds(some, inputs) / number)
-    plain = least[None]
-    shares = {
-        name: sum(min(least[name][place] / plain[place], 1.0) for place in (0, 1)) / 2
-        for name in packing
-    }
-    best = min(shares, key=lambda name: shares[name], default=None)
-    if best is None or shares[best] > _PAYS:
-        return ProductTimes(plain)
-    return ProductTimes(plain, best, least[best], packing[best])
+    for index, num_tokens in enumerate((_PLAIN, WIDE)):
+        inputs = [_input(weight, num_tokens, generator) for weight in sample]
+        for _ in range(_ROUNDS):
+            plain[index] = min(plain[index], _seconds(own, inputs) / number)
+            if None not in matrices:  # As where a weight is not finite.
+                packed[index] = min(packed[index], _seconds(matrices, inputs) / number)
+    return ProductTimes(plain, packed, packing)
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -104,9 +92,9 @@ def _input(weight: torch.Tensor, num_tokens: int, generator: torch.Generator) ->
     return numbers.normal_(generator=generator).to(weight)
 
 
-def _seconds(products: Sequence[_Product], inputs: Sequence[torch.Tensor]) -> float:
+def _seconds(products: Sequence[Any], inputs: Sequence[torch.Tensor]) -> float:
     """The time of all layers in a row."""
     start = perf_counter()
     for product, x in zip(products, inputs, strict=True):
-        product(x)
+        product(x, bias=None)
     return perf_counter() - start

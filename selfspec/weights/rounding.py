@@ -28,6 +28,7 @@ from selfspec.compat.kernels import (
     int8_packed,
     int8_product,
     int8_row_product,
+    int8_unpacked,
 )
 
 _PART = 1 << 20  # A weight is rounded in parts of at most this many values.
@@ -39,15 +40,9 @@ _LARGEST = 127
 # A CPU without VNNI adds up the products of two neighbouring columns in 16 bits. Inputs from 0 to
 # 200 times two weights whose sum is at most 163 fit. Few rows of weights get larger steps for that.
 _LARGEST_NARROW, _LARGEST_PAIR = 100, 162  # and 1 for rounding
-_BASE_NARROW = 2 * _LARGEST_NARROW
 # Inputs are rotated as whole numbers up to this. Sums of 64 of these are exact in float32.
 _FINE = 1 << 17
 _TERMS = 3  # where one is not enough. With two, a few random models differ by the forward's width.
-# Each of these rounds a float32 that it is added to, and leaves a whole number in the lowest bits,
-# with 128 added to each term, since oneDNN wants unsigned inputs. In these 23 bits, the first of
-# three terms has room for half of that: up to 63, with 64 added.
-_TO_BYTES = {1: float((1 << 23) + 128), _TERMS: float((1 << 23) + (64 << 16) + (128 << 8) + 128)}
-_LARGEST_OF_THREE = 63
 
 
 def _constant(value: float) -> torch.Tensor:
@@ -55,8 +50,8 @@ def _constant(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
-_PLACES = torch.tensor([16, 8, 0], dtype=torch.int32, device="cpu").view(_TERMS, 1, 1)  # in bits
-_OTHER_HALF = torch.tensor(64 << 16, dtype=torch.int32, device="cpu")
+# Added to a float32, this rounds it and leaves it in the lowest bits, as a byte whose zero is 128.
+_TO_BYTE = _constant((1 << 23) + 128)
 _FINE_STEP = _constant(1 / _FINE)
 _LEAST = _constant(1e-30)  # The scale of what is all zeros.
 
@@ -122,23 +117,30 @@ class Int8Rows(NamedTuple):
         return _rotated(self.numbers[rows].float()).mul_(self.scale[rows][..., None])
 
 
+def _split(whole: torch.Tensor, scale: torch.Tensor, terms: int, base: int) -> torch.Tensor:
+    """`whole / scale` as terms (terms * T, I), each of which counts `base` times the next one.
+
+    The last one is not rounded yet.
+    """
+    rest, numbers = whole / scale, []
+    for place in range(terms - 1, 0, -1):
+        numbers.append((rest / base**place).round_())
+        rest = rest.sub_(numbers[-1] * base**place)
+    return torch.cat([*numbers, rest]) if numbers else rest
+
+
 class Kernel(NamedTuple):
     """How a processor multiplies whole numbers of 8 bits."""
 
-    base: int  # A term counts this many times as much as the next one.
-    largest: tuple[int, int]  # The largest number of an only term, and of the first of three.
-    split: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+    largest: int  # The largest whole number of an input.
+    prepare: Callable[[torch.Tensor], torch.Tensor]  # an input, for `multiply`
     pack: Callable[[Int8Rows], Any]
     multiply: Callable[[torch.Tensor, Any], torch.Tensor]
     unpack: Callable[[Any], Int8Rows]
 
 
 class Products:
-    """Products of some layers with one input; `spans` has each layer's first row and number.
-
-    `split` makes whole numbers (terms * T, I) of `whole / scale`, and `multiply` their products
-    with packed weights, times the scales of the rows, in float32.
-    """
+    """Products of some layers with one input; `spans` has each layer's first row and number."""
 
     def __init__(
         self, kernel: Kernel, weights: Int8Rows, sizes: Sequence[int], one_term: bool
@@ -147,9 +149,10 @@ class Products:
         num_in = weights.numbers.shape[1]
         self._kernel, self._weights, self._num_out = kernel, kernel.pack(weights), sum(sizes)
         self._terms = 1 if one_term and _block(num_in) > 1 else _TERMS
-        first = kernel.base ** (self._terms - 1)
-        rest = first // 2 - 1 if self._terms > 1 else 0
-        self._step = _constant(1 / (first * kernel.largest[self._terms > 1] + rest))
+        self._base = 2 * kernel.largest
+        first = self._base ** (self._terms - 1)
+        rest = max(first // 2 - 1, 0)
+        self._step = _constant(1 / (first * kernel.largest + rest))
 
     def put(self, **parts: torch.Tensor) -> None:
         """Replaces `numbers` or `scale` of weights that are read from a file."""
@@ -175,12 +178,17 @@ class Products:
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated((x / fine).round_())
         scale = whole.abs().amax(-1, keepdim=True).mul_(self._step).add_(_LEAST)
-        sums = kernel.multiply(kernel.split(whole, scale, self._terms), self._weights)
+        numbers = kernel.prepare(_split(whole, scale, self._terms, self._base))
+        sums = kernel.multiply(numbers, self._weights)
         if self._terms > 1:
             sums, *finer = sums.chunk(self._terms)
             for product in finer:  # Not in one operation, which rounds otherwise at a buffer's end.
-                sums = sums.mul_(kernel.base).add_(product)
+                sums = sums.mul_(self._base).add_(product)
         return torch.mul(sums, scale.mul_(fine), out=out)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 # -- with VNNI: bytes ------------------------------------------------------------------------------
@@ -190,43 +198,23 @@ class _PackedBytes(NamedTuple):
     packed: Any
     scale: torch.Tensor
     zeros: torch.Tensor
-    num_in: int
 
 
-@cache
-def _to_bytes(terms: int, num_in: int) -> torch.Tensor:
-    return _constant(_TO_BYTES[terms]).repeat(num_in)
-
-
-def _split_into_bytes(whole: torch.Tensor, scale: torch.Tensor, terms: int) -> torch.Tensor:
-    """As uint8 whose zero is 128."""
-    num_in = whole.shape[-1]
-    numbers = torch.addcdiv(_to_bytes(terms, num_in), whole, scale).view(torch.int32)
-    if terms == 1:
-        return numbers.to(torch.uint8)
-    return (numbers.add_(_OTHER_HALF) >> _PLACES).to(torch.uint8).view(-1, num_in)
+def _to_bytes(x: torch.Tensor) -> torch.Tensor:
+    return x.add_(_TO_BYTE).view(torch.int32).to(torch.uint8)
 
 
 def _pack_bytes(weights: Int8Rows) -> _PackedBytes:
     zeros = torch.zeros_like(weights.scale, dtype=torch.int64)
-    packed = int8_packed(weights.numbers)
-    return _PackedBytes(packed, weights.scale, zeros, weights.numbers.shape[1])
+    return _PackedBytes(int8_packed(weights.numbers), weights.scale, zeros)
 
 
 def _multiply_bytes(numbers: torch.Tensor, weights: _PackedBytes) -> torch.Tensor:
-    return int8_product(numbers, *weights[:3])
+    return int8_product(numbers, *weights)
 
 
 def _unpack_bytes(weights: _PackedBytes) -> Int8Rows:
-    """A product with ones gives their columns back, bit by bit."""
-    packed, scale, zeros, num_in = weights
-    columns, factors = [], torch.ones_like(scale)
-    for first in range(0, num_in, _AT_ONCE):
-        number = min(_AT_ONCE, num_in - first)
-        ones = torch.full((number, num_in), 128, dtype=torch.uint8, device="cpu")
-        ones[:, first : first + number].fill_diagonal_(129)
-        columns.append(int8_product(ones, packed, factors, zeros))
-    return Int8Rows(torch.cat(columns).T.contiguous(), scale)
+    return Int8Rows(int8_unpacked(weights.packed), weights.scale)
 
 
 def _multiply_rows(numbers: torch.Tensor, weights: Int8Rows) -> torch.Tensor:
@@ -235,15 +223,6 @@ def _multiply_rows(numbers: torch.Tensor, weights: Int8Rows) -> torch.Tensor:
 
 
 # -- without VNNI: smaller numbers -----------------------------------------------------------------
-
-
-def _split_narrowly(whole: torch.Tensor, scale: torch.Tensor, terms: int) -> torch.Tensor:
-    """As float32; the last term is not rounded yet."""
-    rest, numbers = whole / scale, []
-    for place in range(terms - 1, 0, -1):
-        numbers.append((rest / _BASE_NARROW**place).round_())
-        rest = rest.sub_(numbers[-1] * _BASE_NARROW**place)
-    return torch.cat([*numbers, rest]) if numbers else rest
 
 
 def _pack_narrowly(weights: Int8Rows) -> tuple[object, torch.Tensor]:
@@ -273,10 +252,6 @@ def _multiply_rows_in_float(x: torch.Tensor, weights: Int8Rows) -> torch.Tensor:
     return torch.cat(parts, 1).float().mul_(weights.scale)
 
 
-def _as_they_are(weights: Int8Rows) -> Int8Rows:
-    return weights
-
-
 class Kernels(NamedTuple):
     """For packed weights, and for those of one layer as a file holds them."""
 
@@ -284,15 +259,11 @@ class Kernels(NamedTuple):
     in_file: Kernel
 
 
-_LIMITS = (_LARGEST, _LARGEST_OF_THREE)
-_bytes = Kernel(256, _LIMITS, _split_into_bytes, _pack_bytes, _multiply_bytes, _unpack_bytes)
-BYTES = Kernels(_bytes, Kernel(*_bytes[:3], _as_they_are, _multiply_rows, _as_they_are))
-_narrow = Kernel(
-    _BASE_NARROW,
-    (_LARGEST_NARROW, _LARGEST_NARROW),
-    _split_narrowly,
-    _pack_narrowly,
-    _multiply_narrowly,
-    _unpack_narrowly,
+BYTES = Kernels(
+    Kernel(_LARGEST, _to_bytes, _pack_bytes, _multiply_bytes, _unpack_bytes),
+    Kernel(_LARGEST, _to_bytes, _as_it_is, _multiply_rows, _as_it_is),
 )
-NARROW = Kernels(_narrow, Kernel(*_narrow[:3], _as_they_are, _multiply_rows_in_float, _as_they_are))
+NARROW = Kernels(
+    Kernel(_LARGEST_NARROW, _as_it_is, _pack_narrowly, _multiply_narrowly, _unpack_narrowly),
+    Kernel(_LARGEST_NARROW, _as_it_is, _as_it_is, _multiply_rows_in_float, _as_it_is),
+)

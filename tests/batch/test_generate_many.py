@@ -88,20 +88,14 @@ def test_lengths_that_a_criterion_names(lengths: list[int]) -> None:
     assert_as_alone(tiny_model(), prompts(), wild(), **options)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft's own
 @pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
-def test_what_a_wrapper_of_peft_changes(mode: str) -> None:
-    """Virtual tokens are there until its `generate()` returns, and are decoded plainly."""
+def test_what_ends_with_the_generate_of_a_wrapper_is_refused() -> None:
+    """Virtual tokens are there until its `generate()` returns."""
     config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    wrapper, options = get_peft_model(new_model(), config).eval(), {"max_new_tokens": 8}
-    options |= MODES[mode]
-    for answer in generate_many(wrapper, tiny_tokenizer(), prompts(), seed=3, **options):
-        ids = torch.tensor([prompts()[answer.index]])
-        torch.manual_seed(3 + answer.index)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        expected = wrapper.generate(**inputs, **options)[0, ids.shape[1] :].tolist()
-        assert (answer.ids, answer.stats.mode) == (expected, "plain")
+    wrapper = get_peft_model(new_model(), config).eval()
+    with pytest.raises(UnsupportedError, match=r"prompt learning.*call generate\(\) for each"):
+        list(generate_many(wrapper, tiny_tokenizer(), prompts(), max_new_tokens=2))
 
 
 def test_a_draft_model_beside_many_prompts() -> None:
@@ -238,6 +232,14 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
         session.submit(9, given[0], None, {"max_new_tokens": 110})
     with pytest.raises(UnsupportedError, match="the prompt into 21"):
         session.submit(9, given[0] + given[1], None, {"max_new_tokens": 2})
+
+
+def test_no_prompt_is_lost_after_many_that_are_refused() -> None:
+    """All that are taken ahead were once the last ones."""
+    given = [*[[]] * 300, [5, 6, 7]]
+    answers = list(generate_many(tiny_model(), tiny_tokenizer(), given, max_new_tokens=3))
+    assert len(answers) == 301
+    assert [answer.index for answer in answers if answer.error is None] == [300]
 
 
 def test_an_iterator_that_breaks_loses_no_prompt() -> None:

@@ -537,6 +537,22 @@ def test_an_interrupt_ends_everything() -> None:
         played(session, logits_processor=[Fuse(3, error)])
 
 
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_an_interrupt_loses_no_text_whose_last_token_came_in_the_same_step(num_new: int) -> None:
+    """With the prompt, or in a forward that both texts share; the next step returns it."""
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild())
+    fuse = Fuse(num_new, KeyboardInterrupt)  # type: ignore[arg-type]
+    given = ({"max_new_tokens": num_new}, {"max_new_tokens": NUM_NEW, "logits_processor": [fuse]})
+    for index, options in enumerate(given):
+        session.submit(index, prompts()[index], index, options)
+    with pytest.raises(KeyboardInterrupt):
+        session.step()
+    assert not session.is_empty
+    (answer,) = session.step()
+    assert (answer.index, answer.error, session.is_empty) == (0, None, True)
+    assert answer.ids == alone(tiny_model(), prompts()[0], 0, max_new_tokens=num_new)
+
+
 def test_a_call_of_its_own_raises_what_it_always_raised() -> None:
     """With nothing around it, and no other row goes on."""
     from selfspec import attach
@@ -590,36 +606,6 @@ def test_what_is_wrong_for_all_prompts_is_raised_before_any_work(
     monkeypatch.setattr(Engine, "step", None)
     with pytest.raises(error, match=said):
         next(generate_many(tiny_model(), tiny_tokenizer(), prompts(), **options))
-
-
-@pytest.mark.parametrize("fault", ["raises", "names what is not there", "names no number"])
-@pytest.mark.parametrize("at", [1, 3])
-def test_a_scheduler_that_breaks_ends_no_text(
-    fault: str, at: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning, and from then on prompts start in order of arrival."""
-    fuse = Fuse(at)
-
-    class Lost:
-        def choose(self, waiting: Sequence[int], *_: Any, **__: Any) -> list[Any]:
-            try:
-                fuse.burn()
-            except Broken:
-                if fault == "raises":
-                    raise
-                return ["0"] if "number" in fault else [len(waiting)]
-            return [len(waiting) - 1]
-
-    options: dict[str, Any] = {"scheduler": Lost(), "max_new_tokens": NUM_NEW, "seed": 0}
-    found = generate_many(tiny_model(), tiny_tokenizer(), prompts(), max_rows=2, **options)
-    answers = list(found)
-    assert len(answers) == 5
-    for answer in answers:
-        assert answer.error is None
-        assert answer.ids == alone(tiny_model(), prompts()[answer.index], answer.index)
-    assert fuse.left == 0, "it is asked nothing more"
-    said = [each.getMessage() for each in caplog.records if each.name == "selfspec"]
-    assert len([text for text in said if "scheduler has failed" in text]) == 1
 
 
 @pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.slow)])

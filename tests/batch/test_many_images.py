@@ -28,16 +28,6 @@ def with_other_pixels(inputs: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**inputs, "pixel_values": inputs["pixel_values"] * factor}
 
 
-def padded(inputs: dict[str, Any], number: int) -> dict[str, Any]:
-    """With padding on the left, in all that has a value for each token."""
-    shape = inputs["input_ids"].shape
-    wide = {name: each.shape[:2] == shape for name, each in inputs.items()}
-    return {
-        name: torch.nn.functional.pad(each, (number, 0)) if wide[name] and each.dim() == 2 else each
-        for name, each in inputs.items()
-    }
-
-
 def alone(model: Any, inputs: dict[str, Any], seed: int, **options: Any) -> list[int]:
     """The new tokens of stock's own call."""
     torch.manual_seed(seed)
@@ -71,18 +61,6 @@ def test_texts_are_those_of_each_prompt_alone(name: str, mode: str) -> None:
     if name in FOLLOWED:
         assert spec.total_stats.disabled_reason is None
         assert spec.total_stats.num_nodes > spec.total_stats.num_steps
-
-
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_padding_is_left_out(name: str) -> None:
-    model, inputs = seeing_model(name), prompt_with_image(name)
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
-    given = [inputs, padded(inputs, 4), with_other_pixels(padded(inputs, 9), -1.0)]
-    answers = list(generate_many(model, tiny_tokenizer(), given, assistant=wild(), **options))
-    assert {answer.num_prompt_tokens for answer in answers} == {21}
-    for answer in answers:
-        alone_inputs = inputs_of(given[answer.index], tiny_tokenizer())
-        assert answer.ids == alone(model, alone_inputs, 0, **options)
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
@@ -138,8 +116,8 @@ def test_messages_with_images_and_all_that_needs_a_tokenizer() -> None:
         ({"input_ids": [[1, 2]]}, "return_tensors='pt'"),
         (prompt(2), r"got input_ids of shape \(2, "),
         (
-            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 0]])},
-            "on its left alone",
+            {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[0, 1]])},
+            "must have no padding",
         ),
     ],
 )

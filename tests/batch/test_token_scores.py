@@ -46,9 +46,8 @@ def test_scores_are_those_of_a_plain_forward(name: str, choice: str) -> None:
         scores = (answer.prompt_logprobs or [None] * len(prompt)) + (answer.logprobs or [])
         assert len(scores) == ids.shape[1]
         for place in range(1 if scored else len(prompt), len(scores)):
-            token, text, logprob, top, data = scores[place]
+            token, text, logprob, top = scores[place]
             assert text == given[1].decode([token])
-            assert data is None or data.decode() == text
             assert token == ids[0, place]
             assert logprob == pytest.approx(expected[place - 1, token].item(), abs=1e-4)
             values, tops = expected[place - 1].topk(2)

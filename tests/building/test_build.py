@@ -10,13 +10,12 @@ import torch
 
 from selfspec import SelfSpec
 from selfspec.building import build as build_module
-from selfspec.building import reading
-from selfspec.building.build import build_cache
-from selfspec.building.reading import teach
-from selfspec.building.texts import VOCABULARY
+from selfspec.building.build import build_cache, teach
 from selfspec.errors import BuildError
 from selfspec.forward.model import vocab_size
 from selfspec.learning import top_k_of
+
+NO_MODEL = None  # Whoever calls it fails.
 
 
 def test_a_cache_of_texts_and_of_what_the_model_says(tmp_path, build, folder, texts, tokenizer):
@@ -32,34 +31,15 @@ def test_a_cache_of_texts_and_of_what_the_model_says(tmp_path, build, folder, te
 
 
 def test_texts_need_no_model(folder, tokenizer):
-    contents = build_cache(str(folder), tokenizer, None)
+    contents = build_cache(str(folder), tokenizer, NO_MODEL, num_tokens=0)
     assert contents.tables == {}
     assert "model" not in contents.about
 
 
-def test_a_cache_of_the_vocabulary(build, tokenizer, model):
-    """What the model says after each token, as in an answer."""
-    contents = build(VOCABULARY, has_texts=False)
-    tables = contents.tables
-    assert contents.answers is None
-    assert len(tables["lut2"]["ids"]) == 0, "no pair was read"
-    size = len(tokenizer)
-    assert tables["lut"]["tokens"].tolist() == list(range(size))
-    hello = [{"role": "user", "content": "Hello"}]
-    text = tokenizer.apply_chat_template(hello, tokenize=False, add_generation_prompt=True)
-    prefix = tokenizer(text, add_special_tokens=False)["input_ids"]
-    for token in (0, 5, size - 1):
-        with torch.inference_mode():
-            logits = model(torch.tensor([[*prefix, token]])).logits[0, -1]
-        assert tables["lut"]["ids"][token].tolist() == logits.topk(8).indices.tolist()
-    few = build(VOCABULARY, has_texts=False, num_tokens=14)
-    assert few.tables["lut"]["tokens"].tolist() == list(range(128)), "as one forward reads"
-
-
 def test_the_luts_hold_what_the_model_says(model, monkeypatch):
     """Each window alone, in order, gives the same."""
-    monkeypatch.setattr(reading, "_WINDOW", 4)
-    monkeypatch.setattr(reading, "_ROWS", 2)
+    monkeypatch.setattr(build_module, "_WINDOW", 4)
+    monkeypatch.setattr(build_module, "_ROWS", 2)
     documents = [np.arange(5, 12), np.array([20, 5, 6]), np.arange(30, 45)]
     memory, expected = (SelfSpec().learned(vocab_size(model)) for _ in range(2))
     assert sum(teach(memory, model, documents)) == 25
@@ -80,14 +60,13 @@ def test_the_luts_hold_what_the_model_says(model, monkeypatch):
 def test_data_with_nothing_in_it(tmp_path, build, tokenizer):
     path = tmp_path / "empty.txt"
     path.write_text("")
-    for load_model in (None, lambda: pytest.fail("the model is loaded in vain")):
-        with pytest.raises(BuildError, match="--data must hold a document with text in it"):
-            build_cache(str(path), tokenizer, load_model)
+    with pytest.raises(BuildError, match="--data must hold a document with text in it"):
+        build_cache(str(path), tokenizer, NO_MODEL)
 
 
 def test_as_many_texts_are_kept_as_a_selfspec_drafts_from(folder, tokenizer, monkeypatch):
     monkeypatch.setattr(build_module, "MAX_TOKENS", 30)
-    contents = build_cache(str(folder), tokenizer, None)
+    contents = build_cache(str(folder), tokenizer, NO_MODEL, num_tokens=0)
     assert len(contents.answers) == 30
     assert contents.answers[-1] == -1  # What is put after it is another text.
     assert contents.about["documents"] < 9

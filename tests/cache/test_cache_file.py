@@ -152,12 +152,10 @@ class TestRefused:
             ({"answers.tokens": lut()["ids"]}, "answers"),
             ({"answers.ids": lut()["tokens"]}, "answers"),
             ({"answers.tokens": lut()["tokens"] - 5}, "answers"),
-            ({"answers.tokens": np.array([(1 << 28) - 1, -1], np.int32)}, "id 268,435,455, which"),
-            ({"lut.tokens": lut([1, 3, 1 << 24])["tokens"]}, "which no vocabulary has"),
             ({"lutt.\x1b[31m": np.zeros(3, np.int32)}, "'lutt'"),
             ({"\x1b[31m.ids": np.zeros(3, np.int32)}, "[31m"),
         ],
-        ids=range(12),
+        ids=range(10),
     )
     def test_a_wrong_table(self, path, changes, said):
         arrays = {name: a for name, a in {**load_file(path), **changes}.items() if a is not None}
@@ -167,14 +165,6 @@ class TestRefused:
     def test_a_file_of_something_else(self, path):
         save_file({"weight": np.zeros(3)}, path)
         refused(path, "no cache of selfspec")
-        with pytest.raises(CacheError) as error:
-            load_cache(path)
-        assert "delete" not in str(error.value)
-        assert "name another, or make one with" in str(error.value)
-
-    def test_one_of_ours_that_is_damaged_may_be_deleted(self, path):
-        save_file({"lutt.ids": np.zeros(3, np.int32)}, path, metadata={"selfspec": "{}"})
-        refused(path, "delete it, and make one with 'selfspec cache build'")
 
     @pytest.fixture
     def good(self, path) -> bytes:

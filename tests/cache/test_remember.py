@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from selfspec import CacheError, ConfigError, SelfSpec
-from selfspec.cache import CacheContents, load_cache, save_cache, tokenizer_info
+from selfspec.cache import CacheContents, learned_on_demand, load_cache, save_cache, tokenizer_info
 from selfspec.cache import remember as remember_module
 from tests.caches import (
     OWNER,
@@ -22,7 +22,7 @@ from tests.caches import (
     learn,
     lut,
     lut2,
-    opened,
+    remembering,
 )
 from tests.fakes import VOCAB, attached_model, lut_of, prompt
 
@@ -39,7 +39,7 @@ def path(tmp_path):
 @pytest.fixture
 def always(monkeypatch) -> None:
     """Saves after every call."""
-    monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(learned_on_demand, "SAVE_SECONDS", 0.0)
 
 
 def new_spec(path, **knobs) -> SelfSpec:
@@ -53,7 +53,7 @@ def write(spec, seed=1):
 
 def settled(spec) -> None:
     """Waits for a save that goes on beside the calls."""
-    with spec._remembered._lock:
+    with spec._learned._saving:
         pass
 
 
@@ -96,7 +96,7 @@ def test_nothing_is_kept_unasked_or_before_minutes_have_passed(path, tmp_path, m
     for spec in specs:
         write(spec)
     assert os.listdir(tmp_path) == []
-    monkeypatch.setattr(remember_module, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(learned_on_demand, "SAVE_SECONDS", 0.0)
     for spec in specs:
         write(spec)
     settled(specs[1])
@@ -174,10 +174,10 @@ class TestOver:
 
     def test_the_newer_row_wins_and_all_others_stay(self, path):
         save_cache(path, kept())
-        remembered, memory = opened(path)
-        learn(memory, [3, 5])
+        on_demand = remembering(path)
+        learn(on_demand, [3, 5])
         save_cache(path, kept(tables={"lut": lut([1, 7]), "lut2": lut2()}), overwrite=True)
-        remembered.save()
+        on_demand.save()
         tables = load_cache(path).tables
         assert tables["lut"]["tokens"].tolist() == [1, 3, 5, 7, 9]
         assert tables["lut"]["ids"][1].tolist() == [5] * 8
@@ -185,19 +185,19 @@ class TestOver:
         assert tables["lut2"]["pairs"].tolist() == lut2()["pairs"].tolist()
 
     def test_of_a_row_that_two_have_the_one_that_is_saved_later_stays(self, path):
-        one, other = opened(path), opened(path)
-        for (remembered, memory), tokens, id_ in ((one, [1, 3], 6), (other, [3, 9], 7)):
-            learn(memory, tokens, id_)
-            remembered.save()
+        one, other = remembering(path), remembering(path)
+        for on_demand, tokens, id_ in ((one, [1, 3], 6), (other, [3, 9], 7)):
+            learn(on_demand, tokens, id_)
+            on_demand.save()
         ids = load_cache(path).tables["lut"]["ids"]
         assert [row[0] for row in ids.tolist()] == [6, 7, 7]
 
     @pytest.mark.parametrize(("ours", "theirs", "stays"), [(9, 8, 9), (8, 9, 9), (8, 8, 8)])
     def test_of_two_rates_the_one_with_more_trials_stays(self, path, ours, theirs, stays):
-        remembered, memory = opened(path)
-        memory.calibration.restore([[KIND, 2.0, float(ours)]])
+        on_demand = remembering(path)
+        on_demand.of(50).calibration.restore([[KIND, 2.0, float(ours)]])
         save_cache(path, kept(calibration=[[KIND, 1.0, float(theirs)]]))
-        remembered.save()
+        on_demand.save()
         [(_, hits, trials)] = load_cache(path).calibration
         assert (hits, trials) == (2.0 if ours >= theirs else 1.0, stays)
 
@@ -221,7 +221,7 @@ class TestTrouble:
         assert set(tokens_kept(path)) >= set(tokens_of(spec))
 
     def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
-        monkeypatch.setattr(remember_module, "_MAX_WAIT", 0.0)
+        monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 0.0)
         spec = new_spec(path)
         write(spec)
         with (
@@ -247,14 +247,14 @@ class TestTrouble:
 
     def test_a_lock_that_is_held_at_the_end_is_warned_of(self, path, tmp_path, monkeypatch, caplog):
         """There is no later any more."""
-        monkeypatch.setattr(remember_module, "_MAX_WAIT", 0.0)
+        monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 0.0)
         spec = new_spec(path)
         write(spec)
         with (
             caplog.at_level(logging.WARNING, "selfspec"),
             filelock.FileLock(tmp_path / "mine.safetensors.lock"),
         ):
-            spec._remembered.end()
+            spec._learned.end()
         assert "what was learned is not saved: " in caplog.text
 
     def test_no_call_waits_for_a_slow_disk(self, path, monkeypatch, always):
@@ -351,7 +351,7 @@ def test_what_was_saved_while_it_was_written_gives_way_to_the_whole(path):
     spec = new_spec(path, sources=("texts",))
 
     def save_once(record):
-        if len(spec._remembered._learned.tables()["texts"]["tokens"]) == 9:
+        if len(spec.learned(VOCAB).tables()["texts"]["tokens"]) == 9:
             spec.save_learned()
             beginnings.append(load_cache(path).answers.tolist())
 

@@ -15,8 +15,7 @@ from selfspec.cli import messages
 from selfspec.cli.messages import show_log, working
 from selfspec.cli.options import Knobs
 
-COMMANDS = [("demo",), ("check",), ("chat",), ("generate",), ("batch",), ("serve",)]
-CACHE_COMMANDS = [("cache", "build"), ("cache", "inspect")]
+COMMANDS = ("demo", "check", "chat", "generate", "batch", "serve", "cache", "cache build")
 # Runs a command where torch can't be imported, so that only what comes before it is on the screen.
 NO_TORCH = """
 import sys
@@ -32,10 +31,10 @@ def python(*args: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, input="x")
 
 
-@pytest.mark.parametrize("words", [(), ("cache",), *COMMANDS, *CACHE_COMMANDS])
-def test_help_is_on_one_screen(run, words, monkeypatch):
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_on_one_screen(run, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    result = run(*words, "--help")
+    result = run(*command.split(), "--help")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) <= 40
 
@@ -75,7 +74,7 @@ def test_what_needs_no_torch_comes_before_it(args, said, chat_folder):
         (["check", "{model}", "--device", "gpu"], "device must be"),
         (["cache", "build", "{model}", "o", "--data", "no.jsonl"], "(got 'no.jsonl')"),
         (["serve", __file__], "MODEL"),
-        (["cache", "build", "/", "out", "--data", "vocabulary"], "MODEL"),
+        (["cache", "build", "/", "out", "--data", __file__], "MODEL"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_option(fails, plain_folder, args, said):

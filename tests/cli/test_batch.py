@@ -101,8 +101,8 @@ def test_bad_lines_are_told_and_the_rest_goes_on(batch, tmp_path):
     """Each of them ended the run once, or could have: no other line was answered."""
     wrong = {
         "[" * 100_000: "JSON",
-        '{"id": "\\ud800", "prompt": "x"}': "id",
-        '{"custom_id": "a", "body": {"prompt": "x", "n_best": 2}}': "'n_best'",
+        '{"id": "\\ud800", "prompt": "x"}': "JSON",
+        '{"custom_id": "a", "body": {"prompt": "x", "n_best": 2}}': "n_best",
         json.dumps({"prompt": "x" * 600}): "600 + 6 tokens",
         '{"prompt": "x", "logit_bias": {"999999": 1}}': "logit_bias",
     }

@@ -12,7 +12,7 @@ from rich.console import Console
 from selfspec.cli import check, comparison
 from selfspec.cli.comparison import Comparison, measure
 from selfspec.cli.paint import harmless
-from selfspec.cli.questions import SNIPPETS, Question
+from selfspec.cli.questions import Question, snippets
 from selfspec.cli.report import has_times, print_report, python_lines, verdict
 from selfspec.plugin import SelfSpec
 from selfspec.stats import GenerationStats
@@ -95,10 +95,10 @@ def test_the_demo_shows_the_embedded_model(run):
     assert "\x1b" not in said
     _, _, table = said.partition(" prompt ")
     assert max(map(len, table.partition("Same text")[0].splitlines()[:-1])) <= 80
-    for question in SNIPPETS:
+    for question in snippets():
         assert question.name in said
         assert question.prompt in said
-    assert f"Same text: {len(SNIPPETS)} of {len(SNIPPETS)}" in said
+    assert "Same text: 3 of 3" in said
     assert "sampling at temperature 0.5, seed 1" in said
     assert said.endswith("measure yours with 'selfspec check your/model'.\n")
 

@@ -35,7 +35,7 @@ LENGTH = {"max_new_tokens": 3}
         ({"prompt": "x", "n": "mine", "model": 7}, "x", {}),
         ({"messages": [{"role": "user", "content": PARTS}]}, MESSAGES, {}),
         ({"messages": MESSAGES, "max_completion_tokens": 3}, MESSAGES, LENGTH),
-        ({"prompt": "x", "max_tokens": 3, "max_new_tokens": 3}, "x", LENGTH),
+        ({"prompt": "x", "max_tokens": 3, "max_new_tokens": 4}, "x", LENGTH),
         ({"body": {"prompt": [5, 6], "temperature": 0}}, [5, 6], {"do_sample": False}),
         ({"messages": [{"role": "developer", "content": "x"}]}, SYSTEM, {}),
         (
@@ -76,16 +76,14 @@ WRONG = {
     '{"question_id": 81, "turns": ["one", "two"]}': "body (got question_id, turns)",
     '{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}': "one of prompt",
     '{"prompt": ""}': "prompt",
-    '{"prompt": "\\ud800"}': "prompt",
+    '{"prompt": "\\ud800"}': "JSON",
     '{"id": [1], "prompt": "x"}': "id",
-    '{"id": "\\ud800", "prompt": "x"}': "id",
     '{"messages": "hello"}': "messages",
     '{"messages": [{"role": "nobody", "content": "x"}]}': "messages[0].role",
-    '{"prompt": "x", "stop": "\\ud800"}': "stop must",
+    '{"prompt": "x", "stop": 7}': "stop: Input should be a valid string, or ",
     '{"prompt": "x", "temperature": "hot"}': "temperature",
     '{"prompt": "x", "seed": 1e70}': "seed",
     '{"prompt": "x", "temprature": 0}': "'temperature'?",
-    '{"prompt": "x", "max_tokens": 3, "max_new_tokens": 4}': "max_tokens and max_new_tokens",
     '{"body": {"prompt": "x", "n": 2}}': "n must",
 }
 

@@ -368,7 +368,7 @@ def test_layers_call_functions_of_their_module(name, roles):
 def test_a_layer_of_a_cache_may_keep_nothing():
     model = tiny_model("nemotron-h")
     kept = [states.keeps_nothing(layer) for layer in DynamicCache(config=model.config).layers]
-    assert kept in ([False, False, True], [False] * 3)  # Before 5.18 it is a layer of states.
+    assert kept in ([False, True, False, True], [False] * 4)  # Before 5.18, all have states.
 
 
 def test_a_window_beside_states_is_cropped_and_the_states_stay():
@@ -645,6 +645,22 @@ def test_virtual_tokens_are_seen():
 # --- kernels
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_torch_transforms_is_told_apart():
+    def says(x: torch.Tensor) -> torch.Tensor:
+        assert kernels.is_transforming()
+        return x.sum()
+
+    def is_traced(x: torch.Tensor) -> torch.Tensor:
+        assert kernels.is_traced()
+        return says(x)
+
+    torch.func.grad(says)(torch.ones(3))
+    torch.jit.trace(is_traced, torch.ones(3), check_trace=False)
+    assert not kernels.is_transforming()
+    assert not kernels.is_traced()
+
+
 def test_the_operators_compute_what_torch_does():
     x, weight, bias = torch.randn(3, 16), torch.randn(8, 16), torch.randn(8)
     expected = nn.functional.linear(x, weight, bias)
@@ -664,6 +680,7 @@ def test_the_operators_compute_what_torch_does():
     if hasattr(torch.ops.onednn, "qlinear_prepack"):
         whole, scale = torch.randint(-3, 4, (8, 16)), torch.rand(8)
         packed, zeros = kernels.int8_packed(whole.to(torch.int8)), torch.zeros(8, dtype=torch.int64)
+        assert torch.equal(kernels.int8_unpacked(packed), whole.to(torch.int8))
         numbers = torch.randint(120, 137, (3, 16))
         found = kernels.int8_product(numbers.to(torch.uint8), packed, scale, zeros)
         torch.testing.assert_close(found, (numbers - 128.0) @ (whole * scale[:, None]).T)

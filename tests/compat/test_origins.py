@@ -11,10 +11,12 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
 from torch.nn.utils import prune
+from transformers.models.lfm2 import modeling_lfm2
 
 from selfspec.compat import origins
 from selfspec.compat.modules import hooks_on
-from tests.fakes import new_model, tiny_model
+from selfspec.forward.states.seam import _Branching
+from tests.fakes import new_model, of_library, tiny_model
 
 
 def hook(*_: Any) -> None:
@@ -43,6 +45,7 @@ USERS = {
     "object": Hooks(),
     "class": Hooks,
     "partial": partial(hook, 1),
+    "in a partial of torch": partial(nn.functional.relu, hook),
     "in a wrapper of torch": torch.no_grad()(hook),
     "looks like a layer": wrapped_like_a_layer(),
 }
@@ -104,6 +107,20 @@ def test_hooks_that_change_no_token_are_harmless() -> None:
     add_hook_to_module(layer, AlignDevicesHook())
     assert origins.is_of_library(layer.forward)
     assert origins.is_of_library(layer._hf_hook)
+
+
+def test_functions_that_a_user_has_put_into_modules_of_libraries(monkeypatch: Any) -> None:
+    classes = {type(module) for module in tiny_model("lfm2").modules()}
+    assert origins.replaced_functions(classes) == []
+    assert origins.replaced_functions({Hooks}) == []
+    monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", of_library(hook, "liger_kernel"))
+    assert origins.replaced_functions(classes) == []
+    place = "transformers.models.lfm2.modeling_lfm2.causal_conv1d_fn"
+    for function in (hook, _Branching("causal_conv1d_fn", hook)):  # alone, and behind our own
+        monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", function)
+        assert origins.replaced_functions(classes) == [(place, function)]
+    monkeypatch.undo()
+    assert origins.replaced_functions(classes) == []
 
 
 def test_llm_int8_is_known_by_its_name() -> None:

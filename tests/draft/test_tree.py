@@ -14,7 +14,7 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.papers.diaa import DynamicTree
 from selfspec.records import DraftTree, StepRecord
 from tests.oracles import GrowthOracle
-from tests.strategies import ScriptedCursor, probability_of, tables
+from tests.strategies import ScriptedCursor, check_tree, probability_of, tables
 
 configs = st.builds(SpecConfig, max_depth=st.integers(1, 4), top_k=st.integers(1, 4))
 shapes = st.builds(
@@ -63,7 +63,7 @@ def test_growth_takes_the_best_of_all_paths(cursors, config, shape, max_nodes):
     """Exactly, where every node is hoped to have a child as good as itself."""
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", 1.0):
         tree = TreeGrower(cursors, config, probability_of, shape=shape).grow(0, max_nodes)
-    tree.check()
+    check_tree(tree)
     everything = oracle_of(cursors, config, shape).paths(0)
     best = everything[: max_nodes - 1]
     assert tree.scores[1:] == pytest.approx([path.score for path in best])
@@ -88,7 +88,7 @@ def test_whatever_is_hoped_a_tree_has_good_paths_and_as_many(
 ):
     with mock.patch("selfspec.draft.tree._LEAST_HOPE", hope):
         tree = TreeGrower(cursors, config, probability_of, shape=shape).grow(0, max_nodes)
-    tree.check()
+    check_tree(tree)
     everything = oracle_of(cursors, config, shape).paths(0)
     scores = {path.tokens: path.score for path in everything}
     assert tree.scores[1:] == pytest.approx([scores[path] for path in paths_of(tree)])
@@ -168,7 +168,7 @@ def test_an_interval_keeps_the_shape_and_refills_its_tokens():
     for _ in range(2):
         cursor.observe(told(first, 5))
         refilled = trees.grow(5, 4)
-        refilled.check()
+        check_tree(refilled)
         assert refilled.parents == first.parents
         assert paths_of(refilled) == [(6,), (6, 8), (7,)]  # as the first, and not 6, 7, 8
         assert refilled.scores[1:] == pytest.approx([0.4, 0.04, 0.3])
@@ -264,14 +264,14 @@ def test_the_ways_to_grow_may_follow_one_another(table, config, several, max_nod
     cursor = ScriptedCursor(table)
     trees = TreeGrower([cursor], config, probability_of, shape=Ways(several))
     tree = trees.grow(0, max_nodes)
-    tree.check()
+    check_tree(tree)
     assert len(tree) <= max_nodes
     assert cursor.num_expanded == sum(siblings is not None for siblings in tree.looked_at)
     if config.top_k == 1:
         assert all(len(children) <= 1 for children in tree.children)
     for num_nodes in range(len(tree), 0, -1):
         tree.cut(num_nodes)
-        tree.check()
+        check_tree(tree)
 
 
 def test_best_first_goes_on_below_what_was_filled():

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from eval.runs.timing import learned_curve
 from selfspec.cost import CostCurve
-from selfspec.forward.costs import Costs, context_bucket
+from selfspec.forward.costs import Costs
 from tests.fakes import new_model
 
 pytestmark = pytest.mark.usefixtures("measuring")
@@ -26,14 +27,6 @@ def costs() -> Costs:
 def teach(curve: CostCurve, slope: float) -> None:
     for width in (1, 2, 4, 8) * 20:
         curve.refine(width, 1 + slope * (width - 1))
-
-
-@pytest.mark.parametrize(
-    ("length", "bucket"),
-    [(0, (0, 255)), (255, (0, 255)), (256, (256, 511)), (900, (512, 1023)), (1024, (1024, 2047))],
-)
-def test_lengths_within_a_factor_of_two_share_a_curve(length, bucket):
-    assert context_bucket(length) == bucket
 
 
 def test_the_same_situation_has_the_same_curve(costs):
@@ -56,11 +49,11 @@ def test_a_new_length_starts_from_the_nearest_known_one(costs):
 
 def test_what_calls_with_one_row_have_learned(costs):
     model = new_model()
-    assert costs.learned("eager", 600) is None
+    assert learned_curve(costs, "eager", 600) is None
     curve = costs.curve(model, backend(), 1)
-    assert costs.learned("eager", 600) is None
+    assert learned_curve(costs, "eager", 600) is None
     teach(curve, 0.3)
     costs.curve(model, backend(front=600), 1)  # Nothing was timed at this length.
     teach(costs.curve(model, backend(front=600), 2), 0.1)
-    assert costs.learned("eager", 600) is curve
-    assert costs.learned("packed", 600) is None
+    assert learned_curve(costs, "eager", 600) is curve
+    assert learned_curve(costs, "packed", 600) is None

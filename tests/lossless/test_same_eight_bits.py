@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,9 @@ MIXED = {"layer_types": ["conv", "full_attention"] * 3}
 KINDS = {"llama": {}, "llama, tied": TIED, "gemma2": {}, "bloom": {}, "lfm2": MIXED}
 
 
-def loaded(folder: Path, kind: str = "llama", changes: Any = None, **options: Any) -> Any:
-    saved_model(folder, kind.partition(",")[0], **KINDS[kind] | (changes or {}))
-    model = load(str(folder), weights="int8", **options)
+def loaded(folder: Path, kind: str = "llama", **changes: Any) -> Any:
+    saved_model(folder, kind.partition(",")[0], **KINDS[kind] | changes)
+    model = load(str(folder), weights="int8")
     assert is_in_eight_bits(model)
     return model
 
@@ -147,7 +146,7 @@ def test_layers_that_are_read_from_disk(kind: str, call: Call, tmp_path: Path) -
     In memory, some layers have one outcome, and torch computes other last bits of activations in
     such parts unless their sizes are multiples of 32.
     """
-    whole = loaded(tmp_path, kind, changes={"intermediate_size": 64})
+    whole = loaded(tmp_path, kind, intermediate_size=64)
     streamed = load_tightly(tmp_path, weights="int8")
     assert is_streamed(streamed)
     assert is_in_eight_bits(streamed)
@@ -204,30 +203,12 @@ def test_files_of_an_earlier_version_go(
     assert (len(later), later & now) == (2, now & before)
 
 
-def test_a_load_says_that_it_reads_the_file_to_check_it(
-    tmp_path: Path, user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said, bar = list[str](), rounded_file.progress
-    monkeypatch.setattr(rounded_file, "progress", lambda w, n: (said.append(w), bar(w, n))[1])
-    saved_model(tmp_path)
-    for _ in range(2):
-        load_tightly(tmp_path, weights="int8")
-    assert said == ["Rounding weights, this once", "Checking rounded weights"]
-
-
-def zeroed(data: bytes) -> bytes:
-    return data[:5000] + bytes(2000) + data[7000:]
-
-
-@pytest.mark.parametrize("damage", [zeroed, lambda data: data[:-1]])
-def test_a_damaged_file_is_made_anew(
-    damage: Callable[[bytes], bytes], tmp_path: Path, user: Path
-) -> None:
+def test_a_file_that_was_cut_off_is_made_anew(tmp_path: Path, user: Path) -> None:
     saved_model(tmp_path)
     load_tightly(tmp_path, weights="int8")
     (path,) = user.glob("*.weights")
     whole, left = path.read_bytes(), user / ".other.weights.0123.tmp"
-    path.write_bytes(damage(whole))
+    path.write_bytes(whole[:-1])
     left.write_bytes(b"of a process that was killed")
     load_tightly(tmp_path, weights="int8")
     assert path.read_bytes() == whole
@@ -289,7 +270,7 @@ def test_what_is_saved_are_the_rounded_weights(
 def test_a_model_that_is_moved_to_meta_stays_where_it_is(tmp_path: Path) -> None:
     model = loaded(tmp_path)
     before = run(model, prompt(), **GREEDY).ids
-    with pytest.raises(UnsupportedError, match="can't be written, moved or converted"):
+    with pytest.raises(UnsupportedError, match="can't be written, trained, compiled, moved or"):
         model.to("meta")
     assert_same_ids(run(model, prompt(), **GREEDY).ids, before)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -12,42 +12,30 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_f
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from transformers import AttentionInterface, LlamaForCausalLM
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from selfspec import SelfSpec
 from selfspec import runner as run_module
 from tests.fakes import new_model, of_library, prompt
-from tests.lossless.same import FIXED, GREEDY, run, run_both, slow
-
-STRENGTH = torch.linspace(-1, 1, 32)
+from tests.lossless.same import FIXED, GREEDY, NUM_COLUMNS, run, run_both, slow
 
 
 def first(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output[0]
 
 
-class Switch:
-    """A hook that acts on the newest token, by a flag, a strength, a count or a width."""
+class EveryThird:
+    """A hook that acts on the newest token of every third forward."""
 
-    def __init__(self, when: Callable[[Switch, int], bool]) -> None:
-        self.when, self.is_on, self.strength, self.num_calls = when, False, 0.0, 0
+    num_calls = 0
 
     def __call__(self, _module: Any, _args: Any, output: Any) -> None:
         self.num_calls += 1
-        hidden = first(output)
-        if self.when(self, hidden.shape[1]):
-            hidden[:, -1] += STRENGTH
-
-
-HOOKS: dict[str, Callable[[Switch, int], bool]] = {
-    "by a flag": lambda hook, _width: hook.is_on,
-    "by a strength": lambda hook, _width: hook.strength > 0,
-    "on wide forwards": lambda _hook, width: width > 12,
-    "the first time": lambda hook, _width: hook.num_calls == 1,
-    "each third time": lambda hook, _width: hook.num_calls % 3 == 0,
-    "after 25 times": lambda hook, _width: hook.num_calls > 25,
-}
+        if self.num_calls % 3 == 0:
+            first(output)[:, -1] *= -1
 
 
 @pytest.fixture
@@ -65,52 +53,35 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["llama", slow("gpt2"), "lfm2"])
-@pytest.mark.parametrize("when", HOOKS.values(), ids=HOOKS)
-def test_a_hook_is_heard_as_often_as_by_stock(
-    when: Callable[[Switch, int], bool], name: str, trials: list[str]
-) -> None:
+def test_a_hook_is_heard_as_often_as_by_stock(name: str, trials: list[str]) -> None:
     model = new_model(name)
     layer = next(m for m in model.modules() if isinstance(m, nn.ModuleList))[0]
     outcomes = []
     for extra in ({}, {"custom_generate": SelfSpec(max_nodes=64, budget="fixed")}):
-        hook = Switch(when)
+        hook = EveryThird()
         handle = layer.register_forward_hook(hook)
-        ids = [run(model, prompt(), **extra, **GREEDY).ids.tolist()]
-        hook.is_on, hook.strength = True, 1.0
-        ids.append(run(model, prompt(), **extra, **GREEDY).ids.tolist())
+        ids = run(model, prompt(), **extra, **GREEDY).ids.tolist()
         outcomes.append((ids, hook.num_calls))
         handle.remove()
     assert outcomes[0] == outcomes[1]
     assert not trials
     reason = extra["custom_generate"].stats.disabled_reason
-    assert "has the hook 'Switch'" in reason
+    assert "has the hook 'EveryThird'" in reason
     assert "trust_hooks=True" in reason
 
 
 class Wrapper(nn.Module):
-    """A module of a user's around a layer, with a switch that is no flag."""
+    """A module of a user's around a layer, which acts by the width of a forward."""
 
-    def __init__(self, inner: nn.Module, switch: Any) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.switch = inner, switch
+        self.inner = inner
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         output = self.inner(hidden, *args, **kwargs)
-        if self.switch > 0:
-            first(output)[:, -1] += STRENGTH
+        if hidden.shape[1] > 1:
+            first(output)[:, -1] *= -1
         return output
-
-
-@pytest.mark.parametrize("switches", [(0, 1), (torch.tensor(0), torch.tensor(1))])
-def test_a_wrapper_module_with_a_switch(switches: tuple[Any, Any], trials: list[str]) -> None:
-    model, spec = new_model(), SelfSpec(**FIXED)
-    wrapper = model.model.layers[1] = Wrapper(model.model.layers[1], switches[0])
-    for switch in switches:
-        wrapper.switch = switch
-        run_both(model, prompt(), spec, drafts=False, **GREEDY)
-    assert "'model.layers.1' is a " in spec.stats.disabled_reason
-    assert f"{__name__}.Wrapper, which is not tried" in spec.stats.disabled_reason
-    assert not trials
 
 
 class Scaled(nn.Module):
@@ -158,10 +129,40 @@ def wrapped(model: Any) -> Undo:
     return lambda: delattr(layer, "forward")
 
 
+def wrapped_in_a_module(model: Any) -> Undo:
+    layer, layers = model.model.layers[1], model.model.layers
+    layers[1] = Wrapper(layer)
+    return lambda: layers.__setitem__(1, layer)
+
+
 def replaced_in_the_class(_model: Any) -> Undo:
     inner = LlamaMLP.forward
     LlamaMLP.forward = lambda self, x: inner(self, x)
     return lambda: setattr(LlamaMLP, "forward", inner)
+
+
+def replaced_in_the_module(_model: Any) -> Undo:
+    """It scales the queries of forwards over some numbers of tokens, which stock never reads."""
+    inner = modeling_llama.apply_rotary_pos_emb
+
+    def rotate(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        scale = 2.0 if 8 < query.shape[2] < NUM_COLUMNS else 1.0
+        return inner(scale * query, *args, **kwargs)
+
+    modeling_llama.apply_rotary_pos_emb = rotate
+    return lambda: setattr(modeling_llama, "apply_rotary_pos_emb", inner)
+
+
+def replaced_in_the_cache(_model: Any) -> Undo:
+    inner = DynamicLayer.update
+    DynamicLayer.update = lambda *args, **kwargs: inner(*args, **kwargs)
+    return lambda: setattr(DynamicLayer, "update", inner)
+
+
+def replaced_in_torch(_model: Any) -> Undo:
+    inner = nn.functional.silu
+    nn.functional.silu = lambda *args, **kwargs: inner(*args, **kwargs)
+    return lambda: setattr(nn.functional, "silu", inner)
 
 
 def parametrized(model: Any) -> Undo:
@@ -187,6 +188,13 @@ def of_class(kind: type) -> Callable[[Any], Undo]:
         return lambda: setattr(model, "__class__", before)
 
     return put
+
+
+def handed_to_a_library(model: Any) -> Undo:
+    layer, inner = model.model.layers[1], model.model.layers[1].forward
+    run_it = of_library(lambda function, *args, **kwargs: function(*args, **kwargs))
+    layer.forward = partial(run_it, lambda *args, **kwargs: inner(*args, **kwargs))
+    return lambda: delattr(layer, "forward")
 
 
 def replaced_for_steps(model: Any) -> Undo:
@@ -216,7 +224,12 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "hook": (hooked, "its module 'model.layers.0' has the hook '<lambda>'"),
     "hook of all": (hooked_with_all_modules, "all modules have the hook '<lambda>'"),
     "forward": (wrapped, "its module 'model.layers.1' has the forward"),
-    "forward of a class": (replaced_in_the_class, "'model.layers.0.mlp' has the forward"),
+    "module": (wrapped_in_a_module, f"is a {__name__}.Wrapper, which is not tried"),
+    "forward of a class": (replaced_in_the_class, "LlamaMLP.forward is '<lambda>' now"),
+    "function": (replaced_in_the_module, "modeling_llama.apply_rotary_pos_emb is 'rotate' now"),
+    "function of torch": (replaced_in_torch, "torch.nn.functional.silu is '<lambda>' now"),
+    "method of a cache": (replaced_in_the_cache, "DynamicLayer.update is '<lambda>' now"),
+    "partial": (handed_to_a_library, "its module 'model.layers.1' has the forward"),
     "parametrization": (parametrized, f"is a {__name__}.Scaled"),
     "accelerate": (hooked_by_accelerate, "'lm_head' has the accelerate hook 'Hook'"),
     "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
@@ -230,12 +243,12 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
 @pytest.mark.parametrize(("put", "said"), FOREIGN.values(), ids=FOREIGN)
 def test_code_that_comes_and_goes(put: Callable[[Any], Undo], said: str, trials: list[str]) -> None:
     """Drafts go on after it with the verdict of before; while it is there, it is named."""
-    model, spec = new_model(), SelfSpec(**FIXED)
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    model, spec, shortly = new_model(), SelfSpec(**FIXED), {"max_new_tokens": 6, **GREEDY}
+    run_both(model, prompt(), spec, drafts=False, **shortly)
     assert spec.stats.disabled_reason is None
     undo = put(model)
     try:
-        run_both(model, prompt(), spec, drafts=False, **GREEDY)
+        run_both(model, prompt(), spec, drafts=False, **shortly)
         assert f"{said}" in str(spec.stats.disabled_reason)
         assert "use SelfSpec(trust_hooks=True)" in str(spec.stats.disabled_reason)
         assert spec.stats.forward == "eager"
@@ -243,7 +256,7 @@ def test_code_that_comes_and_goes(put: Callable[[Any], Undo], said: str, trials:
         assert SelfSpec(trust_hooks=True).ability(model).mode == "tree"
     finally:
         undo()
-    run_both(model, prompt(), spec, drafts=False, **GREEDY)
+    run_both(model, prompt(), spec, drafts=False, **shortly)
     assert spec.stats.disabled_reason is None
     assert len(trials) == 2
 
@@ -270,34 +283,6 @@ def test_gradient_checkpointing_for_each_step_makes_no_new_trial(trials: list[st
     assert len(trials) == 1
 
 
-# models of somebody's own
-
-
-class Own(LlamaForCausalLM):
-    """A model whose code has a switch, or acts by the width of a forward."""
-
-    switch: Any = 0
-    widest = 1000
-
-    def forward(self, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
-        output = super().forward(input_ids, position_ids=position_ids, **kwargs)
-        if self.switch > 0 or output.logits.shape[1] > self.widest:
-            output.logits[:, -1] = output.logits[:, -1].roll(1, -1)
-        return output
-
-
-@pytest.mark.parametrize("changes", [{"switch": 1}, {"switch": torch.tensor(1)}, {"widest": 12}])
-def test_an_own_model_is_never_run_in_a_trial(changes: dict[str, Any], trials: list[str]) -> None:
-    model, spec = new_model(), SelfSpec(**FIXED)
-    model.__class__ = Own
-    for name, value in changes.items():
-        for setting in (getattr(model, name), value, getattr(model, name)):
-            setattr(model, name, setting)
-            run_both(model, prompt(), spec, drafts=False, **GREEDY)
-            assert f"it is a {__name__}.Own" in str(spec.stats.disabled_reason)
-    assert not trials
-
-
 # their user's word
 
 
@@ -312,7 +297,7 @@ def test_trusted_code_is_believed(trials: list[str]) -> None:
 
         def hook(_module: Any, _args: Any, output: Any, heard: list[int] = heard) -> Any:
             heard.append(1)
-            first(output).add_(STRENGTH)
+            first(output).mul_(-1)
 
         handle = model.model.layers[0].register_forward_hook(hook)
         ids = run(model, prompt(), custom_generate=spec, **GREEDY).ids
@@ -365,9 +350,7 @@ class Linear8bitLt(nn.Linear):
 
     threshold = 6.0
 
-    @property
-    def state(self) -> Any:
-        return self
+    state = property(of_library(lambda layer: layer, "bitsandbytes"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])

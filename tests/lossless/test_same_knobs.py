@@ -1,4 +1,4 @@
-"""No knob changes the text; the learning scope says what stays behind."""
+"""No knob and no budget changes the text; the learning scope says what stays behind."""
 
 from __future__ import annotations
 
@@ -9,10 +9,29 @@ import numpy as np
 import pytest
 
 from selfspec import SelfSpec
+from selfspec.cost import CostCurve
+from selfspec.engine import Engine
+from selfspec.forward.costs import Costs
 from selfspec.papers.diaa import DynamicTree
+from selfspec.papers.ghidorah import FittedTree
 from selfspec.papers.self_draft import Branches
-from tests.fakes import VOCAB, lut_of, prompt, tiny_model
-from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, doubting, run_both, slow
+from selfspec.plugin import spec as spec_module
+from tests.fakes import VOCAB, WildSource, lut_of, new_model, of_library, prompt, tiny_model
+from tests.lossless.same import (
+    FIXED,
+    GREEDY,
+    MODES,
+    NUM_NEW,
+    SAMPLE,
+    Call,
+    doubting,
+    few,
+    run,
+    run_both,
+    slow,
+)
+from tests.test_engine_budget import CURVES
+from tests.zoo import BRANCHING
 
 OTHERS = ("llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3")
 KNOBS: dict[str, dict[str, Any]] = {
@@ -70,3 +89,68 @@ def _knowledge(spec: SelfSpec) -> tuple[bytes, bytes, dict[Any, Any]]:
     lut = lut_of(spec, VOCAB)
     tables = (lut.token_ids, lut.probabilities)
     return (*(np.array(table).tobytes() for table in tables), dict(memory.calibration._rates))
+
+
+FLAT = {1: 1.0, 64: 1.01}
+STEEP = {1: 1.0, 64: 64.0}
+STAIRS = {1: 1.0, 4: 1.0, 5: 2.0, 8: 2.0, 9: 4.0, 64: 9.0}
+
+
+@pytest.mark.parametrize("points", [FLAT, STEEP, STAIRS], ids=["flat", "steep", "stairs"])
+def test_whatever_a_forward_costs(
+    points: dict[int, float], call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curve = CostCurve(points)
+    monkeypatch.setattr(Costs, "curve", lambda *_: curve)
+    spec = partial(doubting, max_nodes=24, budget="measured")
+    run_both(tiny_model("mistral"), call.inputs, spec, drafts=False, **call.options)
+
+
+def test_one_fitted_shape(call: Call) -> None:
+    """Every step fills the same places, at most; what is not named is left out."""
+    model, inputs = tiny_model("mistral"), call.inputs
+    tree = FittedTree((0, 0, 1), (0, 2, 1), (0.6, 0.2, 0.1))
+    stock = run(model, inputs, **call.options)
+    spec = doubting(stock.ids, inputs, shape=tree)
+    trees: list[list[int]] = []
+    with spec.listening(lambda record: trees.append(record.tree.parents)):
+        both = run_both(model, inputs, spec, **call.options)
+    assert max(map(len, trees)) <= 4
+    assert both.stats.num_steps < both.stats.num_new_tokens
+    chains = doubting(stock.ids, inputs, shape=tree, top_k=1)
+    run_both(model, inputs, chains, **call.options)
+    assert chains.stats.nodes_per_step <= 2
+
+
+@pytest.mark.parametrize("name", few(BRANCHING, ("llama", "gemma3")))
+def test_measured_on_every_architecture(name: str) -> None:
+    model, inputs = tiny_model(name), prompt(3)
+    spec = SelfSpec(budget="measured", max_nodes=64)
+    for _ in range(2):
+        run_both(model, inputs, spec, drafts=False, **MODES["sample"])
+
+
+def test_the_default_budget_loses_little_where_wide_forwards_are_dear(
+    call: Call, measuring: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that are right by chance alone, and costs that nobody knows before they are tried."""
+    model, now, curve, widths = new_model(), [0.0], CostCurve(CURVES["row by row"]), list[int]()
+
+    @of_library
+    def advance(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        now[0] += curve.seconds(ids.shape[1])
+
+    model.register_forward_pre_hook(advance, with_kwargs=True)
+    monkeypatch.setattr(spec_module, "Engine", partial(Engine, clock=lambda: now[0]))
+    spec = SelfSpec(sources=(), extra_sources=[WildSource()])
+    with spec.listening(lambda record: widths.append(len(record.tree))):
+        for seed in range(4):
+            run_both(model, prompt(call.num_rows, seed=seed), spec, drafts=False, **call.options)
+    assert max(widths) > 1
+    plain = curve.seconds(1)
+    first_try = curve.seconds(max(widths)) - plain
+    would_have_taken = 4 * (NUM_NEW - 1) * plain
+    # The ledger counts the mean of the rows, but a call lasts as long as its slowest row.
+    behind = plain if call.num_rows > 1 else 0.0
+    assert spec.total_stats.step_seconds <= 1.02 * would_have_taken + plain + first_try + behind

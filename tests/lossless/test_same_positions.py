@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -12,12 +13,34 @@ from transformers import GPT2LMHeadModel
 from selfspec import SelfSpec, generate_many
 from selfspec.compat.generation import KV
 from tests.fakes import WildSource, new_model, of_library, prompt, tiny_model, tiny_tokenizer
-from tests.lossless.odd_steps import MOVES, with_odd_steps
 from tests.lossless.same import FIXED, GREEDY, SAMPLE, Call, attached, run, run_both
 from tests.zoo import MULTIMODAL
 
 COUNTING = ("exaone4-5", "hyperclovax-vision-v2")  # They give their plain steps no positions.
 PADDED = "its plain steps are given no positions, and some columns are padding"
+
+
+MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "shifted": lambda positions: positions + 1,
+    "dropped": lambda _positions: None,
+    "floats": lambda positions: positions.float(),
+    "halves": lambda positions: positions + 0.5,
+    "doubled": lambda positions: 2 * positions,
+}
+
+
+def with_odd_steps(model: Any, move: str) -> Any:
+    """The model, whose own steps from now on get positions that were moved."""
+    stock = model.prepare_inputs_for_generation
+
+    def prepare(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = stock(*args, **kwargs)
+        if (positions := inputs.get("position_ids")) is not None:
+            inputs["position_ids"] = MOVES[move](positions)
+        return inputs
+
+    model.prepare_inputs_for_generation = of_library(prepare)
+    return model
 
 
 def some_rows(model: Any, call: Call, *, chains: str | None = None) -> None:

@@ -25,7 +25,6 @@ from selfspec.compat.generation import KV
 from selfspec.compat.states import states_by_place
 from selfspec.papers.self_draft import Branches
 from tests.fakes import VOCAB, WildSource, new_model, of_library, tiny_model, tiny_tokenizer
-from tests.lossless.odd_steps import with_odd_steps
 from tests.lossless.same import (
     assert_begins,
     assert_same_ids,
@@ -36,6 +35,7 @@ from tests.lossless.same import (
     some,
 )
 from tests.lossless.test_same_failures import Broken, Fuse, Told
+from tests.lossless.test_same_positions import with_odd_steps
 from tests.lossless.test_same_streamers import Recorder
 from tests.recorder import use_recorders
 

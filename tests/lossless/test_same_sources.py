@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from selfspec import SelfSpec
+import selfspec
+from selfspec import SelfSpec, generate_many
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
@@ -22,7 +23,8 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.neural.hidden_map import HiddenMap
 from selfspec.papers.self_draft import Branches, ContextCache
 from selfspec.records import StepRecord
-from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model
+from tests.fakes import VOCAB, FutureSource, WildSource, prompt, tiny_model, tiny_tokenizer
+from tests.grammars import KINDS, TOKENIZER, processors
 from tests.lossless.same import (
     FIXED,
     GREEDY,
@@ -35,6 +37,7 @@ from tests.lossless.same import (
     slow,
     texts_of,
 )
+from tests.tiny import make_model
 from tests.zoo import BRANCHING
 
 SETS: dict[str, tuple[str, ...]] = {
@@ -193,3 +196,87 @@ def test_chains_are_taken_whole_where_no_tree_fits() -> None:
     both = run_both(tiny_model("bloom"), prompt(), spec, drafts=False, **GREEDY)
     assert "chains" in str(both.stats.disabled_reason)
     assert both.stats.num_steps == 3
+
+
+ALONE: dict[str, Any] = {"sources": ("texts",), **FIXED}
+
+
+@pytest.mark.parametrize(("learning", "is_known"), [("session", True), ("request", False)])
+def test_the_same_prompt_again(learning: str, is_known: bool, call: Call) -> None:
+    """Random tokens never repeat themselves within a text."""
+    spec = SelfSpec(learning=learning, **ALONE)
+    first = run_both(tiny_model(), call.inputs, spec, drafts=False, **call.options)
+    again = run_both(tiny_model(), call.inputs, spec, drafts=False, **call.options)
+    assert again.stats.num_steps < first.stats.num_steps / 2 or not is_known
+    assert again.stats.num_steps == first.stats.num_steps or is_known
+    spec.forget()
+    anew = run_both(tiny_model(), call.inputs, spec, drafts=False, **call.options)
+    assert anew.stats.num_steps == first.stats.num_steps
+
+
+def test_frozen_knows_what_was_loaded_and_learns_nothing(call: Call) -> None:
+    spec = SelfSpec(**ALONE)
+    run_both(tiny_model(), call.inputs, spec, drafts=False, **call.options)
+    held = spec.contents(tokenizer=tiny_tokenizer())
+    frozen = SelfSpec(contents=held, learning="frozen", **ALONE)
+    both = run_both(tiny_model(), call.inputs, frozen, drafts=True, **call.options)
+    assert both.stats.tokens_per_step > 2
+    other = prompt(call.num_rows, seed=9)
+    steps = [
+        run_both(tiny_model(), other, frozen, drafts=False, **call.options).stats.num_steps
+        for _ in range(2)
+    ]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prompts_that_come_and_go_draft_for_each_other(mode: str) -> None:
+    """One row after the other writes the same text, but for sampling."""
+    model, ids = tiny_model(), prompt()["input_ids"][0].tolist()
+    spec = SelfSpec(**ALONE)
+    options = {"max_new_tokens": NUM_NEW, **MODES[mode]}
+    rounds = []
+    for _ in range(2):
+        answers = list(
+            generate_many(
+                model, tiny_tokenizer(), [ids] * 3, assistant=spec, max_rows=1, seed=3, **options
+            )
+        )
+        rounds.append([answer.ids for answer in sorted(answers, key=lambda each: each.index)])
+        for answer in answers if len(rounds) == 2 else []:
+            assert answer.stats.tokens_per_step > 2
+    assert rounds[0] == rounds[1]
+    torch.manual_seed(3)
+    stock = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), **options)
+    assert rounds[0][0] == stock[0, len(ids) :].tolist()
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 1.5},
+}
+
+
+def texts(kind: str, num_rows: int, spec: SelfSpec | None, **options: Any) -> list[list[int]]:
+    model = make_model(len(TOKENIZER))
+    prompts = torch.tensor([[5 + row, 40, 41, 42] for row in range(num_rows)])
+    options |= {"attention_mask": torch.ones_like(prompts), "max_new_tokens": 60}
+    torch.manual_seed(3)
+    if spec is not None:
+        selfspec.attach(model)
+        options["assistant"] = spec
+    ids: list[list[int]] = model.generate(
+        prompts, logits_processor=processors(kind), **options
+    ).tolist()
+    return [[*ids, torch.randint(1000, ()).item()]]
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "way"),
+    [(1, "greedy"), (4, "sampled"), slow(1, "sampled"), slow(4, "greedy")],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_those_of_stock(kind: str, num_rows: int, way: str) -> None:
+    spec = SelfSpec(budget="fixed", max_nodes=12)
+    assert texts(kind, num_rows, spec, **WAYS[way]) == texts(kind, num_rows, None, **WAYS[way])
+    assert spec.stats.accepted_by_source["grammar"] > 0

@@ -13,7 +13,7 @@ from selfspec.draft.tree import TreeGrower
 from selfspec.neural import small_model
 from selfspec.neural.small_model import DraftModelCursor
 from selfspec.records import DraftTree, Likely, StepRecord
-from tests.strategies import ScriptedCursor
+from tests.strategies import ScriptedCursor, check_tree
 
 
 class CountingText:
@@ -48,7 +48,7 @@ def grown(
 ) -> DraftTree:
     grower = TreeGrower([*others, cursor], SpecConfig(), Calibration().probability)
     tree = grower.grow(token, max_nodes, 9)
-    tree.check()
+    check_tree(tree)
     return tree
 
 

@@ -126,18 +126,14 @@ class Served:
 
 
 @contextmanager
-def seeing_client(
-    pair: tuple[Any, Any], kind: type[Encoder] = Encoder, *, fetches: bool = False
-) -> Iterator[Any]:
+def seeing_client(pair: tuple[Any, Any], encoder_type: type[Encoder] = Encoder) -> Iterator[Any]:
     """A client of a model that sees, with its thread."""
     model, processor = pair
     spec = SelfSpec(max_nodes=6, budget="fixed")
     thread = ModelThread(model, processor.tokenizer, spec, max_rows=4, max_memory=1 << 24)
     thread.start()
     vocab_size = model.config.text_config.vocab_size
-    encoder = kind(
-        processor.tokenizer, vocab_size, 512, images=ImageReader(processor, fetches=fetches)
-    )
+    encoder = encoder_type(processor.tokenizer, vocab_size, 512, images=ImageReader(processor))
     with TestClient(application(thread, name=NAME, encoder=encoder), "http://localhost") as made:
         made.thread = thread
         yield made

@@ -116,33 +116,20 @@ def test_names_of_vllm(served: Served) -> None:
     assert shown == whole[: whole.index(part) + len(part)]
 
 
-@pytest.mark.parametrize(
-    "field", [{"guided_json": {"enum": [7]}}, {"structured_outputs": {"json": '{"enum": [7]}'}}]
-)
-def test_schemas_by_vllms_names(served: Served, field: dict[str, Any]) -> None:
+def test_structured_outputs_by_vllms_names(served: Served) -> None:
     pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
-    asked: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 9, **field}
-    assert served.ask(CHAT, **asked)["choices"][0]["message"]["content"] == "7"
-    both = {**asked, "response_format": {"type": "json_object"}}
-    error = served.post(CHAT, both).json()["error"]
-    assert "exclude each other" in error["message"]
-    (name,) = field
-    broken = {"type": "objekt"}
-    body = {**asked, name: {"json": broken} if name == "structured_outputs" else broken}
-    assert served.post(CHAT, body).json()["error"]["param"] == name
 
+    def answer(**outputs: Any) -> str:
+        return text_of(served, structured_outputs=outputs, seed=3, temperature=1)
 
-def test_answers_that_are_one_of_some_texts_or_match_a_regex(served: Served) -> None:
-    pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
     choice, regex = ['a/b "c"', "fox"], "[0-9]{2}/[a-c]+x"
-    for field, value in (("choice", choice), ("regex", regex)):
-        for sent in ({f"guided_{field}": value}, {"structured_outputs": {field: value}}):
-            text = text_of(served, **sent, seed=3, temperature=1)
-            assert text in choice if field == "choice" else re.fullmatch(regex, text)
-    both = {"guided_choice": choice, "guided_regex": regex}
-    for sent, field in (({"guided_regex": "("}, "guided_regex"), (both, "guided_regex")):
-        response = served.post(COMPLETION, {**ASKED, **sent})
-        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    assert answer(choice=choice) in choice
+    assert re.fullmatch(regex, answer(regex=regex))
+    assert answer(json={"enum": [7]}) == answer(json='{"enum": [7]}') == "7"
+    both = {"structured_outputs": {"regex": regex}, "response_format": {"type": "json_object"}}
+    for wrong in (both, *({"structured_outputs": {"regex": "("}}, {"structured_outputs": {}})):
+        error = served.post(COMPLETION, {**ASKED, **wrong}).json()["error"]
+        assert error["param"] == "structured_outputs"
 
 
 def test_bad_words_are_those_of_a_plain_loop(served: Served) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfspec.serving.fields import NOTHING, RequestError, checked
+from selfspec.serving.fields import RequestError, checked
 from selfspec.serving.schema import Chat, Completion
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
 from tests.strategies import any_json
@@ -39,28 +38,28 @@ EITHER: dict[str, tuple[Any, ...]] = {
     "max_tokens": (0, -2, "x", 1.5, True, 10**12, [], {}, 513),
     "n": (0, -1, 17, "two", 1.0),
     "seed": (-2, 2**64, 1.5, "x", True),
-    "stop": ("", [""], ["a"] * 5, ["x"] * 3000, "y" * 257, 7, [7]),
-    "temperature": (-0.1, 2.1, "hot", 10**400, [0.5], True),
+    "stop": ("", [""], ["a"] * 5, "y" * 257, 7, [7]),
+    "temperature": (-0.1, 2.1, "hot", [0.5], True),
     "top_p": (-0.1, 1.1, "x"),
     "top_k": (-2, 1.5, 10**9),
     "min_p": (-0.1, 1.1),
     "repetition_penalty": (0, -1, 1000, "x"),
-    "frequency_penalty": (2.1, -3, math.nan, "x", True),
-    "presence_penalty": (2.1, -math.inf, []),
+    "frequency_penalty": (2.1, -3, "x", True),
+    "presence_penalty": (2.1, []),
     "speculative": (1, "no", {}, {"max_nodes": 0}, {"max_nodes": -4}, {"max_nodes": 10**9}),
     "min_tokens": (-1, 1.5, 2, 10**9, True),
     "ignore_eos": (1, "x"),
     "stop_token_ids": (7, [-1], [10**9], ["x"], [1] * 65),
     "skip_special_tokens": (0, "x"),
     "include_stop_str_in_output": (1,),
-    "structured_outputs": ({}, {"regex": 7}, {"json": 7}, {"json": {}, "regex": "a"}, "x"),
-    "guided_json": (7, []),
-    "guided_regex": (7, ""),
-    "guided_choice": ([], "x", [""], [7]),
+    "structured_outputs": (
+        *({}, {"regex": 7}, {"regex": ""}, {"json": 7}, {"json": {}, "regex": "a"}, "x"),
+        *({"choice": choice} for choice in ([], "x", [""], [7])),
+    ),
     "bad_words": ([], "x", [7]),
     "truncate_prompt_tokens": (0, -1, "x"),
     "stream": ("yes", 1, []),
-    "stream_options": ({"include_usage": True}, [], "x"),
+    "stream_options": ([], "x"),
     "user": (7, ["x"]),
     "logit_bias": ({"x": 1}, {"-1": 1}, {"999999": 1}, {"1": 101}, {"1": "x"}, [1], "x", {"١": 1}),
     "prediction": ("x", {}, [], {"type": "content"}, {"type": "content", "content": 7}, IMAGE),
@@ -71,9 +70,8 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
         *(None, [], "x", {}, [7], [{}], [{"role": "user"}]),
         *([{**USER, "role": "wizard"}], [{**USER, "role": ["user"]}], [{**USER, "content": 7}]),
         *([{**USER, "content": [IMAGE]}], [{**USER, "tool_calls": [{}]}]),
-        [{**USER, "content": "\ud800"}],
     ),
-    "max_completion_tokens": (2, 0),
+    "max_completion_tokens": (0,),
     "tools": ([{"type": "function"}], "x"),
     "tool_choice": ("auto",),
     "functions": ([{}],),
@@ -93,7 +91,7 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
 OF_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "prompt": (
         *(None, [], 7, {}, [[]], [[7], "x", {}], "", ["x"] * 17),
-        *([-1], [10**9], [[10**30]], [True], "\ud800", [1.5]),
+        *([-1], [10**9], [[10**30]], [True], [1.5]),
     ),
     "logprobs": (True, -1, 21, 10**9, 1.5, "x"),
     "echo": (1, "x"),
@@ -114,22 +112,30 @@ def test_each_field_has_a_rule(served: Served, path: str, own: dict[str, Any]) -
             assert name in error["message"]
 
 
+TEXT_OR_LIST = "Input should be a valid string, or Input should be a valid list"
+OBJECT = "Input should be a valid dictionary"
 FORMS: list[tuple[str, Any, str]] = [
-    ("speculative", {"max_nodes": 0}, ".max_nodes must be greater than or equal to 1 (got 0)"),
-    ("speculative", "no", " must be a valid boolean, or be an object (got 'no')"),
-    ("tool_choice", "x", " must be 'none', 'auto' or 'required', or be an object (got 'x')"),
+    (
+        "speculative",
+        {"max_nodes": 0},
+        ".max_nodes: Input should be greater than or equal to 1 (got 0)",
+    ),
+    ("speculative", "no", f": Input should be a valid boolean, or {OBJECT}"),
+    ("tool_choice", "x", f": Input should be 'none', 'auto' or 'required', or {OBJECT}"),
     (
         "tool_choice",
         {"type": "function", "function": {"name": "a b"}},
-        ".function.name must match pattern '^[a-zA-Z0-9_-]{1,64}$' (got 'a b')",
+        ".function.name: String should match pattern '^[a-zA-Z0-9_-]{1,64}$' (got 'a b')",
     ),
-    ("tool_choice", {"type": "function"}, ".function must be given (got nothing)"),
-    ("guided_json", 7, " must be an object, or be a valid string (got 7)"),
-    ("structured_outputs", {"json": 7}, ".json must be an object, or be a valid string (got 7)"),
-    ("stop", "y" * 257, " must have at most 256 characters (got 'yyy"),
-    ("stop", ["a", 7], "[1] must be a valid string (got 7)"),
-    ("stop", 7, " must be a valid list (got 7)"),
-    ("prediction", "x", " must be an object (got 'x')"),
+    ("tool_choice", {"type": "function"}, ".function: Field required"),
+    ("structured_outputs", {"json": 7}, f".json: {OBJECT}, or Input should be a valid string"),
+    ("stop", "y" * 257, ": String should have at most 256 characters, or Input should be a "),
+    ("stop", ["a", 7], "[1]: Input should be a valid string (got 7)"),
+    ("stop", 7, f": {TEXT_OR_LIST} (got 7)"),
+    ("prediction", "x", f": {OBJECT}"),
+    ("logit_bias", {"x": 1}, ".x: String should match pattern"),
+    ("store", True, ": Input should be False (got True)"),
+    ("nonsense", 1, ": Extra inputs are not permitted (got 1)"),
 ]
 
 
@@ -141,11 +147,6 @@ def test_the_message_names_what_is_wrong_in_a_field_of_several_forms(
         checked(Chat, {"messages": MESSAGES, field: value})
     assert raised.value.field == field
     assert str(raised.value).startswith(f"{field}{said}")
-
-
-def test_a_wrong_key_is_no_wrong_value() -> None:
-    with pytest.raises(RequestError, match="each key of logit_bias must match pattern"):
-        checked(Chat, {"messages": MESSAGES, "logit_bias": {"x": 1}})
 
 
 def test_the_words_of_others_for_none(served: Served) -> None:
@@ -191,12 +192,21 @@ def test_what_clients_send_back_of_a_conversation(served: Served) -> None:
     assert thoughts == [None, None, "hm", "hm", None]
 
 
+NOTHING: dict[str, dict[str, Any]] = {
+    CHAT: {
+        **{"store": False, "modalities": ["text"], "response_format": {"type": "text"}},
+        **{"tools": [], "top_logprobs": 0, "logprobs": False},
+    },
+    COMPLETION: {"best_of": 1, "suffix": "", "echo": False},
+}
+
+
 def test_what_asks_for_nothing_is_no_fault(served: Served) -> None:
+    """In OpenAI's protocol and in vLLM's."""
     for path, body in OF_PATH.items():
-        for extra in (NOTHING, dict.fromkeys([*NOTHING, "stop", "n", "user"])):
-            assert served.ask(path, **{**extra, **body})["choices"]
-    error = refused(served, CHAT, {**OF_PATH[CHAT], "store": True})
-    assert "False" in error["message"]
+        extra = {"presence_penalty": 0, "max_completion_tokens": -1, **NOTHING[path]}
+        extra |= dict.fromkeys(["stop", "n", "user", "conversation", "audio"])
+        assert served.ask(path, **{**extra, **body})["choices"]
 
 
 def test_what_never_fits_is_refused(served: Served) -> None:
@@ -216,13 +226,14 @@ LONG = json.dumps({**OF_PATH[COMPLETION], "user": "x" * (1 << 20)}).encode()
     ("data", "status", "said"),
     [
         *((data, 400, "JSON") for data in (b"", b"{", b"[1]", b"\xff\xfe\x00")),
-        (b'{"model": NaN}', 400, "model"),
+        (b'{"model": NaN}', 400, "JSON"),
+        (b'{"prompt": "\\ud800"}', 400, "JSON"),  # Half of a character.
         (b'{"model": ' + b"[" * 100_000, 400, "JSON"),
         (b'{"seed": ' + b"9" * 5000 + b"}", 400, "JSON"),
         (LONG, 413, "1048576 bytes"),
         (iter([LONG[:9], LONG[9:]]), 413, "1048576 bytes"),  # Nobody says how long it is.
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_bodies_that_are_none(served: Served, data: Any, status: int, said: str) -> None:
     response = served.post(COMPLETION, data)
@@ -234,7 +245,7 @@ def test_bodies_that_are_none(served: Served, data: Any, status: int, said: str)
 @given(
     path=st.sampled_from(list(OF_PATH)),
     odd=st.dictionaries(
-        st.sampled_from(sorted({*Chat.model_fields, *Completion.model_fields, *NOTHING})),
+        st.sampled_from(sorted({*Chat.model_fields, *Completion.model_fields, "functions"})),
         any_json,
         max_size=2,
     ),

@@ -17,7 +17,6 @@ from selfspec.batch.call_forms import form_of, grammar_of
 from selfspec.batch.call_reader import CallReader
 from selfspec.batch.guides import Guide, Guides
 from selfspec.serving.fields import checked
-from selfspec.serving.replies import joined
 from selfspec.serving.schema import Chat
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
@@ -302,20 +301,19 @@ def test_texts_are_those_of_generate_with_the_same_processors(
 def test_calls_are_read_in_pieces_of_any_size(case: str, size: int) -> None:
     for name, kind in FAMILIES.items():
         text, (_, content, calls) = script_of(name, case), CASES[case]
-        reader = CallReader(form_of(kind.template), ["time", "weather"])
-        pieces = [reader.add(text[start : start + size]) for start in range(0, len(text), size)]
-        others = "".join(other for other, _ in pieces) + reader.end()
+        reader, parts = CallReader(form_of(kind.template), ["time", "weather"]), []
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        others = "".join(reader.add(piece, parts) for piece in pieces) + reader.end()
         assert others == (content or "")
-        whole = joined([part for _, parts in pieces for part in parts])
-        assert [each["function"]["arguments"] for each in whole] == calls
+        assert [call["function"]["arguments"] for call in parts] == calls
 
 
 def test_a_text_that_is_cut_is_whole_as_far_as_it_came() -> None:
     form = form_of(FAMILIES["qwen3"].template)
     for text, expected in [("a <tool_c", "a <tool_c"), (" \n", " \n"), ("<tool_call>\n{", None)]:
         reader = CallReader(form, ["weather"])
-        other = reader.add(text)[0] + reader.end()
+        other = reader.add(text, []) + reader.end()
         assert other == (text if expected is None else expected)
     reader = CallReader(form, ["weather"])
-    reader.add(written("qwen3", ROME)[:-3])
+    reader.add(written("qwen3", ROME)[:-3], [])
     assert reader.end() == ""

@@ -12,11 +12,10 @@ from torch.nn.functional import linear
 from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight, held_weight
 from selfspec.weights.copies import contents_of
-from selfspec.weights.formats import formats_for, pack
+from selfspec.weights.formats import pack
 from tests.fakes import packs_here
 from tests.lossless.same import in_threads
-
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+from tests.weights.test_formats import PACKINGS, needs
 
 
 def test_which_class_of_torch_has_the_data_does_not_matter(
@@ -26,14 +25,12 @@ def test_which_class_of_torch_has_the_data_does_not_matter(
     runpy.run_path(str(held_weight.__file__))
 
 
-@pytest.mark.parametrize("name", ["same", "float16"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_packed_weight_is_given_back_bit_by_bit(name, dtype):
-    if name not in formats_for(dtype):
-        pytest.skip(f"this build of torch has no {name} format for {dtype}")
+@pytest.mark.parametrize(("packer", "dtype"), PACKINGS, ids=str)
+def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
+    needs(packer, dtype)
     weight, x = torch.randn(24, 16, dtype=dtype), torch.randn(3, 16, dtype=dtype)
     module = nn.Linear(16, 24, bias=False, dtype=dtype).requires_grad_(False)
-    (copy,) = pack(name, [weight])
+    (copy,) = packer([weight])
     assert copy is not None
     packed = module.weight = PackedWeight.of(weight, copy, None)
     assert (packed.shape, packed.dtype, packed.numel()) == (weight.shape, dtype, 24 * 16)
@@ -50,7 +47,7 @@ def test_a_packed_weight_is_given_back_bit_by_bit(name, dtype):
 def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
     """Python gives the address of an object that is gone to a new one."""
     weight = torch.randn(24, 16)
-    (copy,) = pack("same", [weight])
+    (copy,) = pack([weight])
     seen = set()
     for _ in range(20):
         module = nn.Linear(16, 24, bias=False)
@@ -65,10 +62,48 @@ def set_data(weight: nn.Parameter, values: torch.Tensor) -> None:
     weight.data = values
 
 
+def packed_layer(kept: str | None) -> nn.Linear:
+    layer = nn.Linear(16, 24).requires_grad_(False)
+    (matrix,) = pack([layer.weight])
+    assert matrix is not None
+    layer.weight = PackedWeight.of(layer.weight, matrix, kept)
+    return layer
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+def test_no_gradient_of_a_weight_is_lost():
+    given_back, layer = packed_layer(None), packed_layer("it can't be trained")
+    assert given_back.requires_grad_(False).weight.requires_grad is False
+    assert type(given_back.weight) is PackedWeight
+    given_back.requires_grad_()(torch.ones(1, 16)).sum().backward()
+    assert torch.equal(given_back.weight.grad, torch.ones(24, 16))
+    for train in (layer.requires_grad_, lambda: setattr(layer.weight, "requires_grad", True)):
+        with pytest.raises(UnsupportedError, match="it can't be trained"):
+            train()
+
+
+@pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
+@pytest.mark.parametrize("kept", [None, "it is kept"])
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda layer: torch.func.grad(lambda x: layer(x).sum())(torch.ones(1, 16)),
+        lambda layer: torch.jit.trace(layer, torch.ones(1, 16)),
+    ],
+    ids=["torch.func", "torch.jit"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_transformations_and_traces_are_refused(run, kept):
+    layer = packed_layer(kept)
+    with pytest.raises(UnsupportedError, match=r"torch.func and torch.jit can't be given packed"):
+        run(layer)
+    assert type(layer.weight) is PackedWeight
+
+
 @pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 def test_a_packed_weight_that_is_kept_is_read_as_a_copy_and_is_not_written():
     weight = torch.randn(24, 16)
-    (copy,) = pack("same", [weight])
+    (copy,) = pack([weight])
     assert copy is not None
     packed = PackedWeight.of(weight, copy, "it can't be written")
     assert torch.equal(packed.detach(), weight)
@@ -85,7 +120,7 @@ def test_a_weight_is_given_back_while_other_threads_compute_from_it():
     x, wrong = torch.randn(2, 16), []
     layers = [nn.Linear(16, 24).requires_grad_(False) for _ in range(200)]
     expected = [layer(x) for layer in layers]
-    for layer, matrix in zip(layers, pack("same", [each.weight for each in layers]), strict=True):
+    for layer, matrix in zip(layers, pack([each.weight for each in layers]), strict=True):
         assert matrix is not None
         layer.weight = PackedWeight.of(layer.weight, matrix, None)
 

@@ -28,9 +28,9 @@ def generate(model, *, spec=None, **kwargs):
         spec = _spec_of(model, knobs)
     elif knobs:
         raise selfspec.ConfigError(
-            f"spec= brings its own knobs; set {sorted(knobs)} when it is made, or leave spec= out"
+            f"spec= brings its knobs; set {sorted(knobs)} when it is made, or leave spec= out"
         )
-    # transformers fills in its own arguments with None; a None of the user's own says something
+    # transformers fills in its arguments with None; a None among other arguments says something
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
     loop, ready = loop_for(spec, model, kwargs)
     return type(model).generate(model, custom_generate=loop, **ready)

@@ -3,7 +3,7 @@
 It is in the user's cache folder, under a name that changes with what rounding depends on. When it
 is made anew, older files of the same weights go. A rounded weight is whole numbers and their
 scales. All other weights are there too, as they are computed with, so that the original files are
-not needed any more. The last four bytes are a checksum.
+not needed any more.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from transformers import PreTrainedModel
@@ -25,14 +24,12 @@ from selfspec.errors import WeightsError, one_line
 from selfspec.machine.user_files import remove_scratch, replacing, user_folder
 from selfspec.weights.eight_bits import progress, users_in_eight_bits
 from selfspec.weights.rounding import Int8Rows
-from selfspec.weights.streamed.files import CHUNK, Shard, StoredTensor, aligned_buffer
+from selfspec.weights.streamed.files import Shard, StoredTensor
 from selfspec.weights.streamed.layer_weights import ALIGNMENT, new_scratch, read_into
 
 _log = logging.getLogger("selfspec")
 
-_VERSION = 3  # Another way of rounding, or of writing, needs another number.
-_CHECKSUM_BYTES = 4
-_WHOLE = crc32(bytes(4))  # The checksum of any bytes that end with their own checksum.
+_VERSION = 4  # Another way of rounding, or of writing, needs another number.
 
 Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
 
@@ -59,7 +56,7 @@ def plan_rounded(model: PreTrainedModel, stored: Stored) -> Stored:
 
 
 def rounded_file(plan: Stored, stored: Stored, shards: Sequence[Shard]) -> Path:
-    """The file of a plan, which is written if it is not there or has been damaged."""
+    """The file of a plan, which is written if it is not there or was cut off."""
     from filelock import FileLock, Timeout
 
     parent = user_folder()
@@ -117,30 +114,18 @@ def _remove_older(path: Path) -> None:
 
 def _num_bytes(plan: Stored) -> int:
     last = list(plan.values())[-1][-1]
-    return last.offset + last.num_bytes + _CHECKSUM_BYTES
+    return last.offset + last.num_bytes
 
 
 def _is_whole(path: Path, plan: Stored) -> bool:
-    """To ask takes as long as reading the file once, as a step of a streamed model does."""
-    if not path.exists():
-        return False
-    buffer, size, checksum = aligned_buffer(CHUNK), _num_bytes(plan), 0
-    data: Any = buffer.numpy()
-    bar = progress("Checking rounded weights", size)
-    with suppress(WeightsError), closing(Shard(path)) as shard, bar:
-        for start in range(0, size, CHUNK):
-            shard.read(start, buffer)
-            checksum = crc32(data[: size - start], checksum)
-            bar.update(min(CHUNK, size - start))
-        return shard.state[1] == size and checksum == _WHOLE
-    return False
+    return path.exists() and path.stat().st_size == _num_bytes(plan)
 
 
 def _write(path: Path, plan: Stored, stored: Stored) -> None:
     needed, free = _num_bytes(plan), shutil.disk_usage(path.parent).free
     if free < 1.02 * needed:
         raise OSError(f"{needed / 1e9:.1f} GB are needed, and {free / 1e9:.1f} GB are left")
-    scratch, checksum, total = new_scratch(), 0, sum(parts[0].numel for parts in plan.values())
+    scratch, total = new_scratch(), sum(tensors[0].numel for tensors in plan.values())
     with replacing(path) as file, progress("Rounding weights, this once", total) as bar:
         for name, tensors in plan.items():
             rounds, like = is_rounded(tensors), tensors[0]
@@ -149,9 +134,7 @@ def _write(path: Path, plan: Stored, stored: Stored) -> None:
             read_into(full, stored[name], scratch)
             parts = Int8Rows.of(full) if rounds else (full,)
             for tensor, part in zip(tensors, parts, strict=True):
+                file.write(bytes(tensor.offset - file.tell()))
                 values: Any = part.view(-1).view(torch.uint8).numpy()
-                for data in (bytes(tensor.offset - file.tell()), values):
-                    checksum = crc32(data, checksum)
-                    file.write(data)
+                file.write(values)
             bar.update(full.numel())
-        file.write(checksum.to_bytes(_CHECKSUM_BYTES, "little"))

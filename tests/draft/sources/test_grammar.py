@@ -13,6 +13,7 @@ from selfspec.draft.sources.json_text import JsonText, Spacing
 from selfspec.draft.sources.source import Cursor
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import Candidate, DraftTree, Evidence, StepRecord
+from tests.strategies import check_tree
 
 CHARS = [bytes((byte,)) for byte in range(128)]
 LIST = [*CHARS, b'",', b' "', b'":', b"name", b"age", b"\n ", b"true", b" true", b""]
@@ -59,7 +60,7 @@ def grown(text: bytes, *others: Cursor, max_nodes: int = 32) -> tuple[list[bytes
     cursor.observe(committed(tokens(text)))
     calibration = Calibration()
     tree = TreeGrower([*others, cursor], SpecConfig(), calibration.probability).grow(0, max_nodes)
-    tree.check()
+    check_tree(tree)
     node, path = 0, list[bytes]()
     while tree.children[node]:
         token, node = next(iter(tree.children[node].items()))

@@ -84,6 +84,8 @@ def test_what_such_a_model_refuses(folder, tmp_path):
         lambda: model.push_to_hub("nowhere"),
         lambda: copy.deepcopy(model),
         lambda: pickle.dumps(model),
+        lambda: model.requires_grad_(),
+        lambda: model(inputs_embeds=torch.randn(1, 3, 32, requires_grad=True)),
     ):
         with pytest.raises(UnsupportedError, match="a streamed model"):
             refused()

@@ -1,4 +1,4 @@
-"""Self-Draft's branches are nodes of the tree and yield drafts."""
+"""Self-Draft's branches are nodes of the tree and yield drafts, which its caches hold."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.config import SpecConfig
+from selfspec.draft.sources import RowStart
 from selfspec.draft.tree import TreeGrower
 from selfspec.errors import ConfigError
-from selfspec.papers.self_draft import Branches, ContextCacheCursor
+from selfspec.papers import self_draft
+from selfspec.papers.self_draft import Branches, ContextCache, ContextCacheCursor, CorpusCache
 from selfspec.records import DraftTree, Pays, StepRecord, TopK
-from tests.strategies import ScriptedCursor, probability_of
+from tests.oracles import next_in_corpus
+from tests.strategies import ScriptedCursor, check_tree, probability_of, texts
 
 PROMPT = [11, 12, 13]
 GUESSES = {0: [(7, 0.5), (1, 0.3)], 7: [(1, 0.8)]}
@@ -50,7 +53,7 @@ def grown(
     cursors = [ScriptedCursor(guesses or {}), cache]
     grower = TreeGrower(cursors, SpecConfig(), probability_of, shape=branches)
     tree = grower.grow(0, max_nodes, max_depth, pays)
-    tree.check()
+    check_tree(tree)
     return tree
 
 
@@ -145,3 +148,60 @@ def test_nothing_is_drafted_until_they_are_full():
 def test_numbers_are_checked(name):
     with pytest.raises(ConfigError, match=name):
         Branches(**{name: 0})
+
+
+def committed(token: int) -> StepRecord:
+    return StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=[token])
+
+
+def test_it_holds_the_freshest(monkeypatch) -> None:
+    monkeypatch.setattr(self_draft, "_MAX_DRAFTS", 2)
+    cursor = ContextCache().open(RowStart(prompt_ids=[1]))
+    for gram in [(1, 5), (1, 6, 7), (2, 5), (1, 5), (1, 8)]:
+        cursor.keep(gram)
+    assert cursor.root() == [(8,), (5,)]
+    cursor.observe(committed(2))
+    assert cursor.root() == [(5,)]
+    cursor.observe(committed(3))
+    assert cursor.root() == []
+
+
+def test_a_draft_is_followed_to_its_end():
+    cursor = ContextCache().open(RowStart(prompt_ids=[1]))
+    cursor.keep((5, 6, 7))
+    cursor.keep((5, 8, 9))
+    cursor.observe(committed(5))
+    root = cursor.root()
+    assert [(token, kind.rank) for token, kind in cursor.expand(root)] == [(8, 1), (6, 2)]
+    below = cursor.follow(root, 6)
+    assert [token for token, _ in cursor.expand(below)] == [7]
+    assert cursor.follow(below, 7) is None
+    assert cursor.follow(root, 4) is None
+
+
+@settings(deadline=None)
+@given(
+    st.lists(texts(max_size=20, alphabet=5), max_size=4),
+    texts(max_size=6, alphabet=6),
+    texts(max_size=6, alphabet=6),
+    st.integers(1, 5),
+    st.integers(1, 2),
+    st.integers(1, 4),
+)
+def test_candidates_are_those_of_a_full_search(corpus, text, more, max_prefix, min_count, top_k):
+    """The longest prefix first, then the more frequent token, each once, at most K."""
+    source = CorpusCache(corpus, max_prefix=max_prefix, min_count=min_count, top_k=top_k)
+    lengths: dict[int, int] = {}
+    end = [*text, *more]
+    for length in range(min(max_prefix, len(end)), 0, -1):
+        for token in next_in_corpus(corpus, end[-length:], min_count)[:top_k]:
+            lengths.setdefault(token, length)
+    cursor = source.open(RowStart(prompt_ids=text))
+    state = cursor.root()
+    for token in more:
+        state = cursor.follow(state, token)
+    found = [(token, evidence.match_length) for token, evidence in cursor.expand(state)]
+    assert found == list(lengths.items())[:top_k]
+    step = StepRecord(row=0, tree=DraftTree.of_root(0), path=[0], committed_ids=more)
+    cursor.observe(step)
+    assert cursor.root() == state
