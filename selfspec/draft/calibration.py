@@ -36,15 +36,11 @@ def prior(evidence: Evidence) -> float:
     For a recorded probability: the middle of its bin. For a match: the longer, the surer, and
     less so for the lower ranks, or by the share that was counted there.
     """
-    share = 0.5**evidence.probability_bin
+    share: float = 0.5**evidence.probability_bin
     if evidence.match_length == 0:
-        return float(0.7 * share)
-    return float(match_prior(evidence.match_length) * min(share, 0.4 ** (evidence.rank - 1)))
-
-
-def match_prior(length: Any) -> Any:
-    """The same for a match of some tokens, of any numbers that can be reckoned with."""
-    return 1 - 0.75 * 0.7 ** (length - 1)
+        return 0.7 * share
+    of_length: float = 1 - 0.75 * 0.7 ** (evidence.match_length - 1)
+    return of_length * min(share, 0.4 ** (evidence.rank - 1))
 
 
 def combine(probabilities: Iterable[float]) -> float:
