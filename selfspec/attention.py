@@ -15,12 +15,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from selfspec.compat.generation import attention_functions, sdpa_attention_forward
+from selfspec.compat.generation import ALL_ATTENTION_FUNCTIONS, sdpa_attention_forward
 
 # Queries (B, heads, Q, D), keys (B, heads of keys, columns, D) and values.
 States = tuple[torch.Tensor, ...]
@@ -45,7 +45,7 @@ def grouped_attention() -> Iterator[None]:
         yield
         return
     _replacement.enter()
-    outside, _this_thread.masks = _this_thread.masks, {}
+    outside, _this_thread.masks = _this_thread.masks, _Masks()
     try:
         yield
     finally:
@@ -53,42 +53,22 @@ def grouped_attention() -> Iterator[None]:
         _replacement.leave()
 
 
-class _AttentionCall(NamedTuple):
-    """What a layer asks of its attention; a mask has the shape (B, 1, Q, columns)."""
+class _Masks:
+    """The masks for joined heads, which all layers of a forward share."""
 
-    module: Any
-    query: torch.Tensor  # (B, heads, Q, D)
-    key: torch.Tensor  # (B, heads of keys, columns, D)
-    value: torch.Tensor
-    mask: torch.Tensor | None
-    dropout: float
-    scaling: float | None
-    others: dict[str, Any]
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    @property
-    def num_sharing(self) -> int:
-        return getattr(self.module, "num_key_value_groups", 1)
-
-    @property
-    def needs_stock(self) -> bool:
-        """Whether an argument or the shape of the mask is one that only stock can handle."""
-        if any(self.others.get(name) is not None for name in _STOCK_ONLY):
-            return True
-        if self.query.shape[1] != self.key.shape[1] * self.num_sharing:
-            return True
-        rows, _, width, _ = self.query.shape
-        return self.mask is not None and self.mask.shape[:3] != (rows, 1, width)
-
-    def of_stock(self) -> torch.Tensor:
-        options = {"dropout": self.dropout, "scaling": self.scaling, **self.others}
-        return sdpa_attention_forward(*self[:5], **options)[0]  # type: ignore[no-any-return]
-
-
-_Masks = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]]
+    def joined(self, mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
+        """The outcome of `joined_mask`, made once."""
+        place = id(mask), number
+        if place not in self._known:  # Holding the mask keeps its id from being used again.
+            self._known[place] = mask, joined_mask(mask, number, width)
+        return self._known[place][1]
 
 
 class _ThisThread(threading.local):
-    masks: _Masks | None = None  # Those for joined heads, which all layers of a forward share.
+    masks: _Masks | None = None  # Those of the forward that this thread runs.
 
 
 def _attend(
@@ -101,43 +81,43 @@ def _attend(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """Replaces stock's sdpa attention; does the same outside of `grouped_attention`."""
-    call = _AttentionCall(module, query, key, value, attention_mask, dropout, scaling, others)
-    if torch.compiler.is_compiling():
-        return _traced(call), None
-    masks = _this_thread.masks
-    return call.of_stock() if masks is None else _joined(call, masks), None
+    """Replaces stock's sdpa attention; does the same outside of `grouped_attention`.
 
-
-def _joined(call: _AttentionCall, masks: _Masks) -> torch.Tensor:
-    """The outcome (B, Q, heads, D); heads are joined where that is faster."""
-    number = 0 if call.needs_stock else _num_joined(call.query, call.num_sharing, call.mask)
+    In a compiled layer all heads that share keys are joined.
+    """
+    is_traced, mask, number = torch.compiler.is_compiling(), attention_mask, 0
+    masks = None if is_traced else _this_thread.masks
+    if (is_traced or masks) and not any(others.get(name) is not None for name in _STOCK_ONLY):
+        number = _num_heads_to_join(module, query, key, mask, joins_all=is_traced)
     if not number:
-        return call.of_stock()
-    mask = call.mask
-    if mask is not None:  # It is made once for all layers.
-        key = id(mask), number
-        if key not in masks:  # Holding the mask keeps its id from being reused.
-            masks[key] = mask, joined_mask(mask, number, call.query.shape[2])
-        mask = masks[key][1]
-    return joined_attention(call[1:4], mask, number, dropout_p=call.dropout, scale=call.scaling)
+        options = {"dropout": dropout, "scaling": scaling, **others}
+        return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
+    if mask is not None:
+        join = joined_mask if masks is None else masks.joined
+        mask = join(mask, number, query.shape[2])
+    states = query, key, value
+    return joined_attention(states, mask, number, dropout_p=dropout, scale=scaling), None
 
 
-def _traced(call: _AttentionCall) -> torch.Tensor:
-    """The outcome as a part of a compiled layer: all heads that share keys are joined."""
-    mask, number = call.mask, call.num_sharing
-    if mask is None or number == 1 or call.needs_stock:
-        return call.of_stock()
-    mask = joined_mask(mask, number, call.query.shape[2])
-    return joined_attention(call[1:4], mask, number, dropout_p=call.dropout, scale=call.scaling)
-
-
-def _num_joined(query: torch.Tensor, num_sharing: int, mask: torch.Tensor | None) -> int:
+def _num_heads_to_join(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,  # (B, 1, Q, columns), or of a shape that only stock can handle
+    *,
+    joins_all: bool,
+) -> int:
     """How many heads to join into one; 0 if stock must compute this, or is as fast."""
-    on_cpu, width = query.device.type == "cpu", query.shape[2]
+    rows, num_heads, width, _ = query.shape
+    num_sharing: int = getattr(module, "num_key_value_groups", 1)
+    if num_heads != key.shape[1] * num_sharing:
+        return 0
+    if mask is not None and mask.shape[:3] != (rows, 1, width):
+        return 0
     if mask is None or num_sharing == 1:
-        return num_sharing if on_cpu and width == 1 and query.dtype in _HALVES else 0
-    number = num_sharing if width == 1 else num_joined(query, num_sharing)
+        is_slow = query.device.type == "cpu" and width == 1 and query.dtype in _HALVES
+        return num_sharing if is_slow else 0
+    number = num_sharing if joins_all or width == 1 else num_joined(query, num_sharing)
     return 0 if number == 1 else number
 
 
@@ -163,9 +143,8 @@ class _Replacement:
                 self._exchange(_attend, sdpa_attention_forward)
 
     def _exchange(self, present: Any, wanted: Any) -> None:
-        functions = attention_functions()
-        if functions[_NAME] is present:
-            functions.register(_NAME, wanted)
+        if ALL_ATTENTION_FUNCTIONS[_NAME] is present:
+            ALL_ATTENTION_FUNCTIONS.register(_NAME, wanted)
 
 
 def num_joined(query: torch.Tensor, num_sharing: int) -> int:

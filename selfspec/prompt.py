@@ -137,16 +137,13 @@ class Prompt:
     @cached_property
     def ability(self) -> DraftSupport:
         """What the model can verify after this prompt."""
-        ability, placed = self.runner.ability(), self.runner.placed
-        names = frozenset(name for name, value in self.model_kwargs.items() if value is not None)
-        if ability.mode != "tree" or names in placed:
+        ability = self.runner.ability()
+        if ability.mode != "tree":
             return ability
         arguments = update_arguments(self.model, dict(self.model_kwargs))
         positions = given_positions(self.model, self.input_ids, arguments)
         if reason := placing_reason(positions, arguments):
             return DraftSupport.of_chains(reason)._replace(whole_reason=ability.whole_reason)
-        if positions is not None and not positions.is_floating_point():
-            placed.add(names)
         return ability
 
     @cached_property

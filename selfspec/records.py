@@ -117,16 +117,6 @@ class DraftTree:
         self.looked_at.append(None)
         return node
 
-    def path_of(self, tokens: Iterable[int]) -> list[int]:
-        """The nodes that carry these tokens, the root first, as far as there are such."""
-        path = [0]
-        for token in tokens:
-            node = self.children[path[-1]].get(token)
-            if node is None:
-                break
-            path.append(node)
-        return path
-
     def cut(self, num_nodes: int) -> None:
         """Keeps the nodes that were added first; what was looked at below them stays known."""
         for node in range(len(self) - 1, num_nodes - 1, -1):

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
-from selfspec.ability.probe import BrokenTrial, DraftSupport, probe
+from selfspec.ability.probe import DraftSupport, probe
 from selfspec.ability.state import state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
@@ -31,7 +31,6 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
-from selfspec.forward.eager import EagerForwards
 from selfspec.forward.inputs import columns_reason
 from selfspec.forward.model import device_of
 from selfspec.forward.sizes import Limits, Policy
@@ -72,8 +71,6 @@ class ModelRunner:
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
         self._needed: dict[Hashable, str | None] = {}  # also by other inputs
-        # With these arguments, its plain steps were given positions that are whole numbers.
-        self.placed: set[frozenset[str]] = set()
         self._trying = threading.Lock()
         self._captured = KeptRunner()
         self._kept_kv: KeptKV | str = ""
@@ -97,11 +94,8 @@ class ModelRunner:
             if state in self._abilities:
                 return self._abilities[state]
             start = perf_counter()
-            try:
-                with uncompiled(model):
-                    ability = probe(model)
-            except BrokenTrial as broken:  # The next call tries again.
-                return DraftSupport("plain", str(broken), None)
+            with uncompiled(model):
+                ability = probe(model)
             name, seconds = type(model).__name__, perf_counter() - start
             _log.info("%s can verify: %s (tried in %.2f s)", name, ability.mode, seconds)
             if len(self._abilities) == _MOST_STATES:
@@ -270,39 +264,36 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
-    def backend(
-        self, ability: DraftSupport, limits: Limits | None = None, *, shows_states: bool = False
-    ) -> Iterator[Backend]:
+    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
-        It has no rows yet. Captured forwards belong to one call or session at a time, and none of
-        them `shows_states`.
+        It has no rows yet. Captured forwards belong to one call or session at a time.
         """
         model, attention = self.model, ability.attention
-        captures = self._captures
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
-        if captures and attention is None:
-            lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
-        elif captures and shows_states:
-            lent = nullcontext("use_mtp=True asks for heads, and captures show no hidden states")
-        elif captures and attention is not None:
-            compiles = self.config.compile
-            lent = self._captured.borrow(model, attention, limits, compiles=compiles)
+        if self._captures:
+            if attention is None:
+                lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
+            else:
+                compiles = self.config.compile
+                lent = self._captured.borrow(model, attention, limits, compiles=compiles)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):
                 assert attention is not None
-                strict = self.config.strict and self.config.forward == "graph"
-                yield TreeBackend(model, attention, captured, strict=strict)
+                yield TreeBackend(model, attention, captured)
                 return
             reason = self._checked(captured)
             if attention is None:
                 yield ChainBackend(model, kind=self.forward_kind, reason=reason)
                 return
-            forwards = EagerForwards(
-                attention, Policy(limits), kind=self.forward_kind, reason=reason
+            yield TreeBackend(
+                model,
+                attention,
+                policy=Policy(limits),
+                eager_kind=self.forward_kind,
+                reason=reason,
             )
-            yield TreeBackend(model, attention, forwards)
 
     def _checked(self, reason: str | None) -> str | None:
         """Why the model is run in another way; an error if the config insists on its own."""

@@ -13,8 +13,10 @@ _ENOUGH = 4  # plain steps, for a mean of their times
 _MOST_POSITIONS = 8  # of which the report has acceptance rates
 
 # What follows from the fields, and is written with them.
-_DERIVED: tuple[str, ...] = ("tokens_per_step", "nodes_per_step", "speed_up", "num_draft_tokens")
-_DERIVED += ("num_accepted_tokens", "mean_acceptance_length", "acceptance_rates")
+_DERIVED = (
+    *("tokens_per_step", "nodes_per_step", "speed_up"),
+    *("num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"),
+)
 
 # How the values of a field are merged: summed, or the later call's if it has one.
 _LATEST = {"merge": "latest"}
@@ -117,7 +119,7 @@ class GenerationStats:
     def nodes_per_step(self) -> float:
         return self.num_nodes / max(self.num_steps, 1)
 
-    # What these five are, and their names, is as in vLLM, whose drafts are chains.
+    # What these three are, and their names, is as in vLLM, whose drafts are chains.
 
     @property
     def num_draft_tokens(self) -> int:
@@ -135,16 +137,6 @@ class GenerationStats:
         longest = max(self.accepted_lengths, default=0)
         steps = self.accepted_lengths.items()
         return [sum(n for length, n in steps if length > place) for place in range(longest)]
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens that a step with drafts yields on average, with the model's own one."""
-        return 1 + self.num_accepted_tokens / max(self.num_drafts, 1)
-
-    @property
-    def acceptance_rates(self) -> list[float]:
-        """The share of steps with drafts in which each position's token was accepted."""
-        return [number / self.num_drafts for number in self.num_accepted_tokens_per_pos]
 
     @property
     def speed_up(self) -> float | None:
@@ -270,8 +262,11 @@ class GenerationStats:
     @property
     def acceptance(self) -> str:
         """How many drafted tokens were accepted, as vLLM puts it."""
-        first = enumerate(self.acceptance_rates[:_MOST_POSITIONS])
-        rates = ", ".join(f"{place}: {rate:.2f}" for place, rate in first)
-        accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted tokens accepted"
-        line = f"Mean acceptance length {self.mean_acceptance_length:.2f}: {accepted}"
+        accepted, num_drafts = self.num_accepted_tokens, max(self.num_drafts, 1)
+        first = enumerate(self.num_accepted_tokens_per_pos[:_MOST_POSITIONS])
+        rates = ", ".join(f"{place}: {number / num_drafts:.2f}" for place, number in first)
+        line = (
+            f"Mean acceptance length {1 + accepted / num_drafts:.2f}: {accepted} of "
+            f"{self.num_draft_tokens} drafted tokens accepted"
+        )
         return f"{line}, rate by position {rates}" if rates else line

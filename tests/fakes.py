@@ -17,11 +17,7 @@ from weakref import WeakSet
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import LutSource

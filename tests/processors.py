@@ -12,12 +12,7 @@ import torch
 pytest.importorskip("PIL", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    CLIPImageProcessor,
-    LlavaProcessor,
-)
+from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor, LlavaProcessor
 
 from tests.lossless.seeing import LLAVA
 from tests.tiny import make_tokenizer

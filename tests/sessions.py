@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from selfspec import SelfSpec
 from selfspec.batch.answers import Answer, OnToken
 from selfspec.batch.requests import PromptInputs, Requests
 from selfspec.prompt import Prompt
 from selfspec.session import Session
+from tests.fakes import WildSource
 
 
 class TextSession(Session):
@@ -52,3 +55,26 @@ class TextSession(Session):
 
     def work(self) -> list[Answer]:  # type: ignore[override]
         return super().work()  # type: ignore[return-value]
+
+    def answers(self) -> dict[int, Answer]:
+        """The answers to all prompts, by their indices."""
+        answers: dict[int, Answer] = {}
+        while not self.is_empty:
+            answers |= {answer.index: answer for answer in self.work()}
+        return answers
+
+
+def wild(**knobs: Any) -> SelfSpec:
+    """Drafts that are right by chance alone, beside those of the sources, in trees of any shape."""
+    return SelfSpec(**{"extra_sources": [WildSource()], "budget": "fixed", "max_nodes": 6, **knobs})
+
+
+def alone(model: Any, prompt: Any, seed: int, **options: Any) -> list[int]:
+    """The new tokens of stock's own call for ids, or for what a processor made of a prompt."""
+    inputs = prompt
+    if not isinstance(prompt, Mapping):
+        ids = torch.tensor([list(prompt)])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    torch.manual_seed(seed)
+    output = model.generate(**inputs, **options)
+    return list(output[0, inputs["input_ids"].shape[1] :].tolist())

@@ -24,6 +24,16 @@ def tree_of(parents: Sequence[int], tokens: Sequence[int] | None = None) -> Draf
     return tree
 
 
+def path_of(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
+    """The nodes that carry these tokens, the root first, as far as there are such."""
+    path = [0]
+    for token in tokens:
+        if token not in tree.children[path[-1]]:
+            break
+        path.append(tree.children[path[-1]][token])
+    return path
+
+
 def check_tree(tree: DraftTree) -> None:
     """Asserts every invariant."""
     assert (tree.parents[0], tree.depths[0]) == (-1, 0)

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfspec.row import Row, Stops, output_of, stream_to
-from selfspec.verify.choosers import BatchChooser, StepLogits
 from tests.oracles import padded
-from tests.scripted import unchanged
 
 PAD, EOS, FAR = 0, 9, 10_000
 ENDS = Stops(frozenset({8, EOS}))
@@ -52,52 +50,6 @@ def test_a_row_ends_with_any_of_the_end_tokens():
     assert [row.is_done for row in rows] == [True, True]
     assert [row.num_new for row in rows] == [2, 1]
     assert output_of(rows).tolist() == [[1, 2, 5, 8], [3, 4, EOS, PAD]]
-
-
-def test_a_row_ends_at_the_longest_length():
-    (row,) = rows_of([[1, 2]], max_length=4, stops=Stops())
-    assert row.max_depth == 1
-    assert not row.commit(EOS)
-    assert row.max_depth == 0
-    assert row.commit(5)
-    assert row.prefix().tolist() == [[1, 2, EOS, 5]]
-
-
-def test_criteria_see_the_row_with_its_newest_token():
-    seen = []
-
-    def criterion(ids: torch.Tensor, scores: None) -> torch.Tensor:
-        assert scores is None
-        seen.append(ids.tolist())
-        return ids[:, -1] == 7
-
-    (row,) = rows_of([[2]], stops=Stops(frozenset(), (criterion,)))
-    assert [row.commit(6), row.commit(7)] == [False, True]
-    assert seen == [[[2, 6]], [[2, 6, 7]]]
-
-
-def test_moving_together_is_stocks_loop():
-    recorder = Recorder()
-    rows = rows_of([[1, 1], [2, 2]], recorder, gets_pads=True)
-    told = []
-
-    def criteria(ids: torch.Tensor, scores: object) -> torch.Tensor:
-        told.append((ids.tolist(), scores))
-        return (ids[:, -1] == EOS) | (ids.shape[1] >= 5)
-
-    chooser = BatchChooser(torch.tensor([[1, 1], [2, 2]]), unchanged, criteria, False)
-
-    def commit(*tokens: int) -> tuple[list[int], bool]:
-        logits = torch.nn.functional.one_hot(torch.tensor(tokens), 10)[:, None]
-        return chooser.commit(rows, [0, 0], StepLogits(logits), 0)
-
-    assert commit(EOS, 4) == ([EOS, 4], False)
-    assert [row.is_done for row in rows] == [True, False]
-    assert commit(3, 5) == ([PAD, 5], False)  # once stopped, always stopped
-    assert commit(3, 6) == ([PAD, 6], True)
-    assert told[0] == ([[1, 1, EOS], [2, 2, 4]], None)
-    assert recorder.columns == [[EOS, 4], [PAD, 5], [PAD, 6]]
-    assert output_of(rows).tolist() == [[1, 1, EOS, PAD, PAD], [2, 2, 4, 5, 6]]
 
 
 @st.composite

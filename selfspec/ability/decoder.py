@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from selfspec.compat.generation import KV, kv_of, with_kv_of_encoder
+from selfspec.compat.generation import KV, kv_of
 from selfspec.forward.model import device_of
 
 _NUM_COLUMNS = 4  # Of the noise; a decoder takes any number.
@@ -41,7 +42,7 @@ class Decoder:
         """One forward, with the inputs of any decoder or with those that the model prepares."""
         inputs = {"decoder_input_ids": input_ids, **inputs}
         if (kv := kv_of(inputs)) is not None:
-            inputs[KV] = with_kv_of_encoder(kv)
+            inputs[KV] = EncoderDecoderCache(kv, DynamicCache())
         return self._model(**inputs, encoder_outputs=self._noise(len(inputs["decoder_input_ids"])))
 
     def _noise(self, num_rows: int) -> _Read:

@@ -36,7 +36,7 @@ class Answer:
         stats: What was counted for this prompt. Rows that share a step share its time equally.
         error: The exception that has ended the text, or why the prompt was refused; its traceback
             is the text of its cause. None: all went well.
-        logprobs: The `TokenScore` of each new token, where they were asked for.
+        logprobs: The `TokenScore` of every new token, if the call wanted them.
         prompt_logprobs: The same of the prompt.
     """
 
@@ -78,7 +78,7 @@ class Answer:
 
 
 class TokenStreamer:
-    """A streamer that hands on each token of one text, and ends it if nobody reads on."""
+    """A streamer that hands on the tokens of one text, and ends it if nobody reads on."""
 
     def __init__(self, index: int, on_token: OnToken | None, scores: TokenScores) -> None:
         self._index = index

@@ -25,8 +25,8 @@ class CallForm(NamedTuple):
 
     tag: str = ""
     begins: tuple[str, ...] = ("",)  # What may come between the tag and the first call.
-    between: str = ""  # What separates the calls that share a tag; if empty, each has its own.
-    end: tuple[str, ...] = ()  # Texts, each of which may be a token of its own.
+    between: str = ""  # What separates calls that share a tag; if empty, none do.
+    end: tuple[str, ...] = ()  # Texts that may be tokens of their own.
     key: str = "arguments"
     needs_tag: bool = True  # If not, a call is also JSON at the beginning of a line.
 
@@ -61,7 +61,7 @@ def grammar_of(
 ) -> str:
     """The grammar, in the syntax of Lark, of texts that may or must call functions.
 
-    `functions` has the schema of the arguments of each. With `is_single` there is one call at most.
+    `functions` has the schemas of their arguments. With `is_single` there is one call at most.
     """
     form = form_of(str(tokenizer.chat_template))
     grammar = _Grammar(form, tokenizer, functions)

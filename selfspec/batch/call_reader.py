@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
+
+import regex
 
 from selfspec.batch.call_forms import CallForm
 from selfspec.draft.sources.json_text import JsonText
@@ -23,19 +24,15 @@ class CallReader:
         self._is_text = False  # Has any text but whitespace come since the last call?
         self._arguments: JsonText | None = None  # of the call that is being written
         self._is_after = False  # Are a call's arguments complete, and its end tag not yet?
-        heads = [form.head(name) for name in names]
-        self._bare = [] if form.needs_tag else heads
-        tags = [form.tag + begin for begin in form.begins] if form.tag else []
-        self._tagged = [tag + head for tag in tags for head in heads]
-        self._nexts = ["}" + form.between + head for head in heads] if form.between else []
-        self._closing = "}" + "".join(form.end)
-        self._longest = max(map(len, self._bare + self._tagged))
-        head = re.escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})")
-        begins = [re.escape(tag) for tag in tags]
-        if not form.needs_tag:
-            begins.append("^")
-        self._opening = re.compile(f"(?:{'|'.join(begins)}){head}", re.MULTILINE)
-        self._next = re.compile("}" + re.escape(form.between) + head)
+        escape = regex.escape
+        head = escape(form.head("*")).replace(r"\*", f"({'|'.join(names)})")
+        begins = [escape(form.tag + begin) for begin in form.begins] if form.tag else []
+        begins += [] if form.needs_tag else ["^"]
+        ends = [escape("".join(form.end))]
+        if form.between:
+            ends.append(escape(form.between) + head)
+        self._opening = regex.compile(f"(?:{'|'.join(begins)}){head}", regex.MULTILINE)
+        self._closing = regex.compile(f"}}(?:{'|'.join(ends)})")
 
     @property
     def has_called(self) -> bool:
@@ -67,28 +64,20 @@ class CallReader:
         return rest if is_text and (rest.strip() or not self.num_calls) else ""
 
     def _read_text(self, calls: list[dict[str, Any]]) -> str:
-        opening = self._opening.search(self._text, self._end)
-        end = opening.start() if opening else self._sure_end()
+        """The text up to an opening, or to where one may have begun."""
+        opening = self._opening.search(self._text, self._end, partial=True)
+        end = len(self._text) if opening is None else opening.start()
+        is_opened = opening is not None and not opening.partial
         text = self._text[self._end : end]
         if not (self._is_text or text.strip()):
-            text, end = "", end if opening else self._end
+            text, end = "", end if is_opened else self._end
         self._is_text = self._is_text or bool(text)
         self._end = end
-        if opening:
+        if is_opened:
             self._begin(opening, calls)
         return text
 
-    def _sure_end(self) -> int:
-        """How far the text is certainly no part of a call, whatever comes next."""
-        text = self._text
-        for place in range(max(self._end, len(text) - self._longest), len(text)):
-            is_line = not place or text[place - 1] == "\n"
-            openings = self._tagged + self._bare if is_line else self._tagged
-            if any(opening.startswith(text[place:]) for opening in openings):
-                return place
-        return len(text)
-
-    def _begin(self, head: re.Match[str], calls: list[dict[str, Any]]) -> None:
+    def _begin(self, head: Any, calls: list[dict[str, Any]]) -> None:
         self._end, self._arguments = head.end(), JsonText()
         self._is_text = self._is_after = False
         function = {"name": head[1], "arguments": ""}
@@ -111,12 +100,15 @@ class CallReader:
             calls.append({"index": index, "function": {"arguments": piece}})
 
     def _read_end(self, calls: list[dict[str, Any]]) -> None:
-        rest, head = self._text[self._end :], self._next.match(self._text, self._end)
-        if self._nexts and head:
-            self._begin(head, calls)
-        elif rest.startswith(self._closing):
-            self._end, self._is_after = self._end + len(self._closing), False
+        """Goes on after the end of a call, or in the next one, once either is there.
+
+        The grammar allows nothing else, unless a special token cut what looked like a call.
+        """
+        closing = self._closing.match(self._text, self._end, partial=True)
+        self._is_after = closing is not None and closing.partial
+        if closing is None or closing.partial:
+            return
+        if closing.lastindex:
+            self._begin(closing, calls)
         else:
-            # The grammar allows nothing else, unless a special token cut what looked like a call.
-            ways_on = [*self._nexts, self._closing]
-            self._is_after = any(way.startswith(rest) for way in ways_on)
+            self._end = closing.end()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 1 << 17  # Looking through a longer schema takes too long.
 _MOST_KEPT = 64  # Compiled schemas; the one that was used longest ago goes first.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_ENDLESS = "NoExtensionBias"  # What llguidance says of {"$ref": "#"}.
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,11 @@ class Guides:
 
 def _why(matcher: LLMatcher) -> str:
     """What a matcher of llguidance says is wrong, without the dump of its state."""
-    said = " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
-    return "it refers to itself, and no text is long enough" if said == _ENDLESS else said
+    return " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
 
 
 class GuideProcessor:
-    """Rules out the tokens that the guide of one text forbids next. It must see each token.
+    """Rules out the tokens that the guide of one text forbids next. It must see every token.
 
     Raises `UnsupportedError` where no token is allowed, or where the guide takes too much work.
     """
@@ -135,7 +133,7 @@ class GuideProcessor:
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error() or not bits.any():
             why = _why(self._matcher) or "no token is allowed"
-            raise UnsupportedError(f"the schema must take less work for each token (got: {why})")
+            raise UnsupportedError(f"the text can't keep to its schema any further: {why}")
         is_allowed = np.zeros(scores.shape[1], bool)
         allowed = np.unpackbits(bits, bitorder="little")[: len(is_allowed)] == 1
         is_allowed[: len(allowed)] = allowed

@@ -94,7 +94,7 @@ def _answers(
     seed: int | None,
     common: dict[str, Any],
 ) -> Iterator[Answer]:
-    """The answers to prompts, each with its schema. `common` has the arguments of all."""
+    """The answers to prompts with their schemas. `common` has the arguments of all."""
     errors, is_tried = list[Exception](), False
     numbered = _until_error(enumerate(pairs), errors)
     while True:

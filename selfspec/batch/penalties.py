@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from selfspec.errors import UnsupportedError
-
 
 class CountPenalties:
-    """Lowers the score of each token of the answer: once, and for each time that it is there.
+    """Lowers the scores of the tokens of the answer: once, and for every time that they are there.
 
     The prompt counts for nothing. The first call is that of the prompt's last logits, so that it
     shows where the answer begins. Each call counts anew, since drafts are tried and dropped.
@@ -17,9 +15,6 @@ class CountPenalties:
     looks_at_rows = True
 
     def __init__(self, presence: float, frequency: float) -> None:
-        for name, value in (("presence_penalty", presence), ("frequency_penalty", frequency)):
-            if not isinstance(value, int | float) or not -2 <= value <= 2:
-                raise UnsupportedError(f"{name} must be a number from -2 to 2 (got {value!r:.40})")
         self._presence, self._frequency = presence, frequency
         self._num_prompt: int | None = None
 

@@ -34,14 +34,21 @@ def inputs_of(
     With a processor, messages may have images, as its chat template takes them. With a tokenizer in
     its place, prompts are text. `options` are the template's, or for a text the tokenizer's.
     """
-    if isinstance(prompt, Mapping):
-        return _one_row(prompt)
     tokenizer = getattr(processor, "tokenizer", None)
-    if tokenizer is None:
-        return encoded(prompt, processor, tools, **options)
-    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
-        return _one_row(_from_messages(prompt, processor, tools, options, in_parts=True))
-    return encoded(prompt, tokenizer, **options)
+    parts = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(parts, Mapping):
+        return _one_row(parts)
+    if isinstance(parts, str):
+        return list((tokenizer or processor)(parts, **options)["input_ids"]) if parts else []
+    if not isinstance(parts, (list, tuple)):
+        raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        inputs = _from_messages(parts, processor, tools, options, in_parts=tokenizer is not None)
+        return list(inputs) if tokenizer is None else _one_row(inputs)
+    for part in parts:
+        if isinstance(part, bool) or not isinstance(part, int):
+            raise UnsupportedError(f"{_RULE} (got {part!r:.80} in a list)")
+    return list(parts)
 
 
 def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,47 +62,19 @@ def _one_row(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(inputs)
 
 
-def encoded(
-    prompt: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    tools: list[dict[str, Any]] | None = None,
-    **options: Any,
-) -> list[int]:
-    """The ids of a prompt; messages are put into the tokenizer's chat template, with any tools."""
-    if isinstance(prompt, str):
-        ids: list[int] = tokenizer(prompt, **options)["input_ids"] if prompt else []
-        return ids
-    parts = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(parts, (list, tuple)):
-        raise UnsupportedError(f"{_RULE} (got {prompt!r:.80})")
-    if parts and all(isinstance(part, Mapping) for part in parts):
-        return list(_from_messages(parts, tokenizer, tools, options))
-    for part in parts:
-        if isinstance(part, bool) or not isinstance(part, int):
-            raise UnsupportedError(f"{_RULE} (got {part!r:.80} in a list)")
-    return list(parts)
-
-
 def _from_messages(
     messages: Sequence[Mapping[str, Any]],
     owner: PreTrainedTokenizerBase | ProcessorMixin,
     tools: list[dict[str, Any]] | None,
     options: dict[str, Any],
     *,
-    in_parts: bool = False,
+    in_parts: bool,
 ) -> Any:
     """What a chat template makes of messages. If it knows no tools, a first message names them."""
-    from jinja2 import TemplateError
-
     for message in messages:
         is_content = isinstance(message.get("content"), (str, list) if in_parts else str)
         if not isinstance(message.get("role"), str) or not is_content:
             raise UnsupportedError(f"{_RULE} (got the message {dict(message)!r:.80})")
-    if not owner.chat_template:
-        raise UnsupportedError(
-            "messages need a tokenizer with a chat template, and this one has none; give text "
-            "instead"
-        )
     form: Callable[[Any], dict[str, Any]] = _in_parts if in_parts else dict
     shown = list(map(form, messages))
     if tools and "tools" in str(owner.chat_template):
@@ -105,14 +84,8 @@ def _from_messages(
         shown.insert(0, form({"role": "system", "content": text}))
     if in_parts:
         options |= {"tokenize": True, "return_tensors": "pt"}
-    try:
-        return owner.apply_chat_template(
-            shown, **{"add_generation_prompt": True, "return_dict": in_parts, **options}
-        )
-    except (TemplateError, RecursionError) as error:
-        raise UnsupportedError(
-            f"the messages must be what the model's chat template takes (got: {error})"
-        ) from error
+    options = {"add_generation_prompt": True, "return_dict": in_parts, **options}
+    return owner.apply_chat_template(shown, **options)
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ _OF_ONE_CALL = (
 class Requests:
     """Makes of each prompt the call that `generate()` would make of it.
 
-    So each has rules and random numbers of its own. `on_token` gets each token of each text at
-    once, and says whether anybody reads on. Once a first prompt was made, any thread may ask.
+    A prompt has rules and random numbers of its own. `on_token` gets the tokens of all texts as
+    they come, and says whether anybody reads on. Once a first prompt was made, any thread may ask.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class TextStream:
 
 
 class LiveText(TextStream):
-    """A streamer of `generate()` for one row: `show` gets each piece of its answer."""
+    """A streamer of `generate()` for one row: `show` gets the pieces of its answer."""
 
     def __init__(
         self,

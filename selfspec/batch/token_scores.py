@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from selfspec.errors import UnsupportedError
 from selfspec.verify.logits import largest
 
 if TYPE_CHECKING:
@@ -47,12 +46,7 @@ class TokenScores:
         num_top: int | None = None,
         num_of_prompt: int | None = None,
     ) -> None:
-        for name, value in (("logprobs", num_top), ("prompt_logprobs", num_of_prompt)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UnsupportedError(f"{name} must be a whole number (got {value!r:.40})")
-            if value is not None and value < 0:
-                raise UnsupportedError(f"{name} must be >= 0 (got {value!r:.40})")
-        # None where they are not asked for.
+        # None where the call does not want them.
         self.tokens: list[TokenScore] | None = None if num_top is None else []
         self.prompt: list[TokenScore] | None = None if num_of_prompt is None else []
         self.prompt_ids: list[int] = []  # To be set before the prompt is read.
@@ -83,7 +77,7 @@ class TokenScores:
         self.prompt = before + self._scored(logprobs, ids, self._num_of_prompt)
 
     def _scored(self, logprobs: torch.Tensor, ids: Sequence[int], num_top: int) -> list[TokenScore]:
-        """The scores of tokens, each by its row of (L, V)."""
+        """The scores of tokens, by their rows of (L, V)."""
         if not ids:
             return []
         chosen = logprobs.gather(1, torch.tensor(ids, device=logprobs.device)[:, None])[:, 0]

@@ -73,7 +73,7 @@ def _tables(
     num_read = 0
     for num_tokens in teach(learned, model.eval(), documents):
         num_read += num_tokens
-        say(f"{num_read:,} of at most {most_tokens:,} tokens read")
+        say(f"{num_read:,} of about {most_tokens:,} tokens read")
         if num_read >= most_tokens:
             break
     return dict(learned.tables()), num_read

@@ -39,7 +39,7 @@ def build(
         output: The cache to make.
         data: A file, a folder or a glob: text files, or .jsonl whose lines have ids, a text, or
             messages.
-        warmup_tokens: The most tokens that the model reads. 0: only texts are kept.
+        warmup_tokens: About how many tokens the model reads. 0: only texts are kept.
         overwrite: Replace a cache that exists.
     """
     from selfspec.building.texts import find_files

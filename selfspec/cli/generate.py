@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import say, working
@@ -14,6 +15,10 @@ from selfspec.cli.paint import harmless
 from selfspec.cli.writer import load_writer
 from selfspec.errors import CliError
 from selfspec.serving.schema import Settings
+
+if TYPE_CHECKING:
+    from selfspec import SelfSpec
+    from selfspec.cli.writer import Writer
 
 
 def generate(
@@ -46,6 +51,14 @@ def generate(
     question = [{"role": "user", "content": text}] if chat else text
     ids, _ = writer.prompt_encoder().arguments_for(question, Settings())
     assert isinstance(ids, list)  # A text has no images.
+    _stream(writer, ids, spec, expected)
+    if stats:
+        # A text that goes to a pipe or a file may end in the middle of the line.
+        say(str(spec.stats) if sys.stdout.isatty() else f"\n{spec.stats}")
+
+
+def _stream(writer: Writer, ids: list[int], spec: SelfSpec, prediction: str | None) -> None:
+    """Writes the continuation to stdout as it comes. At a terminal it ends with the line."""
     from selfspec.batch.text_stream import LiveText
 
     out = sys.stdout
@@ -58,12 +71,9 @@ def generate(
 
         spinner.enter_context(working("Reading the prompt", only_spinner=True))
         live = LiveText(writer.tokenizer, ids, show)
-        writer.new_ids(ids, spec, streamer=live, prediction=expected)
+        writer.new_ids(ids, spec, streamer=live, prediction=prediction)
     if out.isatty() and not live.text.endswith("\n"):
         out.write("\n")
-    if stats:
-        # A text that goes to a pipe or a file may end in the middle of the line.
-        say(str(spec.stats) if out.isatty() else f"\n{spec.stats}")
 
 
 def _read(path: Path | None, option: str) -> str:

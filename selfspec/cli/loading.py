@@ -11,7 +11,7 @@ from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.machine.model_names import check_model_name, file_here, find_model
+from selfspec.machine.model_names import check_model_name, file_here
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 
@@ -217,7 +217,6 @@ def images_of(options: RunOptions) -> ImageReader:
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    find_model(options.source, "MODEL")
     with _one_line(f"the tokenizer of {options.source!r}"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(options.source)
         return tokenizer

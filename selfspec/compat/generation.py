@@ -12,7 +12,6 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import transformers
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -20,29 +19,17 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.generation.candidate_generator import CandidateGenerator
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from selfspec.compat.versions import untried_reason
-
-try:
-    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-    from transformers.generation.candidate_generator import CandidateGenerator
-    from transformers.generation.utils import (
-        GenerateDecoderOnlyOutput,
-        is_deepspeed_zero3_enabled,
-        is_fsdp_managed_module,
-    )
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.utils import output_capturing
-except ImportError as error:
-    if untried := untried_reason(transformers.__version__):
-        raise ImportError(f"{untried}, where something is missing: {error}") from error
-    raise
-
-__all__ = ["sdpa_attention_forward"]  # It belongs to transformers.
+# They belong to transformers. A new `AttentionInterface()` does not have what was set on the
+# instance that models look into.
+__all__ = ["ALL_ATTENTION_FUNCTIONS", "sdpa_attention_forward"]
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
@@ -63,11 +50,6 @@ def kv_of(arguments: Mapping[str, Any]) -> Any:
 def kv_of_decoder(kv: Cache) -> Any:
     """The part of an encoder-decoder's KV cache that grows with the text; else the cache itself."""
     return kv.self_attention_cache if isinstance(kv, EncoderDecoderCache) else kv
-
-
-def with_kv_of_encoder(kv: Cache) -> Any:
-    """Wraps a decoder's KV in an `EncoderDecoderCache` with an empty cross-attention part."""
-    return EncoderDecoderCache(kv, DynamicCache())
 
 
 def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
@@ -147,12 +129,8 @@ def runs_in_step(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
     `generate()` does not pass its decision to our loop. Without it, the processes would wait for
     each other without end.
     """
-    if synced_gpus is not None:
-        return synced_gpus
-    is_alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-    if is_alone or torch.distributed.get_world_size() == 1:
-        return False
-    return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    arguments = model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)
+    return bool(arguments["synced_gpus"])
 
 
 def length_of_dropped_mask(generation_config: GenerationConfig) -> int | None:
@@ -199,14 +177,6 @@ def read_prompt(
     return model._prefill(input_ids, generation_config, arguments, is_first_iteration=True)
 
 
-def set_columns_seen(layer: Any, number: int) -> None:
-    """Tells a windowed layer how many columns it has seen, including those that it dropped.
-
-    Without it, the caller's cache would go on at a wrong column after a call.
-    """
-    layer.cumulative_length = number
-
-
 def attention_implementation(config: PreTrainedConfig) -> str | None:
     """The name of a model's attention. There is a public way to set it, but none to read it."""
     return getattr(config, "_attn_implementation", None)
@@ -228,16 +198,8 @@ def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
     return getattr(config, "_attn_implementation", None), experts, repr(plain)
 
 
-def attention_functions() -> Any:
-    """The attention functions by name, as models look them up.
-
-    A new `AttentionInterface()`, which is public, does not have what was set on this instance.
-    """
-    return ALL_ATTENTION_FUNCTIONS
-
-
 def code_of_steps(model: PreTrainedModel) -> dict[str, Any]:
-    """What runs in each step and is no module: methods of the model, and functions by name.
+    """What runs in every step and is no module: methods of the model, and functions by name.
 
     Without the private name, a method of a user's in its place would pass for one of transformers.
     """
@@ -262,11 +224,6 @@ def keeps_a_state(model: PreTrainedModel) -> bool:
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     others = any(not name.endswith("attention") or name.startswith("linear") for name in types)
     return others or bool(getattr(model, "_is_stateful", False))
-
-
-def is_of_output_capturing(module_name: str) -> bool:
-    """Is this the module whose hooks act only if a caller wants hidden states or attentions?"""
-    return module_name == output_capturing.__name__  # type: ignore[no-any-return]
 
 
 def decoding_switches(model: PreTrainedModel) -> AbstractContextManager[Any]:

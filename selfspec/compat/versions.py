@@ -6,26 +6,9 @@ torch has no upper bound. On a CPU, all tests were run with torch 2.13 and the f
 
 from __future__ import annotations
 
-import platform
-from importlib import metadata
-
 # pyproject.toml allows the same range; a test compares the two.
 OLDEST = (5, 17)
 UNTRIED = (5, 25)  # The first minor version that nobody has tried.
-
-
-def versions() -> dict[str, str]:
-    """The versions that a bug report needs, by name."""
-    names = ("selfspec", "transformers", "torch")
-    return {name: version_of(name) for name in names} | {"Python": platform.python_version()}
-
-
-def version_of(name: str) -> str:
-    """The installed version of a package; "not installed" if there is none."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def untried_reason(version: str) -> str | None:
@@ -36,12 +19,8 @@ def untried_reason(version: str) -> str | None:
     >>> untried_reason("5.25.0.dev0")
     'selfspec was tried with transformers 5.17 to 5.24, and this is 5.25.0.dev0'
     """
-    parts = version.split(".")
-    try:
-        this = (int(parts[0]), int(parts[1]))
-    except (IndexError, ValueError):
-        return f"the version of transformers can't be read (got {version!r})"
-    if OLDEST <= this < UNTRIED:
+    major, minor, *_ = version.split(".")
+    if OLDEST <= (int(major), int(minor)) < UNTRIED:
         return None
     first, last = f"{OLDEST[0]}.{OLDEST[1]}", f"{UNTRIED[0]}.{UNTRIED[1] - 1}"
     return f"selfspec was tried with transformers {first} to {last}, and this is {version}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from time import perf_counter
@@ -63,16 +63,16 @@ class LayerKV:
 
 
 class CompiledLayers:
-    """A model's layers, of which each kind is compiled when a forward first runs it.
+    """A model's layers; those of one form are compiled when a forward first runs one of them.
 
-    A kind that breaks the graph stays as it is; `reason` says why.
+    A form that breaks the graph stays as it is; `reason` says why.
     """
 
-    def __init__(self, layers: nn.ModuleList, kinds: list[Any]) -> None:
+    def __init__(self, layers: nn.ModuleList, forms: list[Hashable]) -> None:
         self.reason: str | None = None
         self._layers = layers
-        self._kinds = kinds
-        self._broken: set[Any] = set()
+        self._forms = forms
+        self._broken: set[Hashable] = set()
 
     @classmethod
     def of(cls, model: Any) -> CompiledLayers | str:
@@ -85,8 +85,8 @@ class CompiledLayers:
 
     @property
     def is_of_use(self) -> bool:
-        """Is there a kind that is compiled, or may be?"""
-        return not self._broken.issuperset(self._kinds)
+        """Is there a form that is compiled, or may be?"""
+        return not self._broken.issuperset(self._forms)
 
     @contextmanager
     def running(self, kv: TreeKV) -> Iterator[None]:
@@ -117,9 +117,9 @@ class CompiledLayers:
         **kwargs: Any,
     ) -> Any:
         """A layer's forward, compiled with its own keys and values in place of the whole cache."""
-        layer, kind, (whole, layer_kv) = self._layers[index], self._kinds[index], caches
+        layer, form, (whole, layer_kv) = self._layers[index], self._forms[index], caches
         of: Any = type(layer)
-        if kind in self._broken or threading.get_ident() != owner:
+        if form in self._broken or threading.get_ident() != owner:
             return stock(*args, **kwargs)
         swapped = [layer_kv if arg is whole else arg for arg in args]
         named = {name: layer_kv if arg is whole else arg for name, arg in kwargs.items()}
@@ -128,7 +128,7 @@ class CompiledLayers:
         except Exception as error:  # Code that can't be traced may raise anything.
             if is_out_of_memory(error):
                 raise
-            self._broken.add(kind)
+            self._broken.add(form)
             said = " ".join(str(error).splitlines()[:2]) or type(error).__name__
             self.reason = f"compiling its {type(layer).__name__} fails: {said}"
             return stock(*args, **kwargs)
@@ -141,9 +141,9 @@ def run_compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 @cache
-def _of_class(kind: Any) -> Callable[..., Any]:
-    """The compiled forward of a class of layers; torch keeps a graph for each kind of them."""
-    stock: Callable[..., Any] = kind.forward
+def _of_class(layer_class: Any) -> Callable[..., Any]:
+    """The compiled forward of a class of layers; torch keeps a graph for every form of them."""
+    stock: Callable[..., Any] = layer_class.forward
 
     def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
         return stock(layer, *args, **kwargs)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from selfspec.ability.probe import BrokenTrial, try_backend
+from selfspec.ability.probe import try_backend
 from selfspec.ability.rope import changing_rope
 from selfspec.ability.state import state_for_replays, state_of
 from selfspec.compat.generation import decoding_switches
@@ -65,17 +65,12 @@ class KeptRunner:
             self._lock.release()
 
     def _fresh(self, model: Any, attention: AttentionTypes) -> StaticRunner | str:
-        """The result of an earlier trial if the model has not changed since, else of a new one.
-
-        The next call tries again where a trial broke off.
-        """
+        """The result of an earlier trial if the model has not changed since, else of a new one."""
         if state_for_replays(model) != self._state:
             # This frees the old runner before there is a new one.
             self._state, self._runner = None, ""
             try:
                 self._runner = _tried(model, attention)
-            except BrokenTrial as broken:
-                return str(broken)
             except torch.OutOfMemoryError:
                 return "there was no memory to try captured forwards"
             self._state = state_for_replays(model)
@@ -89,10 +84,9 @@ def _tried(model: Any, attention: AttentionTypes) -> StaticRunner:
     """A new runner; its `reason` is set if its forwards don't give right results."""
     runner = StaticRunner(attention, device_for(model.device), model.device)
     with decoding_switches(model):
-        reason = try_backend(model, attention, partial(TreeBackend, forwards=runner))
+        reason = try_backend(model, attention, partial(TreeBackend, captured=runner))
+    runner.check_memory()
     runner.reason = runner.reason or reason
-    if runner.reason is None:
-        runner.check_memory()
     return runner
 
 

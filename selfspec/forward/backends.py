@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn.functional import pad
@@ -12,31 +13,62 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from selfspec.compat.generation import KV
 from selfspec.compat.states import columns_of, states_by_place
-from selfspec.errors import UnsupportedError
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.columns import TextKV
-from selfspec.forward.eager import CaptureFailed, EagerForwards, Forwards, Logits
-from selfspec.forward.layout import InputShape, write
-from selfspec.forward.model import AttentionTypes, Forwarded, device_of, forwarded
+from selfspec.forward.layout import InputShape, hiding, read, write
+from selfspec.forward.model import (
+    AttentionTypes,
+    Forwarded,
+    Logits,
+    device_of,
+    eager,
+    forwarded,
+    logits_of,
+)
 from selfspec.forward.prompt import Prefilled, next_positions
 from selfspec.forward.rows import KVRow
-from selfspec.forward.sizes import ENDLESS
+from selfspec.forward.sizes import ENDLESS, Policy
 from selfspec.forward.slots import LARGE, members_in, split
 from selfspec.forward.tree_kv import TreeKV
+from selfspec.machine.device import upload
 from selfspec.records import DraftTree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+CAPTURED = "graph"  # What `GenerationStats.forward` calls captured forwards.
+
+
+class CaptureFailed(Exception):
+    """A forward can't be captured; the message says why."""
+
+
+class CapturedForwards(Protocol):
+    """Forwards of fixed shape over slots, captured as graphs (`cuda/runner`)."""
+
+    kv: TreeKV
+    setting_up: float  # How many seconds of the last `ready` a capture took, which serves others.
+
+    def fitting(self, shape: InputShape) -> InputShape:
+        """The shape of the captured forward that has room for inputs of `shape`."""
+        ...
+
+    def ready(self, model: PreTrainedModel, shape: InputShape, inputs: torch.Tensor) -> Logits:
+        """Sends the inputs of the next forward, for which there are slots; returns what runs it.
+
+        Raises `CaptureFailed`, or `torch.OutOfMemoryError`.
+        """
+        ...
+
 
 class TreeBackend:
     """Trees of several rows in one forward, through 4-D masks.
 
-    Has no rows at first. `forwards` runs what is laid out here, eagerly or as captured graphs, and
-    has the slots. Where captured forwards can't be had, the rows go on eagerly over the same slots.
-    If only memory was short, or a forward failed, the next prompt finds captured ones again. The KV
-    of an accepted path is moved right after the walk, so that the KV is complete between any two
-    steps, and costs nothing if the path already lies in the right slots.
+    Has no rows at first. Forwards are run eagerly, or by `captured` ones, which have the slots.
+    Where these can't be had, the rows go on eagerly over the same slots. If only memory was short,
+    or a forward failed, the next prompt finds captured ones again. The KV of an accepted path is
+    moved right after the walk, so that the KV is complete between any two steps, and costs nothing
+    if the path already lies in the right slots.
 
     If rows come and go, all have the same number of columns. When a row leaves, the last one moves
     into its place, so that the rows lie side by side, as a forward needs them.
@@ -48,32 +80,35 @@ class TreeBackend:
         self,
         model: PreTrainedModel,
         attention: AttentionTypes,
-        forwards: Forwards | None = None,  # None: eager ones.
+        captured: CapturedForwards | None = None,
         *,
-        strict: bool = False,
+        policy: Policy = Policy(),  # noqa: B008 has no state
+        eager_kind: Callable[[], str] = eager,
+        reason: str | None = None,
     ) -> None:
+        """`policy` is that of the slots which captured forwards do not have.
+
+        `eager_kind` names what runs forwards that are not captured, and `reason` says why they are
+        not run as the config asks.
+        """
+        self.kv = TreeKV(attention, policy) if captured is None else captured.kv
+        self.reason = reason
+        self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
         self._model = model
         self._attention = attention
-        self._forwards: Forwards = EagerForwards(attention) if forwards is None else forwards
-        self._strict = strict
-        self._captured: Forwards | None = None  # Captured ones, in place of which eager ones run.
-        self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
+        self._captured = captured
+        self._eager_kind = eager_kind
         self.kv.clear()
 
     @property
-    def kv(self) -> TreeKV:
-        """The slots of rows that may leave; chains have none, and all rows leave together."""
-        return self._forwards.kv
+    def is_captured(self) -> bool:
+        """Are forwards captured at present?"""
+        return self.kv.policy.is_fixed
 
     @property
     def kind(self) -> str:
         """How forwards are run, as `GenerationStats.forward` names it."""
-        return self._forwards.kind
-
-    @property
-    def reason(self) -> str | None:
-        """Why forwards are not run as the config asks; None if they are."""
-        return self._forwards.reason
+        return CAPTURED if self.is_captured else self._eager_kind()
 
     @property
     def front(self) -> int:
@@ -119,14 +154,14 @@ class TreeBackend:
         for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
             row.num_columns, row.max_columns, row.start = length, max_columns, start
             row.position = positions[..., index]
-        if self._captured is not None:  # There may be memory for them by now.
-            self._forwards, self._captured = self._captured, None
-            self.kv.policy = self.kv.policy._replace(is_fixed=True)
+        if self._captured is not None:  # There may be memory for captured forwards by now.
+            self.kv.policy, self.reason = self.kv.policy._replace(is_fixed=True), None
         try:
             self.kv.add(cache, rows, others)
         except torch.OutOfMemoryError:
-            if not self._go_on_eagerly("there is no memory for fixed KV slots beside the prompt"):
+            if not self.is_captured:
                 raise
+            self._go_on_eagerly("there is no memory for fixed KV slots beside the prompt")
             self.kv.add(cache, rows, others)
         if visible is not None:  # One more column represents all columns after the prompt.
             self.kv.visible = pad(visible, (0, 1), value=True)
@@ -141,53 +176,62 @@ class TreeBackend:
 
     def lay_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
         """The next forward, whose inputs are on the device; makes room for it in the KV."""
-        start = perf_counter()
-        if len(rows) < len(self.kv.rows):
-            self._go_on_eagerly("a forward over all rows failed", may_refuse=False)
+        width = max(len(tree.tokens) for tree in trees)
+        lead, num_types = rows[0].position.shape, len(self._attention.windows)
+        shape = InputShape(len(rows), width, lead, num_types)
+        self.setting_up, run = 0.0, None
+        if self.is_captured and len(rows) < len(self.kv.rows):
+            self._go_on_eagerly("a forward over all rows failed")
+        if self.is_captured:
+            run = self._captured_run(rows, trees, shape)
+        return run or self._eager_run(rows, trees, shape)
+
+    def _captured_run(
+        self, rows: Sequence[KVRow], trees: Sequence[DraftTree], needed: InputShape
+    ) -> Logits | None:
+        """The next forward as a captured one, which may be wider; None if it can't be had."""
+        start, captured = perf_counter(), self._captured
+        assert captured is not None
         try:
-            run = self._laid_out(rows, trees)
-            self.setting_up = self._forwards.setting_up
-            return run
+            shape = captured.fitting(needed)
+            forward = self.kv.reserve(rows, shape.width, shape.rows)
+            run = captured.ready(self._model, shape, write(trees, forward, shape))
+            self.setting_up = captured.setting_up
+            return run if shape == needed else lambda: run()[: needed.rows, : needed.width]
         except torch.OutOfMemoryError:
-            if not self._go_on_eagerly("there is no memory for more captured forwards"):
-                raise
+            self._go_on_eagerly("there is no memory for more captured forwards")
         except CaptureFailed as failed:
             self._go_on_eagerly(str(failed))
             self._captured = None  # It would fail again.
         self.setting_up = perf_counter() - start
-        return self._laid_out(rows, trees)
+        return None
 
-    def _laid_out(self, rows: Sequence[KVRow], trees: Sequence[DraftTree]) -> Logits:
-        """The next forward as `forwards` runs it."""
-        width = max(len(tree.tokens) for tree in trees)
-        lead, num_types = rows[0].position.shape, len(self._attention.windows)
-        needed = InputShape(len(rows), width, lead, num_types)
-        shape = self._forwards.fitting(needed)
-        forward = self.kv.reserve(rows, shape.width, shape.rows)
-        run = self._forwards.ready(self._model, shape, write(trees, forward, shape))
-        if shape == needed:
-            return run
-        return lambda: run()[: len(rows), :width]
+    def _eager_run(
+        self, rows: Sequence[KVRow], trees: Sequence[DraftTree], shape: InputShape
+    ) -> Logits:
+        """The next forward by plain operations."""
+        kv, windows, functions = self.kv, self._attention.windows, self._attention.functions
+        forward = kv.reserve(rows, shape.width)
+        dtype, device = kv.placement
+        end, has_padding = forward.front + shape.width, kv.visible is not None
+        layout = read(
+            upload(write(trees, forward, shape), device),
+            shape,
+            windows=hiding(windows, forward, shape.width, has_padding=has_padding),
+            num_keys={name: end - first for name, first in forward.firsts.items()},
+            visible=kv.visible,
+            dtype=dtype,
+        )
+        return partial(logits_of, self._model, layout, kv.cache, kv.states, functions)
 
-    def _go_on_eagerly(self, reason: str, *, may_refuse: bool = True) -> bool:
-        """Runs captured forwards by plain operations, in the same slots; were there any?
-
-        `strict` refuses what was not asked for, but not what a fault in one forward makes
-        necessary.
-        """
-        if not self.kv.policy.is_fixed:
-            return False
-        if self._strict and may_refuse:
-            raise UnsupportedError(f"strict=True and forwards can't be as asked: {reason}")
-        self._captured = self._forwards
-        self.kv.policy = self.kv.policy._replace(is_fixed=False)
-        self._forwards = EagerForwards(self._attention, kv=self.kv, reason=reason)
-        return True
+    def _go_on_eagerly(self, reason: str) -> None:
+        """Runs forwards by plain operations, in the slots of the captured ones."""
+        self.kv.policy, self.reason = self.kv.policy._replace(is_fixed=False), reason
 
     @property
     def shows_states(self) -> bool:
         """A replay runs no hook."""
-        return isinstance(self._forwards, EagerForwards)
+        return not self.is_captured
 
     def forward(self, layout: Logits, *, with_states: bool = False) -> Forwarded:
         """The logits, which the next captured forward overwrites, and the hidden states."""

@@ -13,9 +13,8 @@ from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
-from selfspec.forward.eager import Logits, eager
 from selfspec.forward.inputs import plain_inputs
-from selfspec.forward.model import Forwarded, forwarded, takes
+from selfspec.forward.model import Forwarded, Logits, eager, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.seam import branching

@@ -20,6 +20,7 @@ from selfspec.forward.states.slots import States
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
+Logits = Callable[[], torch.Tensor]  # Runs a forward and gives its logits (B, Q, V).
 # The types of layers that keep states and have no attention. Their masks hide padding of a prompt.
 STATE_TYPES = ("linear_attention", "conv")
 
@@ -83,15 +84,18 @@ def at_output_head(
     return in_this_thread(model.get_output_embeddings().register_forward_pre_hook, at_head)
 
 
+def eager() -> str:
+    """How a model is run that nothing else is known of."""
+    return "eager"
+
+
 class Forwarded(NamedTuple):
     logits: torch.Tensor  # (B, Q, V)
     states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for
 
 
-def forwarded(
-    model: PreTrainedModel, run: Callable[[], torch.Tensor], *, with_states: bool
-) -> Forwarded:
-    """Runs a forward that gives logits (B, Q, V), and keeps what enters the output head."""
+def forwarded(model: PreTrainedModel, run: Logits, *, with_states: bool) -> Forwarded:
+    """Runs a forward, and keeps what enters the output head."""
     if not with_states:
         return Forwarded(run())
     states: list[torch.Tensor] = []

@@ -81,26 +81,29 @@ class Policy(NamedTuple):
 
     def size(self, now: Size, need: Need) -> Size:
         """The size that slots of a size should have."""
-        if self.limits is None:
-            size = for_one_call(now, need, _MORE_FIXED if self.is_fixed else _MORE)
-        else:
-            size = for_many(now, need, self.limits, _MORE_FIXED if self.is_fixed else 0)
+        if self.limits is not None and self.limits.max_tokens is not None:
+            return within(now, need, self.limits, self.limits.max_tokens)
+        more = _MORE_FIXED if self.is_fixed else _MORE if self.limits is None else 0
+        size = grown(now, need, self.limits, more)
         return lasting(now, size, self.limits) if self.is_fixed else size
 
 
-def for_one_call(now: Size, need: Need, more: int) -> Size:
+def grown(now: Size, need: Need, limits: Limits | None, more: int) -> Size:
     """Twice what is needed, or all that may be; columns in front of a window go first.
 
-    >>> for_one_call(Size(0, 0), Need(rows=2, end=300), more=256)
+    >>> grown(Size(0, 0), Need(rows=2, end=300), None, more=256)
     Size(rows=2, columns=600, first=0)
-    >>> for_one_call(Size(2, 600), Need(rows=2, end=600), more=256)
+    >>> grown(Size(2, 600), Need(rows=2, end=600), None, more=256)
     Size(rows=2, columns=600, first=0)
-    >>> for_one_call(Size(2, 600), Need(rows=2, end=601, most=700), more=256)
+    >>> grown(Size(2, 600), Need(rows=2, end=601, most=700), None, more=256)
     Size(rows=2, columns=700, first=0)
-    >>> for_one_call(Size(2, 600), Need(rows=2, end=601, most=601), more=256)
-    Size(rows=2, columns=601, first=0)
-    >>> for_one_call(Size(1, 60), Need(rows=1, end=61, window=30, shortest=60), more=256)
+    >>> grown(Size(1, 60), Need(rows=1, end=61, window=30, shortest=60), None, more=256)
     Size(rows=1, columns=60, first=31)
+
+    Where rows come and go, there are slots for more rows, in multiples of 64 columns.
+
+    >>> grown(Size(1, 128), Need(rows=2, end=100), Limits(max_rows=8), more=0)
+    Size(rows=2, columns=256, first=0)
     """
     rows, columns, first = now
     if need.rows <= rows and need.end - first <= columns:
@@ -111,36 +114,28 @@ def for_one_call(now: Size, need: Need, more: int) -> Size:
             return Size(rows, columns, first)  # There are slots for half a window more.
     needed = need.end - first
     wanted = needed + (need.window or max(needed, more))
-    return Size(need.rows, max(min(wanted, need.most - first), needed), first)
-
-
-def for_many(now: Size, need: Need, limits: Limits, more: int) -> Size:
-    """More rows at a time, and no more tokens than there may be.
-
-    With a limit of tokens, each row has at once all that it may need.
-
-    >>> for_many(Size(1, 128), Need(rows=2, end=100), Limits(max_rows=8), more=0)
-    Size(rows=2, columns=256, first=0)
-    >>> for_many(Size(2, 256), Need(rows=2, end=200), Limits(max_rows=8), more=0)
-    Size(rows=2, columns=256, first=0)
-    >>> for_many(Size(2, 256), Need(2, 200, most=900), Limits(8, max_tokens=2000), more=0)
-    Size(rows=2, columns=960, first=0)
-    """
-    columns, end = now.columns, need.end
-    if limits.max_tokens is not None:
-        end = max(end, need.most + limits.surplus)
-    is_small = limits.max_tokens is None or now.rows * columns <= limits.max_tokens
-    if need.rows <= now.rows and end <= columns and is_small:
-        return now
-    if limits.max_tokens is not None:
-        rounded = _rounded(end)
-        columns = rounded if need.rows * rounded <= limits.max_tokens else end
-        return Size(min(limits.max_rows, limits.max_tokens // columns), columns)
-    wanted = max(min(end + max(end, more), need.most), end)
-    rows = now.rows
+    wanted = max(min(wanted, need.most - first), needed)
+    if limits is None:
+        return Size(need.rows, wanted, first)
     if need.rows > rows:
         rows = max(need.rows, min(2 * rows, limits.max_rows))
-    return Size(rows, max(_rounded(wanted), columns))
+    return Size(rows, max(_rounded(wanted), columns), first)
+
+
+def within(now: Size, need: Need, limits: Limits, max_tokens: int) -> Size:
+    """As many rows as there may be tokens for, where each has at once all that it may need.
+
+    >>> within(Size(2, 256), Need(2, 200, most=900), Limits(8), max_tokens=2000)
+    Size(rows=2, columns=960, first=0)
+    """
+    end = max(need.end, need.most + limits.surplus)
+    is_enough = need.rows <= now.rows and end <= now.columns
+    if is_enough and now.rows * now.columns <= max_tokens:
+        return now
+    columns = _rounded(end)
+    if need.rows * columns > max_tokens:
+        columns = end
+    return Size(min(limits.max_rows, max_tokens // columns), columns)
 
 
 def lasting(now: Size, new: Size, limits: Limits | None) -> Size:
@@ -153,7 +148,7 @@ def lasting(now: Size, new: Size, limits: Limits | None) -> Size:
     >>> lasting(Size(1, 6400), Size(64, 64), None)
     Size(rows=64, columns=64, first=0)
     """
-    if new[:2] == now[:2] or (limits is not None and limits.max_tokens is not None):
+    if new[:2] == now[:2]:
         return new
     max_rows = new.rows if limits is None else limits.max_rows
     new = Size(max_rows, _rounded(new.columns), new.first)

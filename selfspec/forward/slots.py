@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
-from selfspec.compat.generation import set_columns_seen
 from selfspec.forward.sizes import Size
 from selfspec.machine.device import upload
 
@@ -124,7 +123,7 @@ class Slots:
                 continue
             if isinstance(stock, DynamicSlidingWindowLayer):
                 start = max(end - stock.sliding_window + 1, 0)
-                set_columns_seen(stock, length)
+                stock.cumulative_length = length
             columns = self.tensor[member, rows, :, start:end]
             setattr(stock, name, columns.clone() if copies else columns)
 

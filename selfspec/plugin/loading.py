@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
-from selfspec.machine.model_names import find_model
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
     missing_for_eight_bits,
-    own_memory,
     pack_loaded,
     to_eight_bits,
 )
@@ -70,32 +68,26 @@ def load(
             f"name must be a folder or a Hub id (got {shown(name)}); a model that is loaded needs "
             "no load(): call selfspec.attach(model)"
         )
-    source = str(name)
+    source, target, wanted = str(name), _device(device), _dtype(dtype)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
         if number < 1:
             raise ConfigError(f"{what} must be >= 1 (got {number})")
+    if target.type != "cpu" and (max_memory is not None or weights is not None):
+        raise ConfigError(
+            f"max_memory and weights are for a CPU (got device={str(target)!r}); name "
+            "device='cpu', or leave them out and let accelerate offload the model, by "
+            "device_map='auto' of from_pretrained()"
+        )
     if sees and max_memory is not None:
         raise ConfigError(
             "sees=True and max_memory exclude each other: what reads images can't be streamed; "
             "leave one out"
         )
     if weights is not None:
-        _check_eight_bits(weights, device)
-        dtype, device = torch.float32 if dtype == "auto" else _dtype(dtype), "cpu"
-        if max_memory is None:
-            return attach(_load_eight_bits(source, dtype, sees=sees))
-    if max_memory is None:
-        model = load_whole(source, dtype=dtype, device=device, sees=sees).requires_grad_(False)
-        own_memory(model)
-    else:
-        if (target := _device(device)).type != "cpu":
-            raise ConfigError(
-                f"max_memory is for a CPU (got device={str(target)!r}); name device='cpu', or "
-                "leave max_memory out and let accelerate offload the model, by device_map='auto' "
-                "of from_pretrained()"
-            )
-        wanted = _dtype(dtype)
-        find_model(source)
+        _check_eight_bits(weights)
+        wanted = torch.float32 if wanted == "auto" else wanted
+    if max_memory is not None:
+        AutoConfig.from_pretrained(source)  # It says what is wrong with a name.
         model = load_within(
             source,
             max_memory,
@@ -105,16 +97,18 @@ def load(
             in_eight_bits=weights is not None,
             dtype=wanted,
         )
+    elif weights is not None:
+        return attach(_load_eight_bits(source, wanted, sees=sees))
+    else:
+        model = load_whole(source, dtype=wanted, device=target, sees=sees).requires_grad_(False)
     kept = STREAMED if is_streamed(model) else None
     pack_loaded(model, kept, copies=max_memory is None)
     return attach(model)
 
 
-def _check_eight_bits(weights: str, device: str | torch.device) -> None:
+def _check_eight_bits(weights: str) -> None:
     if weights != "int8":
         raise ConfigError(f"weights must be 'int8' or left out (got {shown(weights)})")
-    if (target := _device(device)).type != "cpu":
-        raise ConfigError(f"weights='int8' is for a CPU (got device={str(target)!r}); leave it out")
     if (reason := missing_for_eight_bits()) is not None:
         raise UnsupportedError(f"weights='int8' can't be had here: {reason}; leave it out")
 
@@ -144,7 +138,6 @@ def load_whole(
     GPU if there is one.
     """
     target, wanted = _device(device), _dtype(dtype)
-    find_model(name)
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     model, info = auto.from_pretrained(name, dtype=wanted, output_loading_info=True)
     check_complete(sorted(info["missing_keys"]))
@@ -154,14 +147,11 @@ def load_whole(
 def _device(name: str | torch.device) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    rule = "device must be one that torch can use here"
     try:
-        device = torch.empty(0, dtype=torch.int8, device=name).device
+        return torch.empty(0, dtype=torch.int8, device=name).device
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        rule = "device must be one that torch can use here"
         raise ConfigError(f"{rule} (got {str(name)!r}: {one_line(error)})") from error
-    if device.type == "meta":
-        raise ConfigError(f"{rule} (got {str(name)!r})")
-    return device
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:

@@ -24,11 +24,11 @@ from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
 from selfspec.records import DraftTree, StepRecord
 
-_MAX_NODES = 16  # The tree has at most 16 nodes, and stock gets its best chain.
+_MAX_NODES = 16  # of a chain, the last committed token among them
 
 
 class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
-    """Drafts the best chain of the tree for stock's assisted decoding, which takes one row.
+    """Drafts chains for stock's assisted decoding, which takes one row.
 
     Stock has no argument for a candidate generator, so `generate` calls it::
 
@@ -75,7 +75,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         drafter.prepare()
         max_nodes = min(prompt.max_nodes, _MAX_NODES)
         self._tree = drafter.draft(int(input_ids[0, -1]), max_nodes, max_depth)
-        drafted = input_ids.new_tensor([_best_chain(self._tree)])
+        drafted = input_ids.new_tensor([self._tree.tokens[1:]])
         return torch.cat([input_ids, drafted], dim=-1), None
 
     def update_candidate_strategy(
@@ -92,7 +92,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         if is_first:
             return
         committed = input_ids[0, -num_matches - 1 :].tolist()
-        path = self._tree.path_of(committed[:-1])  # The last token is the model's.
+        path = list(range(len(committed)))  # The last token is the model's.
         record = StepRecord(row=0, tree=self._tree, path=path, committed_ids=committed)
         drafter.observe(record)
         if learned.learns:
@@ -104,8 +104,8 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         learned = spec.learned(vocab_size).for_request(spec.config.learning)
         start = RowStart(prompt_ids=ids, max_new_tokens=prompt.max_length - len(ids))
         sources = [] if prompt.draft_model is None else [prompt.draft_model]
-        readable = num_readable(prompt.model)
-        return Drafter(learned, start, spec.config, sources, num_readable=readable)
+        config, readable = spec.config.changed(top_k=1), num_readable(prompt.model)
+        return Drafter(learned, start, config, sources, num_readable=readable)
 
 
 class LutRecorder(LogitsProcessor):  # type: ignore[misc]
@@ -128,13 +128,3 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
             pairs = last_pairs(input_ids.cpu(), None, 1)
             learned.observe_pairs(pairs.numpy(), top_k_of(scores, learned.top_k))
         return scores
-
-
-def _best_chain(tree: DraftTree) -> list[int]:
-    """The tokens from the root down, always by the best child, which is the first one added."""
-    chain: list[int] = []
-    node = 0
-    while tree.children[node]:
-        token, node = next(iter(tree.children[node].items()))
-        chain.append(token)
-    return chain

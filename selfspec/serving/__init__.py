@@ -1,1 +1,1 @@
-"""What is asked of a model from outside: requests over HTTP, and files of prompts."""
+"""What clients ask of a model: requests over HTTP, and files of prompts."""

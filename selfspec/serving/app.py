@@ -142,9 +142,9 @@ class _Routes:
         self._model = model
         self._name = name
         self._encoder = encoder
-        self._meters = Meters(model, name)
+        self._meters = Meters(model)
         self._budget = ByteBudget()
-        self._turn = asyncio.Semaphore(1)
+        self._turn = asyncio.Lock()
         self._max_body = max(_LEAST_BODY, _BYTES_A_POSITION * (encoder.max_positions or 0))
         if encoder.images.processor is not None:
             self._max_body += MAX_IMAGE_BYTES // 3 * 4  # in base64
@@ -216,8 +216,11 @@ class _Routes:
                 form = ResponseForm(self._name, body)
             exchange, streams = Exchange(self._model, fields, hold), fields.stream
             until_over.callback(exchange.close)
-            del body, fields  # Their images may be large.
-            await while_there(request, exchange.prepare(self._encoder, self._turn))
+            # Calls are prepared one request at a time.
+            prepare = partial(exchange.prepare, fields, self._encoder)
+            prepared = in_thread(self._turn, prepare)
+            del body, fields, prepare  # Their images may be large.
+            await while_there(request, prepared)
             if streams:
                 return _Stream(self._events(form, exchange, arrived), until_over.pop_all())
             pieces = await while_there(request, exchange.whole())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 from threading import Lock
 from time import perf_counter
 from typing import Any
 
+import regex
 import torch
 
 from selfspec.batch import Answer
@@ -22,7 +21,6 @@ from selfspec.errors import SelfSpecError, UnsupportedError
 from selfspec.prompt import Prompt
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
-from selfspec.serving.limits import in_thread
 from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.replies import Piece, usage_of
 from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
@@ -36,8 +34,8 @@ class Reply:
 
     Nothing of a stop string is sent. Stop strings are looked for in the text outside of calls. Of
     special tokens only those that belong to calls or are stop strings have a text. A reply is also
-    the stopping criterion of its text. Then it hears each token twice, from two threads, and
-    decodes it when it hears it first.
+    the stopping criterion of its text. Then it hears a token twice, from two threads, and decodes
+    it when it hears it first.
     """
 
     looks_at_rows = True
@@ -51,9 +49,10 @@ class Reply:
         self._stream = TextStream(tokenizer, skips_special=skips_special)
         self._reader = CallReader(form, names) if names else None
         self._calls_only = isinstance(settings, Chat) and settings.must_call
-        self._stops = settings.stops
+        stops = "|".join(map(regex.escape, sorted(settings.stops, key=len)))
+        self._stops = regex.compile(stops) if stops else None
         self._shows_stop = settings.include_stop_str_in_output
-        shown = {*self._stops, *(form.marks if names else ())}
+        shown = {*settings.stops, *(form.marks if names else ())}
         added = tokenizer.added_tokens_decoder if shown and skips_special else {}
         special = {id: str(token) for id, token in added.items() if token.special}
         self._marks = {id: text for id, text in special.items() if text in shown}
@@ -72,7 +71,7 @@ class Reply:
             self._text = prompt if isinstance(prompt, str) else self._stream.decoded(prompt)
 
     def expect(self, prompt: Prompt) -> None:
-        """Sends the ids and scores of the tokens too, and of the prompt's, where asked for."""
+        """Sends ids and scores of tokens too, and of the prompt's, if the request wants them."""
         self._scores = prompt.scores
         if self._tells_ids:
             self._prompt_ids = prompt.input_ids[0].tolist()
@@ -146,15 +145,15 @@ class Reply:
         self._text += self._before_stop(text)
 
     def _before_stop(self, text: str) -> str:
-        if self.is_stopped:
-            return ""
-        text = self._held + text
-        if places := [(text.index(stop), len(stop)) for stop in self._stops if stop in text]:
-            self.is_stopped, self._held = True, ""
-            place, length = min(places)
-            return text[: place + length * self._shows_stop]
-        begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-        end = len(text) - max(begun, default=0)
+        """The text up to a stop string, or to where one may have begun."""
+        if self.is_stopped or self._stops is None:
+            return "" if self.is_stopped else text
+        text, self._held = self._held + text, ""
+        if stop := self._stops.search(text):
+            self.is_stopped = True
+            return text[: stop.end() if self._shows_stop else stop.start()]
+        begun = self._stops.search(text, partial=True)
+        end = len(text) if begun is None else begun.start()
         self._held = text[end:]
         return text[:end]
 
@@ -182,46 +181,45 @@ def choices_of(
 class Exchange:
     """A request from its fields to the pieces of its answers. Has its places in the line.
 
-    Its fields are dropped once its calls are prepared, since images may be large. `hold` hears how
-    many bytes it has.
+    `hold` hears how many bytes it has.
     """
 
     def __init__(
         self, model: ModelThread, request: TextRequest, hold: Callable[[int], object]
     ) -> None:
         self.first_at: float | None = None  # When the first token came, by `perf_counter`.
-        self._request: TextRequest | None = request
         has_tools = isinstance(request, Chat) and request.callable_tools
         self._schema_field = "tools" if has_tools else request.schema_field
-        self._num_samples = request.n  # of each prompt
+        self._num_samples = request.n  # of a prompt
         self._hold = hold
-        self._texts = model.enter(request.n * len(request.prompts))
+        self._model = model
+        self._indices, self._queue = model.enter(request.n * len(request.prompts))
         self._choices: list[tuple[Prompt, Reply]] = []
         self._answers: dict[int, Answer] = {}  # Those that are complete, by choice.
 
     def close(self) -> None:
-        """Ends what is not complete."""
-        self._texts.close()
+        """Gives up the places. Texts that are not complete are dropped within a step."""
+        for index in self._indices:
+            self._model.forget(index)
 
     def usage(self) -> dict[str, Any]:
         """What all answers took. The samples of a prompt read it once."""
         answers = [answer for _, answer in sorted(self._answers.items())]
         return usage_of(answers, answers[:: self._num_samples])
 
-    async def prepare(self, encoder: Encoder, turn: asyncio.Semaphore) -> None:
-        """Refuses what can't be answered. Calls are prepared one request at a time."""
-        request, self._request = self._request, None
-        assert request is not None
-        await in_thread(turn, partial(self._prepare, request, encoder))
-
     async def pieces(self, *, streams: bool) -> AsyncIterator[Piece]:
-        """The texts as they come, or else each one whole. Raises what ends the request."""
-        prompts, replies = zip(*self._choices, strict=True)
-        self._choices = []  # A prompt that has ended is not kept.
+        """The texts as they come, or else whole. Raises what ends the request."""
+        replies = [reply for _, reply in self._choices]
         for reply in replies if streams else ():
             yield reply.add(())
-        async for choice, event in self._texts.events(prompts):
+        while self._choices:  # A prompt that has ended is not kept.
+            self._model.add(self._choices.pop(0)[0])
+        while len(self._answers) < len(replies):
+            index, event = await self._queue.get()
+            choice = index - self._indices[0]
             self.first_at = self.first_at or perf_counter()
+            if isinstance(event, RequestError):
+                raise event
             if isinstance(event, Answer):
                 if event.error is not None:
                     raise self._told(event.error)
@@ -235,14 +233,16 @@ class Exchange:
     async def whole(self) -> list[Piece]:
         return [piece async for piece in self.pieces(streams=False)]
 
-    def _prepare(self, request: TextRequest, encoder: Encoder) -> None:
+    def prepare(self, request: TextRequest, encoder: Encoder) -> None:
+        """Makes the calls of a request; refuses what can't be answered. Any thread may ask."""
         seed = secrets.randbits(62) if request.seed is None else request.seed
+        indices = iter(self._indices)
         sizes: list[int] = []  # of what a processor made of images
 
         def prepare(inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
             parts = inputs.values() if isinstance(inputs, Mapping) else ()
             sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
-            return self._texts.prepare(inputs, seed, arguments)
+            return self._model.prompt(next(indices), inputs, seed, arguments)
 
         try:
             self._choices = choices_of(request, request.prompts, encoder, prepare, seed)

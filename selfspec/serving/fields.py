@@ -70,8 +70,8 @@ Known = TypeVar("Known", bound=BaseModel)
 def checked(model: type[Known], value: dict[str, Any]) -> Known:
     """The fields, checked. The error names the first wrong field, its rule and its value.
 
-    Where a field may have several forms, pydantic has an error for each. One that has the form but
-    a wrong part says so deeper inside of it. The rule is in pydantic's words.
+    The rule is in pydantic's words. Where a field may have several forms, pydantic has an error for
+    every form, and the one whose form is right says deeper inside which part is wrong.
     """
     try:
         return model.model_validate(value)

@@ -76,7 +76,7 @@ def _with_pictures(message: Mapping[str, Any], pictures: Iterator[Any]) -> Mappi
 
 
 def _pictures(urls: Mapping[str, str]) -> Iterator[Any]:
-    """The pictures of data URLs, each by its name, upright and in RGB, as transformers has them."""
+    """The pictures of named data URLs, upright and in RGB, as transformers has them."""
     from PIL import ImageOps
 
     data, num_pixels = {name: _data(name, url) for name, url in urls.items()}, 0
@@ -93,11 +93,11 @@ def _pictures(urls: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _data(name: str, url: str) -> bytes:
-    if not (found := _DATA_URL.fullmatch(url)):
+    if not (data_url := _DATA_URL.fullmatch(url)):
         form = "a data URL such as 'data:image/png;base64,...', since no addresses are fetched"
         raise ValueError(f"{name} must be {form} (got {url!r:.80})")
     try:
-        return base64.b64decode(found["base64"], validate=True)
+        return base64.b64decode(data_url["base64"], validate=True)
     except ValueError as error:
         raise ValueError(f"{name} must have whole base64 after its comma ({error})") from None
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from threading import Lock, Thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 GONE = 499  # nginx counts requests whose client has gone under this status.
 _MOST_BYTES = 1 << 30  # What the bodies and images of all requests may take.
-_FREE_BYTES = 1 << 16  # Of each body, so that texts pass while images fill the rest.
+_FREE_BYTES = 1 << 16  # Of every body, so that texts pass while images fill the rest.
 _BODY_SECONDS = 60.0  # A body must be complete by then.
 
 
@@ -83,24 +83,16 @@ async def while_there(request: Request, work: Coroutine[Any, Any, T]) -> T:
         watching.cancel()
 
 
-async def in_thread(places: asyncio.Semaphore, work: Callable[[], T]) -> T:
-    """What some work gives, in a thread of its own that ends, once there is a place.
+async def in_thread(turn: asyncio.Lock, work: Callable[[], T]) -> T:
+    """What some work gives, in its turn, in a thread of its own that ends with it.
 
     A thread that stayed would keep OpenMP threads, and more of these than cores slow down all
-    answers. Who is cancelled gives the place back when the thread has ended, and not before.
+    answers. Who is cancelled gives the turn back when the thread has ended, and not before.
     """
-    done: Future[T] = Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    async with places:
-        Thread(target=run, name="selfspec request", daemon=True).start()
-        waiting = asyncio.wrap_future(done)
+    async with turn:
+        executor = ThreadPoolExecutor(1, thread_name_prefix="selfspec request")
+        waiting = asyncio.wrap_future(executor.submit(work))
+        executor.shutdown(wait=False)
         try:
             return await asyncio.shield(waiting)
         finally:

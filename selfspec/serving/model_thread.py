@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count, islice
@@ -27,49 +27,12 @@ from selfspec.session import ReadingPace, Session
 _log = logging.getLogger("selfspec")
 
 Event = list[int] | Answer  # New tokens of a text, or its complete answer.
-_Heard = tuple[int, Event | RequestError]  # With the number of the text in its request.
+# With the index of the text. An error is for all texts, as where the server is being stopped.
+Heard = tuple[int, Event | RequestError]
 
 
 def _stopping() -> RequestError:
     return RequestError("the server is being stopped", status=503, code="stopping")
-
-
-class Texts:
-    """The texts of one request, from when it enters until they are closed."""
-
-    def __init__(
-        self, model: ModelThread, indices: Sequence[int], queue: asyncio.Queue[_Heard]
-    ) -> None:
-        self._model = model
-        self._indices = indices
-        self._left = iter(indices)  # Those of which nothing was prepared yet.
-        self._queue = queue
-
-    def prepare(self, inputs: PromptInputs, seed: int, arguments: dict[str, Any]) -> Prompt:
-        """The next prompt for `events`; any thread may ask. Refuses what can never be answered."""
-        prompt = self._model.requests.prompt(next(self._left), inputs, seed, arguments)
-        self._model.session.memory.check(prompt)
-        return prompt
-
-    async def events(self, prompts: Sequence[Prompt]) -> AsyncIterator[tuple[int, Event]]:
-        """The events of each prompt, with its number here, until all have their answers.
-
-        An error that has ended a text is in its answer. Raises where the server is being stopped.
-        """
-        for prompt in prompts:
-            self._model.add(prompt)
-        num_left = len(prompts)
-        while num_left:
-            number, event = await self._queue.get()
-            if isinstance(event, RequestError):
-                raise event
-            num_left -= isinstance(event, Answer)
-            yield number, event
-
-    def close(self) -> None:
-        """Gives up the places. Texts that are not complete are dropped within a step."""
-        for index in self._indices:
-            self._model.forget(index)
 
 
 class ModelThread:
@@ -90,14 +53,13 @@ class ModelThread:
         max_waiting: int = 256,
     ) -> None:
         self.model = model
-        self.tokenizer = tokenizer
         self.spec = spec
         self.max_memory = max_memory
         self.is_stopping = False  # Then new requests are refused.
         self._max_texts = max_rows + max_waiting
         self._indices = count()
         # By the index of a text: what hands its events to the event loop of its client.
-        self._clients: dict[int, Callable[[Event | RequestError], None]] = {}
+        self._clients: dict[int, Callable[[Heard], object]] = {}
         self._inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.requests = Requests(model, tokenizer, spec, self._on_token)
         self.session = Session(
@@ -121,25 +83,28 @@ class ModelThread:
         self._thread.start()
         self._is_open.result()
 
-    def enter(self, number: int) -> Texts:
+    def enter(self, number: int) -> tuple[list[int], asyncio.Queue[Heard]]:
         """Gives the texts of a request their places in the line, or refuses them.
 
-        This is the only time that it is asked whether there is room, so they must be closed.
+        Returns their indices, and what gets their events. Nothing later checks whether there are
+        places, so all indices must be forgotten in the end.
         """
         if self.is_stopping:
             raise _stopping()
         if len(self._clients) + number > self._max_texts:
             rule = f"at most {self._max_texts} texts may be written or wait at a time"
             raise RequestError(f"{rule}; ask again later", status=503, code="overloaded")
-        queue: asyncio.Queue[_Heard] = asyncio.Queue()
+        queue: asyncio.Queue[Heard] = asyncio.Queue()
         soon = asyncio.get_running_loop().call_soon_threadsafe
-
-        def tell(place: int, event: Event | RequestError) -> None:
-            soon(queue.put_nowait, (place, event))
-
         indices = list(islice(self._indices, number))
-        self._clients |= {index: partial(tell, place) for place, index in enumerate(indices)}
-        return Texts(self, indices, queue)
+        self._clients |= dict.fromkeys(indices, lambda event: soon(queue.put_nowait, event))
+        return indices, queue
+
+    def prompt(self, index: int, inputs: PromptInputs, seed: int, arguments: Any) -> Prompt:
+        """A prompt for `add`; any thread may ask. Refuses what can never be answered."""
+        prompt = self.requests.prompt(index, inputs, seed, arguments)
+        self.session.memory.check(prompt)
+        return prompt
 
     def add(self, prompt: Prompt) -> None:
         self._inbox.put(partial(self.session.add, prompt))
@@ -152,7 +117,7 @@ class ModelThread:
     def break_off(self) -> None:
         self.is_stopping = True
         for index, tell in list(self._clients.items()):
-            tell(_stopping())
+            tell((index, _stopping()))
             self.forget(index)
 
     def join(self, timeout: float | None = None) -> None:
@@ -184,17 +149,17 @@ class ModelThread:
                 if message is None:
                     return
                 message()
-            for answer in map(Answer.to, self.session.step()):  # without texts
+            for answer in map(Answer.to, self.session.step()):  # Replies have the texts.
                 if answer.error is not None and not isinstance(answer.error, SelfSpecError):
                     _log.error("an answer broke off", exc_info=answer.error)
                 self._tell(answer.index, answer)
 
-    def _tell(self, index: int, event: Event | RequestError) -> None:
-        """Hands an event to the client. An answer or an error is its last one."""
+    def _tell(self, index: int, event: Event) -> None:
+        """Hands an event to the client. An answer is its last one."""
         clients = self._clients
         tell = clients.get(index) if isinstance(event, list) else clients.pop(index, None)
         if tell is not None:
-            tell(event)
+            tell((index, event))
 
     def _on_token(self, index: int, ids: Sequence[int]) -> bool:
         """Sends new tokens of a text; False if its client is gone."""

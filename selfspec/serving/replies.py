@@ -22,8 +22,8 @@ _DONE = b"data: [DONE]\n\n"
 class Piece(NamedTuple):
     """Some more text of a choice. The first piece has none; the last one says why it ended.
 
-    `calls` are parts of calls of tools, as OpenAI streams them. Where they are asked for, there are
-    the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece.
+    `calls` are parts of calls of tools, as OpenAI streams them. If the request wants them, there
+    are the `ids` and `scores` of its tokens, and the ids of the prompt in the first piece.
     """
 
     choice: int
@@ -52,7 +52,7 @@ class Form:
         }
 
     def whole(self, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request, with a piece for all of each choice."""
+        """The answer to a request; a piece is all of a choice."""
         pieces = sorted(pieces, key=lambda piece: piece.choice)
         for call in chain.from_iterable(piece.calls for piece in pieces):
             del call["index"]  # Only parts of calls have one.
@@ -76,7 +76,7 @@ class Form:
         return event(error_body(error))
 
     def _of_prompt(self, *pieces: Piece) -> dict[str, Any]:
-        """What a chat says of its one prompt; completions have it in each choice, as in vLLM."""
+        """What a chat says of its one prompt; completions have it in their choices, as in vLLM."""
         ids = [piece.prompt_ids for piece in pieces if piece.prompt_ids is not None]
         return {"prompt_token_ids": ids[0]} if ids and self._is_chat else {}
 
@@ -109,7 +109,7 @@ def entries_of(piece: Piece) -> list[dict[str, Any]]:
 
 
 def _of_completion(piece: Piece) -> dict[str, Any]:
-    """The log probabilities of a completion; each token is among the likeliest, as in vLLM."""
+    """The log probabilities of a completion; a token is among its likeliest, as in vLLM."""
     scores = piece.scores
     # Of tokens with the same text, the likeliest one counts, which is the last one here.
     tops = [(score, *score.top[::-1]) if score.logprob is not None else () for score in scores]

@@ -37,7 +37,7 @@ _OF_ITEMS = {"id", "status"}  # Of items that come back; they say nothing to a m
 
 
 def _messages(value: object) -> list[Any]:
-    """The messages of a chat, one for each item of an input."""
+    """The messages of a chat, one for an item of an input."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, (list, dict)):

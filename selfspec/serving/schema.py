@@ -30,6 +30,8 @@ _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")  # The first one counts.
 
+_CACHE = {"prompt_cache_key", "prompt_cache_retention"}  # What was read is found without them.
+
 _log = logging.getLogger("selfspec")
 
 # Other servers take these values for none.
@@ -212,8 +214,9 @@ class StreamOptions(Fields):
 class TextRequest(Settings):
     """What both of OpenAI's routes for texts take."""
 
+    ignored = frozenset({"user", "metadata", "service_tier", "safety_identifier"}) | _CACHE
+
     model: str | None = None
-    user: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -240,7 +243,6 @@ class Chat(TextRequest):
     messages: Messages
     logprobs: bool = False
     top_logprobs: NumScores | None = None
-    metadata: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] = False
     parallel_tool_calls: bool | None = None
@@ -250,10 +252,6 @@ class Chat(TextRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
     reasoning_effort: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
 
     @property
     def prompts(self) -> list[Any]:

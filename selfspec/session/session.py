@@ -16,7 +16,7 @@ from time import perf_counter
 import torch
 
 from selfspec.engine import Engine
-from selfspec.errors import ConfigError, UnsupportedError, without_frames
+from selfspec.errors import ConfigError, without_frames
 from selfspec.plain import write_plainly
 from selfspec.prompt import Prompt
 from selfspec.row import ReaderGone
@@ -117,21 +117,19 @@ class Session:
             self._close()
 
     def add(self, prompt: Prompt) -> None:
-        """Lets a prompt wait; refuses what can never fit into the memory."""
+        """Lets a prompt wait; refuses what can never fit into the memory.
+
+        Its index is that of no other prompt that waits or is written.
+        """
         self.memory.check(prompt)
-        index = prompt.index
-        if index in self._waiting or self._prompts_of(index):
-            raise UnsupportedError(
-                f"index must name no other text of the session that waits or is written (got "
-                f"{index}); count on, or wait for its answer"
-            )
         prompt.fails_alone = True
         self._waiting.add(prompt)
 
     def cancel(self, index: int) -> None:
         """Ends a text that nobody reads, within a step; does nothing if there is none."""
         self._waiting.leave(index)
-        for prompt in self._prompts_of(index):
+        prompts = self._running if self._reading is None else [*self._running, self._reading]
+        for prompt in [prompt for prompt in prompts if prompt.index == index]:
             if not prompt.rows:
                 self._reading = None
                 if self._engine is not None:
@@ -139,11 +137,6 @@ class Session:
                 self._spec.count(prompt)
             for row in prompt.rows:  # While a prompt is read, these hand on their first tokens.
                 row.fail(ReaderGone())
-
-    def _prompts_of(self, index: int) -> list[Prompt]:
-        """The prompt of this index that is read or written, if there is one."""
-        prompts = self._running if self._reading is None else [*self._running, self._reading]
-        return [prompt for prompt in prompts if prompt.index == index]
 
     def work(self) -> list[Prompt]:
         """Steps until a text is complete, or nothing is left to do."""
@@ -267,25 +260,24 @@ class Session:
             self._end(prompt, prompt.rows[0].error)
 
     def _end(self, prompt: Prompt, error: BaseException | None) -> None:
-        try:
-            if self._engine is not None:
-                self._engine.record_outcome(prompt)
-        except Exception as fault:  # Of a budget of the user's.
-            error = fault if error is None else error
+        if self._engine is not None:
+            self._engine.record_outcome(prompt)
         prompt.error = error
         self._ended.append(prompt)
 
     def _break_off(self, error: BaseException) -> None:
         """Ends all rows that go on, of which nobody knows how much of a step was done.
 
-        If there are no rows, the error prevents the next prompt, or the end of the last one.
+        If there are none, it ends the prompt that was to be read. Else an error, other than an
+        interrupt, prevents the end of the last prompt, or the start of the next one.
         """
-        broken = list(self._running)
+        broken, prompt = list(self._running), self._reading
         if not broken:
-            prompt = self._reading or (self._ended.pop() if self._ended else self._waiting.first)
-            assert prompt is not None
-            self._waiting.leave(prompt.index)
-            self._reading, broken = None, [prompt]
+            if prompt is None and isinstance(error, Exception):
+                prompt = self._ended.pop() if self._ended else self._waiting.first
+            if prompt is not None:
+                self._waiting.leave(prompt.index)
+                self._reading, broken = None, [prompt]
         for prompt in broken:
             is_whole = prompt.rows and all(row.is_done for row in prompt.rows)
             self._end(prompt, prompt.rows[0].error if is_whole else error)
@@ -296,9 +288,7 @@ class Session:
         while self._ended:
             prompt = self._ended.pop(0)
             error, prompt.error = prompt.error, None
-            if error is None or (
-                isinstance(error, Exception) and not isinstance(error, ReaderGone)
-            ):
+            if isinstance(error, Exception | None) and not isinstance(error, ReaderGone):
                 self._complete.append(prompt)
             try:
                 (self._spec.finish if error is None else self._spec.count)(prompt)

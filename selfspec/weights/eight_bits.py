@@ -23,6 +23,7 @@ from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
 from selfspec.weights.copies import linears_of
+from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
 from selfspec.weights.step_attention import attend_exactly, attends_exactly
@@ -88,7 +89,7 @@ class EightBits:
 class EightBitRows:
     """The weight of an embedding in 8 bits; `head` if the output head has the same weight."""
 
-    def __init__(self, weight: Int8Rows, head: EightBits | None) -> None:
+    def __init__(self, weight: Int8Rows, head: EightBits | None = None) -> None:
         self._weight, self.head = weight, head
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
@@ -199,25 +200,20 @@ def _hold(
 
     An input becomes one term if attention does not tell widths apart, else several.
     """
+    is_embedding = isinstance(some[0][1][-1], nn.Embedding)
+    matrices: list[EightBits] = []
     with torch.inference_mode(False), torch.no_grad():
-        copies = _copies(some, rounded, attends_exactly(model))
-    for (weight, modules), copy in zip(some, copies, strict=True):
-        packed = PackedWeight.of(weight, copy, _KEPT, dtype)
+        if not is_embedding or len(some[0][1]) > 1:
+            sizes = [len(weight) for weight, _ in some]
+            matrix = Products(kernels().packed, rounded, sizes, attends_exactly(model))
+            matrices = [EightBits(matrix, which) for which in range(len(some))]
+    parts: Sequence[PackedMatrix] = matrices
+    if is_embedding:
+        parts = [EightBitRows(rounded, *matrices)]
+    for (weight, modules), part in zip(some, parts, strict=True):
+        packed = PackedWeight.of(weight, part, _KEPT, dtype)
         for module in modules:
             module.weight = packed
-
-
-def _copies(
-    some: Sequence[_User], rounded: Int8Rows, one_term: bool
-) -> list[EightBits | EightBitRows]:
-    sizes, modules = [len(weight) for weight, _ in some], some[0][1]
-    is_embedding = isinstance(modules[-1], nn.Embedding)
-    if is_embedding and len(modules) == 1:
-        return [EightBitRows(rounded, None)]
-    matrix = Products(kernels().packed, rounded, sizes, one_term)
-    if is_embedding:
-        return [EightBitRows(rounded, EightBits(matrix, 0))]
-    return [EightBits(matrix, which) for which in range(len(some))]
 
 
 @cache

@@ -21,7 +21,7 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
-from selfspec.weights.copies import Origin, PackedCopy, StandIns, layers_alone, linears_of
+from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of, num_owners
 from selfspec.weights.formats import PackedMatrix, pack, packer_for
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
@@ -49,10 +49,22 @@ def pack_loaded(model: PreTrainedModel, kept: str | None, *, copies: bool) -> No
     """
     _loaded[model] = packing = Packing.of(model)
     packing.may_copy = copies
-    packing.pack_in_place(layers_alone(model, with_head=kept is None), kept)
+    head = None if kept is None else model.get_output_embeddings()
+    owners = num_owners(model)
+    layers = [m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1]
+    packing.pack_in_place(layers, kept)
     packing.renew(model)
+    if copies and packing.is_packed:
+        _leave_mapped_file(model)
     packing.pack()
     return_freed_memory()
+
+
+def _leave_mapped_file(model: PreTrainedModel) -> None:
+    """Copies what is not packed: while one weight is a view of a file, all of it may be held."""
+    for weight in model.parameters():
+        if type(weight) is nn.Parameter and weight.device.type == "cpu":
+            weight.data = weight.data.clone()
 
 
 class Packing:

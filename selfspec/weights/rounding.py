@@ -118,7 +118,7 @@ class Int8Rows(NamedTuple):
 
 
 def _split(whole: torch.Tensor, scale: torch.Tensor, terms: int, base: int) -> torch.Tensor:
-    """`whole / scale` as terms (terms * T, I), each of which counts `base` times the next one.
+    """`whole / scale` as terms (terms * T, I), of which one counts `base` times the next one.
 
     The last one is not rounded yet.
     """
@@ -140,7 +140,7 @@ class Kernel(NamedTuple):
 
 
 class Products:
-    """Products of some layers with one input; `spans` has each layer's first row and number."""
+    """Products of some layers with one input; `spans` has their first rows and numbers."""
 
     def __init__(
         self, kernel: Kernel, weights: Int8Rows, sizes: Sequence[int], one_term: bool
@@ -173,7 +173,7 @@ class Products:
         return outcome
 
     def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Few and simple operations: a step makes four of these for each decoder layer."""
+        """Few and simple operations: a step makes four of these for a decoder layer."""
         x, kernel = x.float().contiguous(), self._kernel
         fine = x.abs().amax(-1, keepdim=True).mul_(_FINE_STEP).add_(_LEAST)
         whole = _rotated((x / fine).round_())

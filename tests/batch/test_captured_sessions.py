@@ -13,11 +13,11 @@ from torch._dynamo.utils import counters
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward import slots
 from selfspec.forward.backends import TreeBackend
-from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of, wild
+from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of
 from tests.fakes import prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
 from tests.recorder import record_compiled_layers, use_recorders
-from tests.sessions import TextSession
+from tests.sessions import TextSession, wild
 
 NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2", "qwen3-5", "falcon-h1", "lfm2")
 LENGTHS = (1, 2, 3, 17, 40, 90, 300)
@@ -108,9 +108,7 @@ def texts(session: TextSession, given: dict[int, Ask]) -> dict[int, Any]:
     for index, ask in given.items():
         options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
         session.submit(index, ids_of(ask), index, options)
-    found: dict[int, Any] = {}
-    while not session.is_empty:
-        found |= {answer.index: answer for answer in session.work()}
+    found = session.answers()
     for index, ask in given.items():
         assert found[index].ids == alone("llama", ask, index)
     return found

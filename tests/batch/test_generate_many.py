@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,9 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
 from selfspec.cost import Budget
-from selfspec.draft.sources.state_cursor import StateCursor
-from selfspec.draft.sources.worth import SourceWorth
 from selfspec.engine import Engine
 from selfspec.forward.prompt import Prefilled
 from selfspec.prompt import Prompt
-from selfspec.row import Row
 from selfspec.weights.streamed.memory_plan import kv_bytes
 from tests.fakes import (
     PAD,
@@ -31,7 +28,7 @@ from tests.fakes import (
     tiny_tokenizer,
 )
 from tests.lossless.same import MODES, few
-from tests.sessions import TextSession
+from tests.sessions import TextSession, alone, wild
 from tests.streamed import load_tightly, saved_model
 
 LENGTHS = (9, 3, 31, 1, 14)
@@ -44,19 +41,6 @@ def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     ids = [torch.randint(1, VOCAB, (length,), generator=dice).tolist() for length in lengths]
     ids[0][3] = PAD
     return ids
-
-
-def alone(model: Any, ids: list[int], seed: int, **options: Any) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    inputs = torch.tensor([ids])
-    output = model.generate(inputs, attention_mask=torch.ones_like(inputs), **options)
-    return output[0, len(ids) :].tolist()
-
-
-def wild(**knobs: Any) -> SelfSpec:
-    """Drafts that are right by chance alone, beside those of the sources, in trees of any shape."""
-    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8, **knobs)
 
 
 def assert_as_alone(model: Any, given: list[list[int]], spec: SelfSpec, **options: Any) -> None:
@@ -118,53 +102,23 @@ def test_each_answer_says_why_drafts_were_paused() -> None:
         assert stats.paused == f"{stats.num_plain_steps} of {stats.num_steps} steps"
 
 
-def test_maps_are_asked_at_the_price_for_the_rows_that_are_there() -> None:
-    """Once for each step, and never in a batch of more than four, whoever came first."""
-    model, spec = tiny_model(), SelfSpec(sources=("map",))
-    session = TextSession(model, tiny_tokenizer(), spec, max_rows=6)
-    costs = spec.runner(model).costs
-    plain, steps, prices = costs.curve().seconds(1), [], []  # type: ignore[call-arg]
-
-    class Asked(SourceWorth):
-        def should_ask(self, price: Callable[[float], float]) -> bool:
-            prices.append(price(plain) / 2)
-            return super().should_ask(price)
-
-    spec.runner(model).map_worth = Asked()
-    lengths = {0: 30, 1: 3, 2: 9, 3: 9, 4: 9, 5: 9}
-    for index, length in lengths.items():
-        session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
-        cursors = [cursor for row in rows_of(session) for cursor in row.drafter.cursors]
-        num_maps = sum(isinstance(cursor, StateCursor) for cursor in cursors)
-        assert num_maps <= 4
-        steps.append(step_of(session))
-    while not session.is_empty:
-        steps.append(step_of(session))
-    expected = [num_rows for num_rows, _ in steps if num_rows <= 4]
-    assert prices == pytest.approx(expected)
-    assert {1, 2, 3, 4} <= set(expected)
-    assert all(any_wanted == (num_rows <= 4) for num_rows, any_wanted in steps)
-
-
-def rows_of(session: TextSession) -> list[Row]:
-    return [] if session._engine is None else session._engine.rows
-
-
-def step_of(session: TextSession) -> tuple[int, bool]:
-    """How many rows made a step, and whether any map was asked in it."""
-    seen = []
-    step = Engine.step
+def test_maps_are_asked_in_batches_of_at_most_four_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever came first, and again once rows have left."""
+    session = TextSession(tiny_model(), tiny_tokenizer(), SelfSpec(sources=("map",)), max_rows=6)
+    steps, step = list[tuple[int, bool]](), Engine.step
 
     def noted(engine: Engine) -> None:
         rows = engine.rows
         step(engine)
-        seen.append((len(rows), any(row.drafter.wants_states for row in rows)))
+        steps.append((len(rows), any(row.drafter.wants_states for row in rows)))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "step", noted)
+    monkeypatch.setattr(Engine, "step", noted)
+    for index, length in enumerate([30, 3, 9, 9, 9, 9]):
+        session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
         session.step()
-    (only,) = seen
-    return only
+    session.answers()
+    assert {num_rows for num_rows, _ in steps} == {1, 2, 3, 4, 5}
+    assert all(wants_states == (num_rows <= 4) for num_rows, wants_states in steps)
 
 
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
@@ -220,9 +174,7 @@ def test_memory_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "_join", note)
     for index, ids in enumerate(given):
         session.submit(index, ids, None, {"max_new_tokens": 10 + index})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
+    answers = session.answers().values()
     assert max(taken) <= limit
     assert max(rows) > 1
     for answer in answers:

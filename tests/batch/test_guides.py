@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from pydantic import BaseModel
 
 from selfspec import SelfSpec, UnsupportedError, generate_many
+from tests.sessions import alone
 from tests.tiny import make_model, make_tokenizer
 
 pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
@@ -45,13 +45,9 @@ def texts(schema: Any, num_prompts: int = 3, **options: Any) -> list[str]:
 
 def text_alone(index: int, schema: Any, **options: Any) -> str:
     """What stock writes with the processor of a schema."""
-    ids = torch.tensor([PROMPTS[index]])
-    options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": 60}
     model = make_model(len(TOKENIZER))
-    guides = Guides(TOKENIZER, model)
-    torch.manual_seed(3 + index)
-    output = model.generate(ids, logits_processor=[guides.processor(guide_of(schema))], **options)
-    return TOKENIZER.decode(output[0, ids.shape[1] :])
+    options["logits_processor"] = [Guides(TOKENIZER, model).processor(guide_of(schema))]
+    return TOKENIZER.decode(alone(model, PROMPTS[index], 3 + index, max_new_tokens=60, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 1.5}])

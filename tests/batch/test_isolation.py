@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import StoppingCriteriaList
-from transformers.generation import StopStringCriteria
 
 from selfspec import SelfSpec, UnsupportedError, generate_many
 from selfspec.batch.answers import Answer
@@ -26,12 +25,13 @@ from selfspec.forward.tree_kv import TreeKV
 from selfspec.prompt import Prompt
 from selfspec.records import Candidate
 from selfspec.row import Row
-from tests.batch.test_generate_many import alone as new_tokens
 from tests.batch.test_session import FixedPace
 from tests.fakes import PAD, VOCAB, WildSource, new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, MODES, run_both, slow
 from tests.recorder import use_recorders
 from tests.sessions import TextSession
+from tests.sessions import alone as new_tokens
+from tests.sessions import wild as wild_with
 
 NUM_NEW = 10
 ILL = VOCAB - 1  # The token by which a prompt is known that will fail.
@@ -109,8 +109,7 @@ alone = partial(new_tokens, max_new_tokens=NUM_NEW)
 
 
 def wild(*sources: Source, **knobs: Any) -> SelfSpec:
-    own = [WildSource(ILL), *sources]
-    return SelfSpec(extra_sources=own, budget="fixed", max_nodes=6, **knobs)
+    return wild_with(extra_sources=[WildSource(ILL), *sources], **knobs)
 
 
 def played(session: TextSession, **of_the_second: Any) -> dict[int, Answer]:
@@ -119,12 +118,10 @@ def played(session: TextSession, **of_the_second: Any) -> dict[int, Answer]:
     for index, ids in enumerate(prompts()):
         own = of_the_second if index == 1 else {}
         session.submit(index, ids, index, {"max_new_tokens": NUM_NEW, **common, **own})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
-    assert sorted(answer.index for answer in answers) == list(range(5))
+    answers = session.answers()
+    assert sorted(answers) == list(range(5))
     assert session.kv_bytes_in_use == session.num_running == 0
-    return {answer.index: answer for answer in answers}
+    return answers
 
 
 def assert_only_the_second_failed(
@@ -147,14 +144,16 @@ TIMES = {"first": 1, "middle": 4, "last": NUM_NEW}
 @pytest.mark.parametrize(
     ("at", "mode"), [("first", "greedy"), ("middle", "sample"), ("last", "greedy")]
 )
-@pytest.mark.parametrize("who", ["processor", "stopping rule", "listener"])
+@pytest.mark.parametrize("who", ["processor", "stopping rule", "rule of its row", "listener"])
 def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
-    """A prompt with a stopping rule of its own is decoded alone."""
-    fuse, own = Fuse(TIMES[at]), {}
+    """A stopping rule sends its prompt aside, unless it looks at rows and a token ends texts."""
+    fuse, own, common = Fuse(TIMES[at]), {}, dict(MODES[mode])
     if who == "processor":
         own["logits_processor"] = [fuse]
-    elif who == "stopping rule":
-        own["stopping_criteria"] = StoppingCriteriaList([OfOne(TIMES[at])])
+    elif who != "listener":  # After the last token nobody asks the rules of a row.
+        own["stopping_criteria"] = StoppingCriteriaList([OfOne(min(TIMES[at], NUM_NEW - 1))])
+    if who == "rule of its row":
+        common["eos_token_id"] = VOCAB - 2
 
     def on_token(index: int, ids: Sequence[int]) -> bool:
         if who == "listener" and index == 1:
@@ -162,29 +161,10 @@ def test_an_error_of_somebody_elses_code(who: str, at: str, mode: str) -> None:
         return True
 
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3, on_token=on_token)
-    answers = played(session, common=MODES[mode], **own)
-    assert_only_the_second_failed(answers, tiny_model(), **MODES[mode])
+    answers = played(session, common=common, **own)
+    assert_only_the_second_failed(answers, tiny_model(), **common)
     assert who != "processor" or len(answers[1].ids) == TIMES[at] - 1
     assert bool(session.alone_reasons) == (who == "stopping rule")
-
-
-@pytest.mark.parametrize("at", [1, 4, NUM_NEW - 1])
-def test_an_error_of_stop_strings(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are asked once a token is there, but not after the last one."""
-    fuse, looked = Fuse(at), StopStringCriteria.__call__
-
-    def watched(self: Any, ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        if ids[0, 0] == ILL:
-            fuse.burn()
-        return looked(self, ids, *rest, **more)
-
-    common = {"stop_strings": ["never there"], "eos_token_id": VOCAB - 2}
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=3)
-    monkeypatch.setattr(StopStringCriteria, "__call__", watched)
-    answers = played(session, common=common)
-    monkeypatch.undo()
-    assert_only_the_second_failed(answers, tiny_model(), eos_token_id=VOCAB - 2)
-    assert len(answers[1].ids) == at
 
 
 @pytest.mark.parametrize("place", ["open", "draft", "observe"])
@@ -434,53 +414,18 @@ def test_a_prompt_that_is_being_read_goes_on_after_an_error_of_all_rows(
         assert len(answers) == 2 + follows
 
 
+@pytest.mark.parametrize("error", [MemoryError, UnsupportedError])
+@pytest.mark.parametrize("name", ["_renew", "limits"])
 def test_what_can_not_be_made_ready_is_the_fault_of_one_prompt(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, model = wild(), tiny_model()
-    session, fuse = TextSession(model, tiny_tokenizer(), spec, max_rows=3), Fuse(1, MemoryError)
-    monkeypatch.setattr(spec.runner(model), "_renew", fuse.burn)
-    answers = played(session)
-    assert [type(answers[index].error) for index in (0, 1)] == [MemoryError, type(None)]
-
-
-@pytest.mark.parametrize("when", ["the model", "the memory"])
-def test_what_the_model_refuses_is_tried_anew_for_the_next_prompt(
-    when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, model = wild(), tiny_model()
-    session, fuse = (
-        TextSession(model, tiny_tokenizer(), spec, max_rows=3),
-        Fuse(1, UnsupportedError),
-    )
-    name, runner = "_renew" if when == "the model" else "limits", spec.runner(model)
+    """For the next one it is tried anew: the model, and the memory."""
+    spec, model, fuse = wild(), tiny_model(), Fuse(1, error)
+    session, runner = TextSession(model, tiny_tokenizer(), spec, max_rows=3), spec.runner(model)
     work = getattr(runner, name)
-
-    def watched(*given: Any) -> Any:
-        fuse.burn()
-        return work(*given)
-
-    monkeypatch.setattr(runner, name, watched)
+    monkeypatch.setattr(runner, name, lambda *args: fuse.burn() or work(*args))
     answers = played(session)
-    assert [type(answers[index].error) for index in (0, 1)] == [UnsupportedError, type(None)]
-    assert [answers[index].error for index in (1, 2, 3, 4)] == [None] * 4
-
-
-def test_an_index_names_one_text_at_a_time() -> None:
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), max_rows=1, pace=FixedPace(2))
-    for index, steps in ((0, 0), (0, 1), (0, 5), (1, 0)):  # It waits, is read, and is written.
-        if steps == 0:
-            session.submit(index, prompts()[0], 0, {"max_new_tokens": NUM_NEW})
-        for _ in range(steps):
-            assert not session.step()
-        with pytest.raises(UnsupportedError, match=rf"index must name no other .*\(got {index}\)"):
-            session.submit(index, prompts()[2], 0, {"max_new_tokens": NUM_NEW})
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
-    assert [answer.index for answer in answers] == [0, 1]
-    for answer in answers:
-        assert answer.ids == alone(tiny_model(), prompts()[0], 0)
+    assert [type(answers[index].error) for index in range(5)] == [error] + [type(None)] * 4
 
 
 @pytest.mark.parametrize("when", ["while it is read", "with its first token"])
@@ -587,7 +532,7 @@ def test_prompts_that_are_refused_are_answers_too() -> None:
     for index in (1, len(given) - 1):
         assert answers[index].ids == alone(tiny_model(), good, index, do_sample=True)
     refused = [answers[index] for index in sorted(set(answers) - {1, len(given) - 1})]
-    assert all(isinstance(each.error, UnsupportedError) for each in refused)
+    assert all(isinstance(answer.error, ValueError) for answer in refused)
     assert {(each.text, each.finish_reason) for each in refused} == {("", "error")}
     assert "must fit" in str(refused[-1].error)
 

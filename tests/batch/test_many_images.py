@@ -9,30 +9,20 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from selfspec import SelfSpec, UnsupportedError, generate_many
+from selfspec import UnsupportedError, generate_many
 from selfspec.batch.prompts import inputs_of
 from selfspec.compat.generation import KV
-from tests.fakes import WildSource, prompt, tiny_tokenizer
+from tests.fakes import prompt, tiny_tokenizer
 from tests.lossless.same import MODES
 from tests.lossless.seeing import SEEING, prompt_with_image, seeing_model
+from tests.sessions import alone, wild
 
 FOLLOWED = [name for name in SEEING if name not in ("git", "mllama", "qwen3-5")]
-
-
-def wild(**knobs: Any) -> SelfSpec:
-    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=8, **knobs)
 
 
 def with_other_pixels(inputs: dict[str, Any], factor: float) -> dict[str, Any]:
     """The same ids with another image."""
     return {**inputs, "pixel_values": inputs["pixel_values"] * factor}
-
-
-def alone(model: Any, inputs: dict[str, Any], seed: int, **options: Any) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    output = model.generate(**inputs, **options)
-    return output[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")  # mllama's in 5.17

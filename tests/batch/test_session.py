@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,11 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfspec import GenerationStats, SelfSpec, UnsupportedError
+from selfspec import UnsupportedError
 from selfspec.session import ReadingPace
 from selfspec.session.line import Waiting
-from tests.fakes import VOCAB, WildSource, new_model, tiny_model, tiny_tokenizer
-from tests.sessions import TextSession
+from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
+from tests.sessions import TextSession, wild
+from tests.sessions import alone as alone_with
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -58,18 +58,8 @@ def ids_of(ask: Ask) -> list[int]:
 
 @cache
 def alone(name: str, ask: Ask, seed: int) -> list[int]:
-    """The new tokens of stock's own call."""
-    torch.manual_seed(seed)
-    inputs = torch.tensor([ids_of(ask)])
     options = {**SETTINGS[ask.kind], "max_new_tokens": ask.max_new_tokens}
-    output = tiny_model(name).generate(
-        inputs, attention_mask=torch.ones_like(inputs), tokenizer=tiny_tokenizer(), **options
-    )
-    return output[0, ask.length :].tolist()
-
-
-def wild(**knobs: Any) -> SelfSpec:
-    return SelfSpec(extra_sources=[WildSource()], budget="fixed", max_nodes=6, **knobs)
+    return alone_with(tiny_model(name), ids_of(ask), seed, tokenizer=tiny_tokenizer(), **options)
 
 
 class Played:
@@ -219,10 +209,8 @@ def test_what_is_alone_is_prepared_once_and_written_step_by_step(
         assert not session.step()
     assert 0 < len(prompts[0].new_ids) < 12
     session.cancel(0)
-    answers = []
-    while not session.is_empty:
-        answers += session.step()
-    assert [(answer.index, len(answer.ids)) for answer in answers] == [(1, 12)]
+    answers = session.answers()
+    assert [(index, len(answer.ids)) for index, answer in answers.items()] == [(1, 12)]
     assert len(prepared) == 2
 
 
@@ -256,32 +244,6 @@ def test_nobody_is_overtaken_for_ever(needs: list[int], dice: Any) -> None:
     assert not len(waiting)
 
 
-@given(
-    asks=st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=30),
-    gone=st.sets(st.integers(0, 30)),
-    short_first=st.booleans(),
-)
-def test_the_line_is_in_the_order_of_turns(
-    asks: list[tuple[int, bool]], gone: set[int], short_first: bool
-) -> None:
-    """Whoever leaves it, and however often."""
-    waiting: Any = Waiting(short_first=short_first)
-    lines = [Line(n, need, "why" if alone else None) for n, (need, alone) in enumerate(asks)]
-    for line in lines:
-        waiting.add(line)
-    for index in gone:
-        waiting.leave(index)
-        waiting.leave(index)
-    left = [line for line in lines if line.index not in gone]
-    left.sort(key=lambda line: line.max_columns if short_first else bool(line.runs_alone))
-    assert len(waiting) == len(left)
-    while left:
-        assert waiting.first == left[0]
-        assert waiting.sharing() == list(takewhile(lambda line: not line.runs_alone, left))
-        waiting.start(left.pop(0))
-    assert waiting.first is None
-
-
 def test_memory_bounds_what_is_alone_too() -> None:
     session = TextSession(tiny_model("bloom"), tiny_tokenizer(), wild(), max_memory=10_000)
     with pytest.raises(UnsupportedError, match="must fit"):
@@ -308,20 +270,6 @@ def test_listeners_hear_while_they_listen() -> None:
     session.submit(2, [5, 6, 7], 0, {"max_new_tokens": 40})
     session.work()
     assert heard == {"first": {0}, "second": {0, 1}}
-
-
-def test_what_is_alone_has_the_statistics_of_its_own_call() -> None:
-    class Shared(SelfSpec):
-        """Another thread's call ends right after each of ours."""
-
-        def finish(self, *args: Any, **options: Any) -> None:
-            super().finish(*args, **options)
-            self.stats = GenerationStats()
-
-    session = TextSession(tiny_model("bloom"), tiny_tokenizer(), Shared())
-    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 4})
-    (answer,) = session.work()
-    assert answer.stats.num_new_tokens == 4
 
 
 def test_what_fails_after_a_text_loses_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,17 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from selfspec import kept_kv
-from selfspec.forward import eager
+from selfspec.forward import backends
 from selfspec.forward import prompt as prompt_module
 from selfspec.forward.columns import TextKV
 from selfspec.forward.states.slots import States
 from selfspec.forward.tree_kv import TreeKV
-from tests.batch.test_session import SETTINGS, FixedPace, wild
+from tests.batch.test_session import SETTINGS, FixedPace
 from tests.fakes import VOCAB, new_model, tiny_model, tiny_tokenizer
 from tests.lossless.same import some
 from tests.lossless.seeing import prompt_with_image, seeing_model
 from tests.recorder import use_recorders
-from tests.sessions import TextSession
+from tests.sessions import TextSession, alone, wild
 from tests.zoo import BOUNDED
 
 MODELS = ("llama", "gemma3", "gpt-oss", "gpt2", "deepseek-v3", "mistral", "llama4", "bloom")
@@ -62,15 +62,7 @@ def stock(model: Any, ids: tuple[int, ...], seed: int, settings: dict[str, Any])
     """The new tokens of stock's own call."""
     key = id(model), ids, seed, repr(settings)
     if key not in _known:
-        torch.manual_seed(seed)
-        inputs = torch.tensor([ids])
-        output = model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            tokenizer=tiny_tokenizer(),
-            **settings,
-        )
-        _known[key] = output[0, len(ids) :].tolist()
+        _known[key] = alone(model, ids, seed, tokenizer=tiny_tokenizer(), **settings)
     return _known[key]
 
 
@@ -227,9 +219,7 @@ def texts(session: TextSession, asked: list[tuple[Any, int]], **settings: Any) -
     settings = {"max_new_tokens": 6, **settings}
     for index, (ids, seed) in enumerate(asked):
         session.submit(index, list(ids), seed, settings)
-    answers = {}
-    while not session.is_empty:
-        answers |= {answer.index: answer for answer in session.work()}
+    answers = session.answers()
     for index, (ids, seed) in enumerate(asked):
         assert answers[index].ids == stock(session._runner.model, tuple(ids), seed, settings)
     return [answers[index] for index in range(len(asked))]
@@ -239,6 +229,7 @@ def kept_of(answers: list[Any]) -> list[int]:
     return [answer.stats.num_prompt_tokens_kept for answer in answers]
 
 
+KEEPS: dict[str, Any] = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
 IDS = tuple(torch.randint(3, VOCAB, (40,), generator=torch.Generator().manual_seed(4)).tolist())
 
 
@@ -264,20 +255,15 @@ class Writing:
 
 @pytest.mark.parametrize("max_rows", [1, 4])
 def test_processors_that_write_into_scores_change_no_other_text(max_rows: int) -> None:
-    options = {"max_rows": max_rows, "max_memory": "1GB", "keeps_kv": True}
+    options = {**KEEPS, "max_rows": max_rows}
     session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
     for index in range(6):
         own = {"logits_processor": [Writing()]} if index % 2 == 0 else {}
         session.submit(index, list(IDS), 0, {"max_new_tokens": 4, **own})
-    answers = {}
-    while not session.is_empty:
-        answers |= {answer.index: answer for answer in session.work()}
-    inputs = torch.tensor([IDS])
+    answers = session.answers()
     for index, answer in answers.items():
         own = {"logits_processor": [Writing()]} if index % 2 == 0 else {}
-        mask = torch.ones_like(inputs)
-        alone = tiny_model().generate(inputs, attention_mask=mask, max_new_tokens=4, **own)
-        assert answer.ids == alone[0, len(IDS) :].tolist()
+        assert answer.ids == alone(tiny_model(), IDS, 0, max_new_tokens=4, **own)
     assert kept_of([answers[index] for index in range(6)]) == [0, 40, 40, 40, 40, 40]
 
 
@@ -289,29 +275,24 @@ def test_processors_that_write_into_scores_change_no_other_text(max_rows: int) -
 def test_who_shares(knobs: dict[str, Any], kept: list[int]) -> None:
     more = (*IDS[:30], 7, 8)
     spec = wild(**knobs)
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **KEEPS)
     assert kept_of(texts(session, [(IDS, 0), (more, 1)])) == kept
     assert bool(session.kept_kv_bytes) == (not knobs)  # Nothing is kept for nobody.
 
 
 def test_prompts_of_one_scope_share_where_learning_ends_with_the_request() -> None:
     spec = wild(learning="request")
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **options)
+    session = TextSession(tiny_model(), tiny_tokenizer(), spec, **KEEPS)
     prompts = [session.call(index, list(IDS), index, {"max_new_tokens": 3}) for index in range(4)]
     for index, prompt in enumerate(prompts):
         prompt.scope = index // 2
         session.add(prompt)
-    answers = []
-    while not session.is_empty:
-        answers += session.work()
-    assert kept_of(sorted(answers, key=lambda answer: answer.index)) == [0, 40, 0, 40]
+    answers = session.answers()
+    assert kept_of([answers[index] for index in range(4)]) == [0, 40, 0, 40]
 
 
 def test_a_text_that_fails_keeps_nothing() -> None:
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **options)
+    session = TextSession(tiny_model(), tiny_tokenizer(), wild(), **KEEPS)
     failing = {"logits_processor": [Failing(len(IDS) + 2)], "max_new_tokens": 6}
     session.submit(0, list(IDS), 0, failing)
     (answer,) = session.work()
@@ -323,7 +304,7 @@ def test_a_text_that_fails_keeps_nothing() -> None:
 @pytest.mark.parametrize("num_steps", [1, 3, 9])
 def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> None:
     """In the midst of its prompt, or of its text."""
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True, "pace": FixedPace(12)}
+    options = {**KEEPS, "pace": FixedPace(12)}
     session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
     session.submit(0, list(IDS), 0, {"max_new_tokens": 30})
     for _ in range(num_steps):
@@ -337,7 +318,7 @@ def test_what_was_read_for_who_has_left_is_kept(name: str, num_steps: int) -> No
 
 PLACES_OF_MEMORY = {
     "prompt": (prompt_module, "read_prompt"),
-    "step": (eager, "logits_of"),
+    "step": (backends, "logits_of"),
     "slots": (TreeKV, "add"),
     "states": (States, "add"),
 }
@@ -352,7 +333,7 @@ def test_kept_texts_give_their_memory_to_those_that_run(
 
     Where it ends for states, keys and values are in slots already, and come back from there.
     """
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True, "pace": FixedPace(8)}
+    options = {**KEEPS, "pace": FixedPace(8)}
     session = TextSession(tiny_model(name), tiny_tokenizer(), wild(), **options)
     texts(session, [(IDS, 0)])
     place, call = PLACES_OF_MEMORY[where]
@@ -376,15 +357,12 @@ def test_images_are_read_with_their_prompts() -> None:
     """The same ids may have another image; what is kept of text is of no use there, nor theirs."""
     name = "llava"
     model, seen = seeing_model(name), prompt_with_image(name)
-    spec = wild()
-    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(model, tiny_tokenizer(), spec, **options)
+    session = TextSession(model, tiny_tokenizer(), wild(), **{**KEEPS, "max_rows": 2})
     for index, factor in enumerate((1.0, -1.0, 1.0)):
         inputs = {**seen, "pixel_values": seen["pixel_values"] * factor}
         session.submit(index, inputs, 0, {"max_new_tokens": 5})
         (answer,) = session.work()
-        expected = model.generate(**inputs, max_new_tokens=5)[0, inputs["input_ids"].shape[1] :]
-        assert answer.ids == expected.tolist()
+        assert answer.ids == alone(model, inputs, 0, max_new_tokens=5)
         assert answer.stats.num_prompt_tokens_kept == 0
         assert "one part" in str(answer.stats.kept_reason)
     assert session.kept_kv_bytes == 0
@@ -403,8 +381,7 @@ def lora() -> PeftModel:
 def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
     """What was read with others is of no use, not even where they come back."""
     dice, model = random.Random(seed), lora()
-    options = {"max_rows": 2, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(model, tiny_tokenizer(), wild(), **options)
+    session = TextSession(model, tiny_tokenizer(), wild(), **{**KEEPS, "max_rows": 2})
     inner = model.get_base_model()
     head = inner.model.layers[0].mlp.up_proj.weight
     before = None
@@ -423,8 +400,7 @@ def test_adapters_and_weights_that_change_in_between(seed: int) -> None:
 
 def test_a_router_that_chooses_fewer_experts_has_other_keys_and_values() -> None:
     model = new_model("mixtral")
-    options = {"max_rows": 1, "max_memory": "1GB", "keeps_kv": True}
-    session = TextSession(model, tiny_tokenizer(), wild(), **options)
+    session = TextSession(model, tiny_tokenizer(), wild(), **KEEPS)
     for number, kept in ((2, 0), (2, len(IDS)), (1, 0), (1, len(IDS))):
         for layer in model.model.layers:
             layer.mlp.gate.top_k = number

@@ -67,11 +67,6 @@ def test_a_prompt_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("llama", {"presence_penalty": 3}, "presence_penalty must be a number from -2 to 2"),
-        ("llama", {"frequency_penalty": float("nan")}, "frequency_penalty must be a number"),
-        ("llama", {"logprobs": -1}, "logprobs must be >= 0"),
-        ("llama", {"logprobs": True}, "logprobs must be a whole number"),
-        ("llama", {"prompt_logprobs": 1.5}, "prompt_logprobs must be a whole number"),
         ("llama", {"prompt_logprobs": 1, "prefill_chunk_size": 4}, "prefill_chunk_size is set"),
         ("llama", {"prompt_logprobs": 1, "use_cache": False}, "use_cache=False"),
     ],

@@ -18,6 +18,7 @@ def hub(tmp_path, monkeypatch) -> Mock:
     save_cache(tmp_path / "fetched", contents())
     download = Mock(return_value=str(tmp_path / "fetched.safetensors"))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "model_info", Mock())
     monkeypatch.chdir(tmp_path)
     return download
 
@@ -45,8 +46,10 @@ def test_a_path_is_no_hub_id(hub, name):
     hub.assert_not_called()
 
 
-def test_a_repository_that_is_not_there(monkeypatch):
+def test_a_repository_that_is_not_there(hub, monkeypatch):
+    """The Hub is asked once, and no download is tried."""
     broken = Mock(side_effect=huggingface_hub.errors.LocalEntryNotFoundError("no connection\n\n!"))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", broken)
+    monkeypatch.setattr(huggingface_hub, "model_info", broken)
     with pytest.raises(CacheError, match=r"'owner/name' .* 'v2' .*\(got: no connection\)$"):
         load_cache("owner/name", revision="v2")
+    hub.assert_not_called()

@@ -123,6 +123,14 @@ def test_functions_that_a_user_has_put_into_modules_of_libraries(monkeypatch: An
     assert origins.replaced_functions(classes) == []
 
 
+def test_what_torch_has_compiled_replaces_nothing() -> None:
+    model = tiny_model("lfm2")
+    norm = model.model.layers[0].ffn_norm
+    torch.compile(norm.forward, backend="eager")(torch.ones(1, norm.weight.numel()))
+    assert any(name.startswith("__compiled_fn_") for name in vars(modeling_lfm2))
+    assert origins.replaced_functions({type(module) for module in model.modules()}) == []
+
+
 def test_llm_int8_is_known_by_its_name() -> None:
     layer = type("Linear8bitLt", (nn.Linear,), {})(2, 2)
     assert origins.layer_that_mixes_tokens(layer) is None

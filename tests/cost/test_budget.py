@@ -7,13 +7,7 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.cost import (
-    Budget,
-    CostCurve,
-    MeasuredBudget,
-    StepTime,
-    best_width,
-)
+from selfspec.cost import Budget, CostCurve, MeasuredBudget, StepTime, best_width
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import check_tree, trees
 

@@ -16,14 +16,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from selfspec import (
-    GenerationStats,
-    SelfSpec,
-    UnsupportedError,
-    attach,
-    detach,
-    hub_folder,
-)
+from selfspec import GenerationStats, SelfSpec, UnsupportedError, attach, detach, hub_folder
 from selfspec.ability.state import state_of
 from selfspec.compat.generation import KV
 from tests.fakes import SHARED, FutureSource, attached_model, of_library, prompt

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
 
 from tests.fakes import prompt, tiny_model
 from tests.lossless.same import MODES, NUM_COLUMNS, ROUNDING, Call, knowing, run, run_both

@@ -20,18 +20,15 @@ from tests.fakes import VOCAB, WildSource, lut_of, new_model, of_library, prompt
 from tests.lossless.same import (
     FIXED,
     GREEDY,
-    MODES,
     NUM_NEW,
     SAMPLE,
     Call,
     doubting,
-    few,
     run,
     run_both,
     slow,
 )
 from tests.test_engine_budget import CURVES
-from tests.zoo import BRANCHING
 
 OTHERS = ("llama", "gemma3", "gpt2", "gpt-oss", "deepseek-v3")
 KNOBS: dict[str, dict[str, Any]] = {
@@ -120,14 +117,6 @@ def test_one_fitted_shape(call: Call) -> None:
     chains = doubting(stock.ids, inputs, shape=tree, top_k=1)
     run_both(model, inputs, chains, **call.options)
     assert chains.stats.nodes_per_step <= 2
-
-
-@pytest.mark.parametrize("name", few(BRANCHING, ("llama", "gemma3")))
-def test_measured_on_every_architecture(name: str) -> None:
-    model, inputs = tiny_model(name), prompt(3)
-    spec = SelfSpec(budget="measured", max_nodes=64)
-    for _ in range(2):
-        run_both(model, inputs, spec, drafts=False, **MODES["sample"])
 
 
 def test_the_default_budget_loses_little_where_wide_forwards_are_dear(

@@ -22,7 +22,6 @@ from tests.lossless.same import (
     FEW,
     FIXED,
     GREEDY,
-    MODES,
     SAMPLE,
     Call,
     assert_same_kv,
@@ -163,19 +162,6 @@ BRANCHES: dict[str, Any] = {"shape": Branches(4, 5), **FIXED}
 def test_architectures(name: str) -> None:
     both = run_both(tiny_model(name), prompt(3), partial(doubting, **BRANCHES), **SAMPLE)
     assert both.stats.nodes_per_step > 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", BRANCHING)
-def test_architectures_and_prompts(name: str, seed: int, attention: str) -> None:
-    if attention not in BRANCHING[name].attentions:
-        pytest.skip(f"{name} has no {attention}")
-    model, inputs = tiny_model(name, attention), prompt(1 + seed, 5 + 7 * seed, seed=seed)
-    for options in MODES.values():
-        spec = SelfSpec(shape=Branches(1 + 2 * seed, 2 + 2 * seed))
-        run_both(model, inputs, spec, seed=seed, **options)
 
 
 @pytest.mark.parametrize("name", few(NOT_BRANCHING, ("bloom", "mamba", "gpt-neo")))

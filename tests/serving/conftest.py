@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("fastapi", reason="needs the extra: pip install '.[serve]'")
@@ -27,41 +25,11 @@ from selfspec.serving.images import ImageReader
 from selfspec.serving.model_thread import ModelThread
 from selfspec.session import Session
 from tests.processors import seeing_pair
+from tests.sessions import alone
 
 NAME = "tiny"
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
-
-
-class BothWays(TestClient):
-    """Sends each body that has one sure answer through a batch file too: the choices are equal."""
-
-    served: Any = None
-    num_compared = 0
-
-    def send(self, request: Any, **options: Any) -> Any:
-        """The response of the server."""
-        response = super().send(request, **options)
-        is_asked = request.method == "POST" and request.url.path in (CHAT, COMPLETION)
-        if self.served and is_asked and response.status_code == 200:
-            body = json.loads(request.content)
-            samples = body.get("temperature") and body.get("seed") is None
-            has_one = body.get("n", 1) == 1 and (
-                "messages" in body or not isinstance(body["prompt"], list)
-            )
-            if has_one and not samples and not body.get("stream"):
-                choices = self.served.choices_in_file(body)
-                ours, theirs = map(_in_parts, (choices, response.json()["choices"]))
-                assert ours[0] == theirs[0]
-                assert ours[1] == pytest.approx(theirs[1], abs=1e-3)
-                self.num_compared += 1
-        return response
-
-
-def _in_parts(choices: Any) -> tuple[str, list[float]]:
-    """Choices without the random names of calls, and the log probabilities in them."""
-    text, number = re.sub("call_[0-9a-f]{24}", "call", json.dumps(choices)), r"-[0-9]+\.[0-9e-]+"
-    return re.sub(number, "", text), list(map(float, re.findall(number, text)))
 
 
 class Served:
@@ -79,8 +47,7 @@ class Served:
             self.tokenizer, self.model.config.vocab_size, max_positions, end_ids=[1]
         )
         self.app = application(self.thread, name=NAME, encoder=self.encoder, **(gate or {}))
-        self.client = BothWays(self.app, base_url="http://localhost")
-        self.client.served = self
+        self.client = TestClient(self.app, base_url="http://localhost")
         self.add_extra(self.thread.requests)
 
     def extra(self, prompt: Any) -> dict[str, Any]:
@@ -118,11 +85,9 @@ class Served:
 
     def text_alone(self, ids: list[int], seed: int = 0, **options: Any) -> str:
         """What stock's own call writes."""
-        torch.manual_seed(seed)
-        inputs = torch.tensor([ids])
-        mask = torch.ones_like(inputs)
-        output = type(self.model).generate(self.model, inputs, attention_mask=mask, **options)
-        return self.tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)
+        return self.tokenizer.decode(
+            alone(self.model, ids, seed, **options), skip_special_tokens=True
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from selfspec import SelfSpec, attach
 from selfspec.errors import ConfigError
 from tests.fakes import WildSource, tiny_model
 from tests.serving.conftest import CHAT, COMPLETION, MESSAGES, NAME, Served
+from tests.sessions import alone
 
 PROMPT = "the quick brown fox"
 ASKED: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0}
@@ -100,10 +101,7 @@ def test_names_of_vllm(served: Served) -> None:
     expected = served.text_alone(ids, min_new_tokens=7, **biased)
     assert expected
     assert text_of(served, min_tokens=7, **ends) == expected
-    output = type(served.model).generate(
-        served.model, torch.tensor([ids]), max_new_tokens=30, do_sample=False
-    )
-    new_ids = output[0, len(ids) :].tolist()
+    new_ids = alone(served.model, ids, 0, max_new_tokens=30)
     stop = new_ids[9]
     for more in ({}, {"ignore_eos": True}):
         told = served.ask(COMPLETION, **ASKED, stop_token_ids=[stop], **more)
@@ -179,10 +177,7 @@ def test_the_ids_of_tokens(served: Served, path: str) -> None:
     """Whole and in pieces; a chat has one prompt, and completions may have several."""
     prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": PROMPT}
     prompt_ids = served.post("/tokenize", prompt).json()["tokens"]
-    output = type(served.model).generate(
-        served.model, torch.tensor([prompt_ids]), max_new_tokens=12, do_sample=False
-    )
-    expected = output[0, len(prompt_ids) :].tolist()
+    expected = alone(served.model, prompt_ids, 0, max_new_tokens=12)
     body = {**prompt, "max_tokens": 12, "temperature": 0, "return_token_ids": True}
     told = served.ask(path, **body)
     assert (told if path == CHAT else told["choices"][0])["prompt_token_ids"] == prompt_ids

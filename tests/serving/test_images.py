@@ -26,7 +26,7 @@ from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.images import ImageReader
 from selfspec.serving.limits import ByteBudget
-from selfspec.serving.model_thread import Texts
+from selfspec.serving.model_thread import ModelThread
 from selfspec.serving.schema import Chat
 from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
@@ -160,16 +160,16 @@ def test_what_images_take_is_counted_and_their_base64_is_dropped(
     held: list[int] = []
     monkeypatch.setattr(limits, "_FREE_BYTES", 0)
     monkeypatch.setattr(ByteBudget, "hold", lambda _self, _request, size: held.append(size))
-    events = Texts.events
+    add = ModelThread.add
 
     def is_it(value: Any) -> bool:
         return isinstance(value, Chat) and value.max_tokens == 11
 
-    def watched(self: Texts, calls: Any) -> Any:
+    def watched(self: ModelThread, prompt: Any) -> None:
         wait_until(lambda: not any(map(is_it, gc.get_objects())))
-        return events(self, calls)
+        add(self, prompt)
 
-    monkeypatch.setattr(Texts, "events", watched)
+    monkeypatch.setattr(ModelThread, "add", watched)
     messages = asked(PNG, PNG)
     text_of(client, messages, max_tokens=11)
     size = len(json.dumps({"messages": messages, "max_tokens": 11}, separators=(",", ":")))

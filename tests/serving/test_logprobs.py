@@ -11,6 +11,7 @@ from openai import OpenAI
 
 from tests.serving.conftest import COMPLETION, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
+from tests.sessions import alone
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
 
@@ -60,12 +61,13 @@ def test_a_completion_has_those_of_a_plain_forward(served: Served) -> None:
     for _ in range(3):
         (choice,) = served.ask(COMPLETION, **asked)["choices"]
     assert served.spec.total_stats.num_accepted_tokens > before
+    (line,) = served.choices_in_file(asked)
     scores = choice["logprobs"]
+    assert line["logprobs"]["tokens"] == scores["tokens"]
+    assert line["text"] == choice["text"]
     assert choice["text"].startswith(PROMPT)
     assert len(scores["tokens"]) == len(ids) + 12
-    stock, given = type(served.model).generate, torch.tensor([ids])
-    options = {"attention_mask": torch.ones_like(given), "max_new_tokens": 12, "do_sample": False}
-    written = stock(served.model, given, **options)[0].tolist()
+    written = ids + alone(served.model, ids, 0, max_new_tokens=12)
     assert scores["tokens"] == [served.tokenizer.decode([token]) for token in written]
     expected = logprobs_of(served, written)
     assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None

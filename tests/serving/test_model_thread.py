@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from selfspec import SelfSpec
+from selfspec.batch import Answer
 from selfspec.serving.fields import RequestError
 from selfspec.serving.model_thread import ModelThread
 from tests.fakes import tiny_model, tiny_tokenizer
@@ -17,23 +18,33 @@ from tests.fakes import tiny_model, tiny_tokenizer
 
 async def last(thread: ModelThread, **arguments: Any) -> Any:
     """The answer to a prompt, of which it hears before."""
-    heard: list[Any] = []
-    texts = thread.enter(1)
-    with closing(texts):
-        async for _number, event in texts.events([texts.prepare([5, 6, 7], 0, arguments)]):
-            heard.append(event)
-    *parts, answer = heard
-    assert [each for part in parts for each in part] == answer.ids
+    async with asked(thread, **arguments) as events:
+        *parts, answer = [event async for event in events]
+    assert [token for part in parts for token in part] == answer.ids
     return answer
 
 
 @asynccontextmanager
-async def endless(thread: ModelThread) -> AsyncIterator[Any]:
+async def asked(thread: ModelThread, **arguments: Any) -> AsyncIterator[Any]:
     """The events of a text that nobody waits for after it."""
-    texts = thread.enter(1)
-    with closing(texts):
-        arguments = {"max_new_tokens": 5000, "do_sample": False}
-        yield texts.events([texts.prepare([5, 6, 7], 0, arguments)])
+    (index,), queue = thread.enter(1)
+    thread.add(thread.prompt(index, [5, 6, 7], 0, arguments))
+
+    async def events() -> AsyncIterator[Any]:
+        event: Any = None
+        while not isinstance(event, Answer):
+            _index, event = await queue.get()
+            if isinstance(event, RequestError):
+                raise event
+            yield event
+
+    try:
+        yield events()
+    finally:
+        thread.forget(index)
+
+
+ENDLESS: dict[str, Any] = {"max_new_tokens": 5000, "do_sample": False}
 
 
 def thread_of(name: str, **options: Any) -> ModelThread:
@@ -54,12 +65,12 @@ def play(thread: ModelThread, work: Callable[[ModelThread], Awaitable[None]]) ->
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_a_text_is_left_and_another_one_broken_off(name: str) -> None:
     async def work(thread: ModelThread) -> None:
-        async with endless(thread) as left:
+        async with asked(thread, **ENDLESS) as left:
             await anext(left)
         assert len((await last(thread, max_new_tokens=4)).ids) == 4
         while thread.session.num_running:
             await asyncio.sleep(0.005)
-        async with endless(thread) as broken_off:
+        async with asked(thread, **ENDLESS) as broken_off:
             await anext(broken_off)
             thread.break_off()
             with pytest.raises(RequestError, match="being stopped"):

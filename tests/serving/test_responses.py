@@ -124,20 +124,6 @@ def test_a_response_is_the_reply_to_the_same_chat(
     assert (response["store"], response["previous_response_id"]) == (False, None)
 
 
-def test_events_build_what_the_response_is(served: Served) -> None:
-    """As the helper of OpenAI's client does, which checks their order."""
-    events = events_of(served, input="the quick", max_output_tokens=9, temperature=0)
-    first, last = events[0], events[-1]
-    assert (first["type"], first["response"]["status"]) == ("response.created", "in_progress")
-    assert first["response"]["output"] == []
-    (item,) = last["response"]["output"]
-    deltas = [each["delta"] for each in events if each["type"] == "response.output_text.delta"]
-    assert "".join(deltas) == item["content"][0]["text"]
-    done = [each for each in events if each["type"] == "response.output_item.done"]
-    assert [each["item"] for each in done] == [item]
-    assert all(each.get("item_id", item["id"]) == item["id"] for each in events)
-
-
 def test_openais_client_and_its_helpers(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": NAME, "input": "the quick", "temperature": 0}
     whole = client.responses.create(**asked, max_output_tokens=8)

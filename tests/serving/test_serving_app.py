@@ -77,7 +77,7 @@ def test_stop_strings_are_not_in_the_text(served: Served) -> None:
     assert choice["text"] == whole[: whole.index(stop)]
     assert choice["finish_reason"] == "stop"
     assert told["usage"]["completion_tokens"] < 60
-    assert served.client.num_compared
+    assert served.choices_in_file({**asked, "stop": stop}) == told["choices"]
     streamed = events(served, COMPLETION, stop=stop, **asked)
     assert "".join(each["choices"][0]["text"] for each in streamed) == choice["text"]
 
@@ -124,8 +124,6 @@ def test_what_was_read_is_counted(served: Served) -> None:
         names = ("read", "kept")
         read, kept = (int(found[f"selfspec_prompt_tokens_{name}_total"]) for name in names)
         assert int(found["selfspec_kept_kv_bytes"]) > 0
-        hits = found[f'vllm:prefix_cache_hits_total{{model_name="{NAME}"}}']
-        assert int(hits) == kept
         return read, kept
 
     text = "a text of which nobody has asked before, and which is long enough"
@@ -174,16 +172,8 @@ def test_statistics_and_metrics(served: Served) -> None:
     assert 'selfspec_requests_total{route="/v1/completions",status="200"}' in found
     for name in ("requests_cancelled_total", "num_waiting", "num_running", "kv_bytes"):
         assert found[f"selfspec_{name}"] == "0"
-    label = f'model_name="{NAME}"'
-    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-        value = found[f"vllm:spec_decode_{name}_total{{{label}}}"]
-        assert int(value) == stats[name] > 0, name
-    first = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{label},position="0"}}'
-    assert int(found[first]) / stats["num_drafts"] == stats["acceptance_rates"][0]
-    assert found[f"vllm:num_requests_running{{{label}}}"] == "0"
-    for theirs, ours in (("generation", "new"), ("prompt", "prompt")):
-        value = found[f"vllm:{theirs}_tokens_total{{{label}}}"]
-        assert value == found[f"selfspec_{ours}_tokens_total"]
+    for name in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert int(found[f"selfspec_{name}_total"]) == stats[f"num_{name}"] > 0, name
     assert float(found["selfspec_tokens_per_step"]) > 1
 
 
@@ -220,7 +210,5 @@ def test_a_reply_decodes_each_token_once(
 
     monkeypatch.setattr(TextStream, "add", noted)
     body = {"prompt": "a lazy dog", "max_tokens": 20, "temperature": 0, "stop": stop}
-    assert served.client.served is served
-    monkeypatch.setattr(served.client, "served", None)
     assert served.post(COMPLETION, {**body, "stream": streams}).status_code == 200
     assert len(decoded) == 20

@@ -20,6 +20,7 @@ from selfspec.serving.fields import checked
 from selfspec.serving.schema import Chat
 from tests.serving.conftest import CHAT, MESSAGES, NAME, Served
 from tests.serving.test_schemas import WEATHER
+from tests.sessions import alone
 from tests.tiny import make_model, make_tokenizer
 
 pytest.importorskip("llguidance", reason="needs the extra: pip install '.[grammar]'")
@@ -162,7 +163,7 @@ def asked(steered: Steered) -> Any:
     def ask(
         script: str, *, in_file: bool = False, **more: Any
     ) -> tuple[str | None, list[str], str]:
-        steered.script, steered.client.served = script, steered if in_file else None
+        steered.script = script
         body = {"model": NAME, "messages": MESSAGES, "max_tokens": 400, "temperature": 0, **more}
         body = {"tools": [OTHER, WEATHER], **body}
         whole = client.chat.completions.create(**body).choices[0]
@@ -174,6 +175,11 @@ def asked(steered: Steered) -> Any:
         assert streamed.finish_reason == whole.finish_reason
         arguments = [call.function.arguments for call in calls]
         assert [call.function.arguments for call in streamed.message.tool_calls or []] == arguments
+        if in_file:
+            (line,) = steered.choices_in_file(body)
+            assert line["finish_reason"] == whole.finish_reason
+            calls_of_line = line["message"]["tool_calls"]
+            assert [call["function"]["arguments"] for call in calls_of_line] == arguments
         return whole.message.content, arguments, whole.finish_reason
 
     return ask
@@ -271,27 +277,11 @@ def test_texts_are_those_of_generate_with_the_same_processors(
     options: dict[str, Any] = {"max_new_tokens": len(script) + 8, "do_sample": True}
     spec = SelfSpec(max_nodes=8, budget="fixed")
     for seed, by in enumerate((4.0, 8.0)):
-        torch.manual_seed(seed)
-        processors = [Steering(len(ids), script, by), guides.processor(guide)]
-        inputs = torch.tensor([ids])
-        expected = (
-            type(model)
-            .generate(model, inputs, logits_processor=LogitsProcessorList(processors), **options)[
-                0, len(ids) :
-            ]
-            .tolist()
-        )
-        processors = [Steering(len(ids), script, by)]
-        (answer,) = generate_many(
-            model,
-            tokenizer,
-            [ids],
-            assistant=spec,
-            schema=guide,
-            seed=seed,
-            logits_processor=processors,
-            **options,
-        )
+        steering = Steering(len(ids), script, by)
+        processors = LogitsProcessorList([steering, guides.processor(guide)])
+        expected = alone(model, ids, seed, logits_processor=processors, **options)
+        options_of_many = {"schema": guide, "seed": seed, "logits_processor": [steering], **options}
+        (answer,) = generate_many(model, tokenizer, [ids], assistant=spec, **options_of_many)
         assert answer.ids == expected
     assert spec.total_stats.accepted_by_source["grammar"] > 0
 

@@ -15,7 +15,7 @@ from selfspec.draft.sources import RowStart
 from selfspec.draft.sources.prediction import Prediction, PredictionCursor, PredictionState
 from selfspec.draft.tree import TreeGrower
 from selfspec.records import DraftTree, StepRecord
-from tests.strategies import candidates_of
+from tests.strategies import candidates_of, path_of
 
 LONG = list(range(100, 140))
 
@@ -61,7 +61,7 @@ def test_a_prediction_that_is_right_here_and_there_is_followed(share, least):
         grower = TreeGrower([cursor], SpecConfig(), calibration.probability)
         while text:
             tree = grower.grow(0, 8)
-            path = tree.path_of(text)
+            path = path_of(tree, text)
             record = StepRecord(row=0, tree=tree, path=path, committed_ids=text[: len(path)])
             calibration.observe(record)
             cursor.observe(record)
