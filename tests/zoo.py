@@ -127,7 +127,7 @@ HYBRID = _known(
         "bailing": _small("bailing_hybrid"),
         "bamba": _small("bamba"),
         "falcon-h1": _small("falcon_h1"),
-        "granite-hybrid": _small("granitemoehybrid"),
+        "granite-hybrid": _small("granitemoehybrid", position_embedding_type="rope"),
         "inkling": _small("inkling_text"),
         "kimi-linear": _small("kimi_linear"),
         "lara-mini": _small("lara_mini"),
