@@ -81,7 +81,13 @@ class SpecConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_nodes", "max_depth", "top_k"):
-            self._check_count(name)
+            count = getattr(self, name)
+            if type(count) is not int:
+                raise ConfigError(f"{name} must be a whole number (got {count!r})")
+            if count < 1:
+                raise ConfigError(f"{name} must be >= 1 (got {count})")
+            if count > MOST:
+                raise ConfigError(f"{name} must be <= {MOST} (got more)")
         self._check_sources()
         for what, value, known in (
             ("budget", self.budget, BUDGETS),
@@ -124,15 +130,6 @@ class SpecConfig:
             if name not in known:
                 raise ConfigError(unknown_name("knob", name, known))
         return replace(self, **knobs)
-
-    def _check_count(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{name} must be a whole number (got {value!r})")
-        if value < 1:
-            raise ConfigError(f"{name} must be >= 1 (got {value})")
-        if value > MOST:
-            raise ConfigError(f"{name} must be <= {MOST} (got more)")
 
     def _check_sources(self) -> None:
         if isinstance(self.sources, str) or not isinstance(self.sources, Iterable):

@@ -215,20 +215,20 @@ class Engine:
         """
         left = [self.rows]
         while left:
-            part, seen = left.pop(), None
+            rows = left.pop()
             try:
-                seen = self.sharing.with_memory(partial(self._forward, part, laps))
+                seen = self.sharing.with_memory(partial(self._forward, rows, laps))
             except Exception as error:
-                if not part[0].fails_alone:
+                if not rows[0].fails_alone:
                     raise
                 laps.end(_RETRY)
-                if len(part) == 1:
-                    part[0].fail(error)
-            if seen is not None:
-                yield part, seen
-            elif len(part) > 1:  # The error has let go of the memory of the forward by now.
-                half = len(part) // 2
-                left += [part[half:], part[:half]]
+                if len(rows) == 1:
+                    rows[0].fail(error)
+                else:  # They run once the error has let go of the memory of this forward.
+                    half = len(rows) // 2
+                    left += [rows[half:], rows[:half]]
+            else:
+                yield rows, seen
 
     def _forward(self, rows: list[Row], laps: Laps) -> Seen:
         """Runs a forward, and lets the device send what the walks and the sources need."""

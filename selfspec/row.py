@@ -169,16 +169,14 @@ def stream_to(streamer: Streamer, rows: list[Row]) -> None:
 
     def put_columns() -> None:
         nonlocal num_streamed
-        while any(row.num_new > num_streamed for row in rows) and all(
-            row.is_done or row.num_new > num_streamed for row in rows
-        ):
-            column = [
-                row.new_ids[num_streamed] if row.num_new > num_streamed else row.pad_token_id
-                for row in rows
-            ]
+        running = [row.num_new for row in rows if not row.is_done]
+        front = min(running) if running else max(row.num_new for row in rows)
+        for place in range(num_streamed, front):
+            texts = ((row.new_ids, row.pad_token_id) for row in rows)
+            column = [ids[place] if place < len(ids) else pad for ids, pad in texts]
             streamer.put(torch.tensor(column, device="cpu"))
-            num_streamed += 1
-        if all(row.is_done for row in rows):  # A row that held its rows would never be freed.
+        num_streamed = front
+        if not running:  # A row that held its rows would never be freed.
             for row in rows:
                 row.on_token = _no_listener
 

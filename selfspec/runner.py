@@ -264,21 +264,16 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
-    def backend(
-        self, ability: DraftSupport, limits: Limits | None = None, *, shows_states: bool = False
-    ) -> Iterator[Backend]:
+    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
-        It has no rows yet. Captured forwards belong to one call or session at a time, and none of
-        them `shows_states`.
+        It has no rows yet. Captured forwards belong to one call or session at a time.
         """
         model, attention = self.model, ability.attention
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
-            elif shows_states:
-                lent = nullcontext("use_mtp=True asks for heads: captures show no hidden states")
             else:
                 compiles = self.config.compile
                 lent = self._captured.borrow(model, attention, limits, compiles=compiles)

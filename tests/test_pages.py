@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    ROOT / "eval" / "README.md",
+    *(ROOT / folder / "README.md" for folder in ("caches", "eval")),
     *DOCS,
 ]
 # These two tell of what is gone, so the names in them need not exist.

@@ -12,7 +12,6 @@ from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
     missing_for_eight_bits,
-    own_memory,
     pack_loaded,
     to_eight_bits,
 )
@@ -102,7 +101,6 @@ def load(
         return attach(_load_eight_bits(source, wanted, sees=sees))
     else:
         model = load_whole(source, dtype=wanted, device=target, sees=sees).requires_grad_(False)
-        own_memory(model)
     kept = STREAMED if is_streamed(model) else None
     pack_loaded(model, kept, copies=max_memory is None)
     return attach(model)

@@ -1,7 +1,7 @@
 """One table of what is not served as asked: what a rule looks at, what becomes of a call, and why.
 
-The table of docs/works-with.md names the same things, which a test compares. Rules read objects
-of transformers and run nothing, but for those that ask for the trial of the model.
+The table of docs/works-with.md names the same things. Rules read objects of transformers and run
+nothing, but for those that ask for the trial of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from transformers.generation.utils import GenerationMixin
 from selfspec.ability.families import LONGEST, family_number
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
-from selfspec.compat.heads import num_heads
 from selfspec.compat.modules import is_parallel, prompt_learning
 from selfspec.errors import UnsupportedError
 from selfspec.forward.inputs import foreign_layer
@@ -30,7 +29,6 @@ class Outcome(Enum):
     REFUSED = "an error, with the fix"
     ASIDE = "a default assistant leaves it to transformers; one that is named goes on"
     PLAIN = "decoded plainly, with the reason in the statistics; an error under `strict`"
-    CHAINS = "drafted for with chains in place of trees; an error under `strict`"
     MOVES_TOGETHER = "its rows get each token at once, as in the loop of transformers"
     MOVES_TOGETHER_IF_SEVERAL = "the same, if there are other rows in its forwards"
 
@@ -54,13 +52,11 @@ class Arguments(NamedTuple):
 class Rule(NamedTuple):
     """Applies if `looks_at(call)` is truthy; its value is formatted into `reason`.
 
-    `looks_at` gets `Arguments` or a `Prompt`; both have a `model` and a `setting(name)`. `shown` is
-    the row of that table and the words in it.
+    `looks_at` gets `Arguments` or a `Prompt`; both have a `model` and a `setting(name)`.
     """
 
     looks_at: Callable[[Any], Any]
     reason: str = "{}"
-    shown: str = ""
 
 
 def reason_for(outcome: Outcome, call: Any) -> str | None:
@@ -93,7 +89,7 @@ def route(prompt: Prompt) -> None:
     """Says how a prompt is decoded. Finding it out may take a trial of the model."""
     reason = reason_for(Outcome.PLAIN, prompt)
     if reason is None and prompt.config.strict:
-        reason = reason_for(Outcome.CHAINS, prompt)
+        reason = prompt.ability.reason  # That chains are verified alone is one.
     if reason is not None:
         prompt.mode = "plain"
         prompt.reason = prompt.runs_alone = reason
@@ -114,7 +110,7 @@ def _mode(name: str, what: str, off: Any) -> Rule:
         value = call.setting(name)
         return value if value and value != off else None
 
-    return Rule(looks_at, reason, f"decoding: {what}")
+    return Rule(looks_at, reason)
 
 
 def has_own_generate(model: PreTrainedModel) -> bool:
@@ -176,8 +172,6 @@ def _looks_at_columns(call: Any) -> bool:
     return attention is None or attention.scale_period > 0
 
 
-_CHAINS_ONLY = Rule(_verifies("chain"))
-
 RULES: dict[Outcome, tuple[Rule, ...]] = {
     Outcome.REFUSED: (
         _mode("num_beams", "beam search", 1),
@@ -190,17 +184,12 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         _mode("speculation_type", "DFlash", None),
         _mode("assistant_ensemble_weight", "ensemble verification", None),
         _mode("assistant_tokenizer", "a draft model with a tokenizer of its own", None),
+        _mode("use_mtp", "drafting by heads alone", False),
         _mode("token_healing", "token healing", False),
-        Rule(
-            lambda call: call.setting("use_mtp") and not num_heads(call.model),
-            "use_mtp=True needs a model whose config names heads; leave it out (got use_mtp=True)",
-            "decoding: `use_mtp=True` of models without heads",
-        ),
         Rule(
             lambda call: call.setting("cache_implementation") == "paged",
             "cache_implementation='paged' can't be drafted for: a paged KV cache takes no draft "
             "back; leave it out, or call generate() without selfspec",
-            "KV cache: paged",
         ),
     ),
     Outcome.ASIDE: (
@@ -222,22 +211,18 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(
             lambda call: call.synced_gpus,
             "synced_gpus=True lets several processes run their forwards in step",
-            "around it: `synced_gpus=True`",
         ),
         Rule(
             lambda call: is_parallel(call.model),
             "it is spread over several processes, each of which would choose a width of its own",
-            "models: those spread over several processes",
         ),
         Rule(
             lambda call: prompt_learning(call.model),
             "prompt learning puts tokens into the KV cache that generate() does not count",
-            "around it: prompt tuning and prefix tuning",
         ),
         Rule(
             lambda call: rope_limit(call.model.config, call.max_new_columns, call.model_kwargs),
             "its {0[0]} rotary embedding changes with the length of a forward beyond {0[1]}",
-            "inputs: texts that cross the length at which a rotary embedding changes",
         ),
         Rule(
             _columns_it_keeps,
@@ -247,36 +232,24 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(
             lambda call: not call.model_kwargs.get("use_cache", True),
             "use_cache=False leaves no KV cache to verify a draft with",
-            "KV cache: `use_cache=False`",
         ),
         Rule(
             lambda call: kv_of(call.model_kwargs) is None and type(call.model).__name__,
             "{} keeps a state of its own in place of a KV cache, as recurrent models do, and a "
             "draft can't be taken back from it",
-            "models: recurrent models that keep their state outside the cache",
         ),
-        Rule(
-            _other_kv,
-            "a KV cache of type {} can't take a draft back",
-            "KV cache: static, quantised, offloaded",
-        ),
-        Rule(
-            _tensors_of_plain_steps,
-            "{}=True asks for the tensors of each plain step",
-            "decoding: `output_attentions`, `output_hidden_states` in the returned dictionary",
-        ),
-        Rule(_verifies("plain"), shown="models: those that fail a short trial"),
+        Rule(_other_kv, "a KV cache of type {} can't take a draft back"),
+        Rule(_tensors_of_plain_steps, "{}=True asks for the tensors of each plain step"),
+        Rule(_verifies("plain")),
         Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
         Rule(
             lambda call: call.runner.needed_reason(
                 call.input_ids, call.generation_config, call.model_kwargs
-            ),
-            shown="inputs: images and other inputs that each plain step needs",
+            )
         ),
     ),
-    Outcome.CHAINS: (_CHAINS_ONLY,),
     Outcome.MOVES_TOGETHER: (
-        _CHAINS_ONLY,
+        Rule(_verifies("chain")),
         Rule(
             lambda call: row_stops(call.stopping_criteria) is None,
             "its stopping criteria look at more than their own row",

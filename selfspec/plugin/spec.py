@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
+import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
-from selfspec.compat.versions import untried_reason, version_of
+from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
@@ -207,15 +208,6 @@ class SelfSpec:
         for runner in runners:
             runner.forget_kept_kv()
 
-    def contents(
-        self,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> CacheContents:
-        """What `save_pretrained` would write: everything that was loaded or learned."""
-        return self._learned.contents(tokenizer, about)
-
     def save_pretrained(
         self,
         path: str | os.PathLike[str],
@@ -233,7 +225,7 @@ class SelfSpec:
             overwrite: Whether to replace an existing cache. Other files are never replaced.
             about: Facts for the cache's card, such as corpus and licence, as JSON values.
         """
-        save_cache(path, self.contents(tokenizer=tokenizer, about=about), overwrite=overwrite)
+        save_cache(path, self._learned.contents(tokenizer, about), overwrite=overwrite)
 
     def save_learned(self) -> None:
         """Saves what was learned to the file of `remember` now; what others saved there stays.
@@ -269,7 +261,7 @@ class SelfSpec:
         with self._lock:
             runner = self._runners.get(model)
             if runner is None:
-                if not self._runners and (untried := untried_reason(version_of("transformers"))):
+                if not self._runners and (untried := untried_reason(transformers.__version__)):
                     _log.warning("%s; use one of these, or a newer selfspec", untried)
                 runner = self._runners[model] = ModelRunner(model, self.config)
             return runner

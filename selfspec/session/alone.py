@@ -50,7 +50,7 @@ def lent_engine(
         lent = runner.backend(runner.ability(), limits)
     else:
         prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
-        lent = runner.backend(prompt.ability, shows_states=bool(prompt.setting("use_mtp")))
+        lent = runner.backend(prompt.ability)
     amount = runner.config.kept_kv
     # Whoever has the engine alone shares with no text that is being written.
     shares = amount != 0 and (keeps_kv or amount is not None or prompt is None)

@@ -81,20 +81,17 @@ class Waiting:
     def __init__(self, scheduler: Scheduler | None = None, *, short_first: bool = False) -> None:
         self._scheduler = ArrivalOrder() if scheduler is None else scheduler
         self._short_first = short_first
-        self._line: list[tuple[tuple[bool, int, int], Prompt]] = []  # By turns, which differ.
-        self._num_arrived = 0
+        self._line: list[tuple[tuple[bool, int], Prompt]] = []  # By turns.
         self._work_started = 0  # In tokens.
 
     def __len__(self) -> int:
         return len(self._line)
 
     def add(self, prompt: Prompt) -> None:
-        self._num_arrived += 1
+        turn = (prompt.runs_alone is not None, 0)
         if self._short_first:
-            turn = (False, self._work_started + prompt.max_columns, self._num_arrived)
-        else:
-            turn = (prompt.runs_alone is not None, 0, self._num_arrived)
-        insort(self._line, (turn, prompt), key=itemgetter(0))
+            turn = (False, self._work_started + prompt.max_columns)
+        insort(self._line, (turn, prompt), key=itemgetter(0))  # After those of the same turn.
 
     def start_next(self, running: Sequence[int], limits: Limits) -> Prompt | None:
         """Starts the first prompt that the scheduler chooses and that fits beside the running ones.

@@ -5,7 +5,6 @@ order. A CPU that can't calculate in half precision also multiplies one token af
 weights that are packed in float16, several tokens cost about as much as one.
 """
 
-from selfspec.weights.copies import own_memory
 from selfspec.weights.eight_bits import (
     is_in_eight_bits,
     missing_for_eight_bits,
@@ -24,7 +23,6 @@ __all__ = [
     "is_in_eight_bits",
     "is_packed_in_place",
     "missing_for_eight_bits",
-    "own_memory",
     "pack_loaded",
     "to_eight_bits",
     "weight_bytes",

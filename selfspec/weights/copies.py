@@ -1,4 +1,4 @@
-"""Packed copies beside the weights of linear layers: of what each was made, and how layers use it.
+"""Packed copies beside the weights of linear layers: of what they were made, and how they are used.
 
 Knows layers and their weights; not when packing pays.
 """
@@ -17,11 +17,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import PreTrainedModel
 
 from selfspec.compat.modules import encoder_of, is_compiled, num_writes
 from selfspec.weights.formats import PackedMatrix, own_linear
-from selfspec.weights.held_weight import HeldWeight, PackedWeight
+from selfspec.weights.held_weight import HeldWeight
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 _AT_ONCE = 8  # Rows of words that are added up in one operation; fewer take longer than to read.
@@ -106,7 +105,7 @@ class _StandIn:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         copies, weight, bias = _this_thread.copies, self._module.weight, self._module.bias
-        if copies is None or not x.numel() or type(weight) is PackedWeight:
+        if copies is None or not x.numel():
             return linear(x, weight, bias)
         copy = copies.get(self._module)
         matrix = copy.matrix_for(weight, x) if copy else None
@@ -159,27 +158,9 @@ def linears_of(model: nn.Module) -> list[nn.Linear]:
     return linears
 
 
-def layers_alone(model: PreTrainedModel, *, with_head: bool = True) -> set[nn.Linear]:
-    """The layers whose weight no other module has, with the output head or without."""
-    owners = num_owners(model)
-    head = None if with_head else model.get_output_embeddings()
-    return {m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1}
-
-
 def num_owners(model: nn.Module) -> Counter[int]:
     """How many modules have a weight, by its id."""
     return Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-
-
-def own_memory(model: PreTrainedModel) -> None:
-    """Copies the weights that are never packed in place.
-
-    As long as one weight is a view of a mapped file, the whole file may be in memory.
-    """
-    alone = {id(module.weight) for module in layers_alone(model)}
-    for weight in model.parameters():
-        if id(weight) not in alone and weight.device.type == "cpu":
-            weight.data = weight.data.clone()
 
 
 def _has_own_forward(module: nn.Linear) -> bool:

@@ -69,7 +69,7 @@ def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
     """`linear(x, weight, bias)`, computed from the weight itself.
 
     A CPU that can't calculate in half precision multiplies token by token. It reads a prompt three
-    times as fast if each block of the weight is made float32 first.
+    times as fast from blocks of the weight that are made float32 first.
 
     The last token of a prompt lies in memory with gaps, and torch makes a product of batches of it.
     In bfloat16 that copied the whole weight of a head of 100 million weights: 0.65 s, not 0.01.

@@ -21,7 +21,7 @@ from transformers.utils import logging as hf_logging
 
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
-from selfspec.weights.copies import Origin, PackedCopy, StandIns, layers_alone, linears_of
+from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of, num_owners
 from selfspec.weights.formats import PackedMatrix, pack, packer_for
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
@@ -49,10 +49,22 @@ def pack_loaded(model: PreTrainedModel, kept: str | None, *, copies: bool) -> No
     """
     _loaded[model] = packing = Packing.of(model)
     packing.may_copy = copies
-    packing.pack_in_place(layers_alone(model, with_head=kept is None), kept)
+    head = None if kept is None else model.get_output_embeddings()
+    owners = num_owners(model)
+    layers = [m for m in linears_of(model) if m is not head and owners[id(m.weight)] == 1]
+    packing.pack_in_place(layers, kept)
     packing.renew(model)
+    if copies and packing.is_packed:
+        _leave_mapped_file(model)
     packing.pack()
     return_freed_memory()
+
+
+def _leave_mapped_file(model: PreTrainedModel) -> None:
+    """Copies what is not packed: while one weight is a view of a file, all of it may be held."""
+    for weight in model.parameters():
+        if type(weight) is nn.Parameter and weight.device.type == "cpu":
+            weight.data = weight.data.clone()
 
 
 class Packing:
@@ -101,8 +113,8 @@ class Packing:
             self._packable = _packable(self._layers)
             self._drop_changed()
             self._note_packed()
-            is_decided = self._times is not None or not self._packable
-            self.packing_is_over = is_decided and not self._missing
+            can_copy = self.may_copy and bool(self._packable)
+            self.packing_is_over = not can_copy or (self._times is not None and not self._missing)
 
     @torch.no_grad()
     def pack_in_place(self, layers: Container[nn.Linear], kept: str | None) -> None:
@@ -111,8 +123,8 @@ class Packing:
             self._time()
             if self._times is None or not self._times.suits_in_place:
                 return
-            for some in _in_parts([module for module in self._packable if module in layers]):
-                for module, matrix in zip(some, _matrices(some), strict=True):
+            for part in _in_parts([module for module in self._packable if module in layers]):
+                for module, matrix in zip(part, _matrices(part), strict=True):
                     if matrix is not None and torch.equal(matrix.unpacked(), module.weight):
                         module.weight = PackedWeight.of(module.weight, matrix, kept)
 
@@ -155,7 +167,8 @@ class Packing:
     @property
     def _missing(self) -> list[nn.Linear]:
         """The layers that would be faster packed and are not."""
-        if not self.may_copy or self._times is None or not self._times.is_faster:
+        times = self._times
+        if not self.may_copy or times is None or not times.is_faster:
             return []
         return [module for module in self._packable if module not in self._copies]
 
@@ -194,9 +207,9 @@ class Packing:
         self.packing_is_over, num_bytes = True, _num_bytes(missing)
         if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
             return f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
-        for some in _in_parts(missing):
-            origins = [Origin.of(m.weight) for m in some]  # What is written now is seen later.
-            for module, origin, matrix in zip(some, origins, _matrices(some), strict=True):
+        for part in _in_parts(missing):
+            origins = [Origin.of(m.weight) for m in part]  # What is written now is seen later.
+            for module, origin, matrix in zip(part, origins, _matrices(part), strict=True):
                 self._copies[module] = PackedCopy(origin, matrix, times.least_tokens)
         self._note_packed()
         return None

@@ -28,7 +28,7 @@ _IN_PLACE = 1.25
 
 
 class ProductTimes(NamedTuple):
-    """Seconds of products for each weight: with one token and with eight."""
+    """Seconds of products, divided by the number of weights: with one token and with eight."""
 
     plain: Sequence[float]  # as torch computes them
     packed: Sequence[float]
@@ -66,12 +66,12 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
     matrices = pack(sample)
     packing = (perf_counter() - start) / number
     plain, packed = [math.inf, math.inf], [math.inf, math.inf]
-    own = [partial(own_linear, weight=weight) for weight in sample]
+    as_they_are = [partial(own_linear, weight=weight) for weight in sample]
     generator = torch.Generator("cpu").manual_seed(0)
     for index, num_tokens in enumerate((_PLAIN, WIDE)):
         inputs = [_input(weight, num_tokens, generator) for weight in sample]
         for _ in range(_ROUNDS):
-            plain[index] = min(plain[index], _seconds(own, inputs) / number)
+            plain[index] = min(plain[index], _seconds(as_they_are, inputs) / number)
             if None not in matrices:  # As where a weight is not finite.
                 packed[index] = min(packed[index], _seconds(matrices, inputs) / number)
     return ProductTimes(plain, packed, packing)

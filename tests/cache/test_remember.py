@@ -366,10 +366,11 @@ def test_what_was_saved_while_it_was_written_gives_way_to_the_whole(path):
 def test_a_cache_of_what_was_learned_holds_answers(path):
     spec = SelfSpec(max_nodes=8, budget="fixed")
     text = write(spec)
-    assert spec.contents(tokenizer=TOKENIZER).answers.tolist() == [*text[0][-24:], -1]
+    assert spec._learned.contents(TOKENIZER, None).answers.tolist() == [*text[0][-24:], -1]
     remembering = new_spec(path.with_name("memory"), budget="fixed")
     write(remembering)
-    assert remembering.contents().answers.tolist() == [*text[0][-24:], -1]  # It knows whose.
+    known = remembering._learned.contents(None, None)  # It knows whose tokens these are.
+    assert known.answers.tolist() == [*text[0][-24:], -1]
     spec.save_pretrained(path, tokenizer=TOKENIZER)
     loaded = SelfSpec.from_pretrained(path, max_nodes=8, budget="fixed")
     assert write(loaded) == text

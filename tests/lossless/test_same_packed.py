@@ -17,7 +17,6 @@ from torch.nn.utils import prune
 
 from selfspec import SelfSpec, UnsupportedError
 from selfspec.weights import Packing, formats
-from selfspec.weights import packing as packing_module
 from tests.fakes import fake_trials, new_model, packs_here, prompt, tiny_model
 from tests.lossless.same import FIXED, GREEDY, MODES, assert_clean, doubting, run, run_both, slow
 
@@ -38,14 +37,6 @@ def test_a_fixed_budget_packs_nothing_unasked() -> None:
     """Its text depends on no clock, and in half precision packing could move it."""
     spec = SelfSpec(**FIXED)
     assert run_both(tiny_model(), prompt(), spec, **GREEDY).stats.forward == "eager"
-
-
-def test_copies_that_do_not_fit_are_not_made_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_module, "free_memory", lambda: 0.0)
-    both = run_both(new_model(), prompt(), SelfSpec(), drafts=False, **GREEDY)
-    assert (both.stats.forward, both.stats.eager_reason) == ("eager", None)
-    asked = SelfSpec(forward="packed")
-    assert run_both(new_model(), prompt(), asked, drafts=False, **GREEDY).stats.packed_bytes
 
 
 def pruned(_model: Any, layer: nn.Linear) -> None:

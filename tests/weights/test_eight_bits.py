@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +12,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from selfspec.errors import UnsupportedError
-from selfspec.weights import PackedWeight, eight_bits, held_weight, rounding
+from selfspec.weights import PackedWeight, eight_bits, rounding
 from selfspec.weights.eight_bits import EightBits
 from selfspec.weights.rounding import Int8Rows, Products
 
@@ -32,10 +29,9 @@ def layers(
     num_in: int = 50, sizes: tuple[int, ...] = SIZES, terms: int = 3
 ) -> tuple[list[Any], list[Int8Rows]]:
     torch.manual_seed(0)
-    weights = [torch.randn(size, num_in) for size in sizes]
-    matrix = packed(Int8Rows.of(*weights), sizes, terms == 1)
-    copies = [EightBits(matrix, which) for which in range(len(sizes))]
-    return copies, [Int8Rows.of(weight) for weight in weights]
+    weights = [Int8Rows.of(torch.randn(size, num_in)) for size in sizes]
+    matrix = packed(Int8Rows.joined(weights), sizes, terms == 1)
+    return [EightBits(matrix, index) for index in range(len(sizes))], weights
 
 
 @pytest.mark.parametrize(
@@ -86,13 +82,18 @@ def test_a_token_gets_the_same_bits_alone_and_among_others(num_in, terms):
             assert torch.equal(each(x[:number].clone(), None), whole[:number])
 
 
-def test_layers_that_are_computed_at_once_get_what_they_get_alone():
-    copies, weights = layers()
-    bias, x = torch.randn(SIZES[1]), torch.randn(3, 50)
-    for which, (each, weight) in enumerate(zip(copies, weights, strict=True)):
-        alone = EightBits(packed(weight, [len(weight.scale)], False), 0)
-        given = bias if which == 1 else None
-        assert torch.equal(each(x, given), alone(x, given))
+def test_layers_with_the_same_input_share_one_product(monkeypatch):
+    """They get what they get alone."""
+    parts, weights = layers()
+    bias, x, products = torch.randn(SIZES[1]), torch.randn(3, 50), []
+    biases = (None, bias, None)
+    matrices = [packed(weight, [len(weight.scale)], False) for weight in weights]
+    alone = [EightBits(matrix, 0)(x, b) for matrix, b in zip(matrices, biases, strict=True)]
+    product = Products.product
+    monkeypatch.setattr(Products, "product", lambda *of: products.append(of) or product(*of))
+    for part, b, outcome in zip(parts, biases, alone, strict=True):
+        assert torch.equal(part(x, b), outcome)
+    assert len(products) == 1
     assert eight_bits._this_thread.shared is None
 
 
@@ -122,27 +123,6 @@ def test_the_default_dtype_is_of_no_importance(dtype):
     finally:
         torch.set_default_dtype(before)
         rounding._rotation.cache_clear()
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each product has that is computed from now on."""
-    found, product = [], Products.product
-    monkeypatch.setattr(
-        Products, "product", lambda self, x: found.append(len(x)) or product(self, x)
-    )
-    return found
-
-
-@pytest.mark.parametrize("is_inference", [False, True])
-def test_layers_with_the_same_input_share_one_product(is_inference, monkeypatch):
-    copies, _ = layers()
-    products = counted(monkeypatch)
-    with torch.inference_mode(is_inference):
-        x = torch.randn(2, 3, 50)
-        for _ in range(2):
-            for each in copies:
-                each(x, None)
-    assert products == [6, 6]
 
 
 def double_data(x: torch.Tensor) -> None:
@@ -269,16 +249,6 @@ def test_weights_that_can_be_given_back_are_given_back_by_all_that_writes():
     torch.testing.assert_close(made.weight, weight.values())
 
 
-def test_that_code_reads_copies_is_said_once(caplog):
-    made, _ = module()
-    held_weight._say_that_it_is_a_copy.cache_clear()
-    with caplog.at_level(logging.WARNING, "selfspec"):
-        made.weight[0].zero_()
-        made.weight.T.zero_()
-    (record,) = caplog.records
-    assert "what it writes to a copy is lost" in record.message
-
-
 def test_inputs_of_all_forms_are_taken_as_a_linear_layer_takes_them():
     made, weight = module()
     plain, whole = nn.Linear(50, 24), torch.randn(50, 100)
@@ -293,17 +263,6 @@ def test_inputs_of_all_forms_are_taken_as_a_linear_layer_takes_them():
         with pytest.raises(RuntimeError) as found:
             made(x)
         assert str(found.value) == str(expected.value)
-
-
-def test_copies_and_pickles():
-    made, weight = module()
-    assert type(copy.deepcopy(made).weight) is PackedWeight
-    file = io.BytesIO()
-    torch.save(made, file)
-    file.seek(0)
-    read = torch.load(file, weights_only=False)
-    assert type(read.weight) is nn.Parameter
-    assert torch.equal(read.weight, weight.values())
 
 
 def test_gradients_and_autocast_go_through_the_rounded_weight():

@@ -54,7 +54,7 @@ class LayerWeights:
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self._weights = weights
-        self._starts = [0] * len(weights)  # of each weight in the buffer
+        self._starts = [0] * len(weights)  # in the buffer
         self._runs: list[_Run] = []
         self.num_bytes = 0
         self._lay_out_runs()
@@ -90,7 +90,7 @@ class LayerWeights:
             read_into(views[index], self._weights[index].tensors, scratch)
 
     def _lay_out_runs(self) -> None:
-        """Gives each direct weight its place. Neighbours in a file are neighbours in the buffer."""
+        """Gives direct weights their places. Neighbours in a file are neighbours in the buffer."""
         direct = [(w.tensors[0], i) for i, w in enumerate(self._weights) if w.is_direct]
         direct.sort(key=lambda piece: (str(piece[0].shard.path), piece[0].offset))
         for tensor, index in direct:
@@ -107,7 +107,7 @@ class LayerWeights:
 
 
 class Buffers:
-    """What streamed layers share. Each call of `fill` reads one layer into one buffer."""
+    """What streamed layers share. `fill` reads one layer into one buffer."""
 
     def __init__(self, layers: Sequence[LayerWeights], shards: Sequence[Shard]) -> None:
         self._layers = layers
@@ -121,7 +121,7 @@ class Buffers:
         return NUM_BUFFERS
 
     def views(self, layer: int) -> list[list[torch.Tensor]]:
-        """A layer's weights in each of the buffers."""
+        """A layer's weights in all of the buffers."""
         return [self._layers[layer].views(buffer) for buffer in self._buffers]
 
     def fill(self, layer: int, buffer: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from math import prod
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -65,8 +65,9 @@ def load_within(
         sizes = _sizes(model, layers, stored, text_bytes(model, max_length, max_texts))
         budget = amount_in_bytes(max_memory, sizes.whole)
         if draft_model is not None:
-            sizes = sizes.with_room_for(draft_model_bytes(draft_model, max_length, max_texts))
-        chosen = choose_streamed(sizes, _alone(model, layers), budget)
+            more = draft_model_bytes(draft_model, max_length, max_texts)
+            sizes = sizes._replace(fixed=sizes.fixed + more)
+        chosen = choose_streamed(sizes, _streamable(model, layers), budget)
         if in_eight_bits:
             path = rounded_file(stored, original, shards)
             opened.close()
@@ -136,8 +137,8 @@ def _sizes(
     )
 
 
-def _alone(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
-    """The layers that have weights and share none, which may be streamed."""
+def _streamable(model: PreTrainedModel, layers: Sequence[_Layer]) -> list[int]:
+    """The layers that have weights and share none."""
     owners = num_owners(model)
     return [
         index
@@ -157,8 +158,11 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
         raise UnsupportedError(
             f"a quantised model can't be streamed (got {name!r}); name its original weights"
         )
+    if dtype == "auto":  # The config's, else that of the files.
+        stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
+        dtype = config.dtype or next((t for t in stored if t.is_floating_point), torch.float32)
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config.dtype, shards))
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()  # In that context, no two modules share a weight.
     _keep_in_float32(model)
     with suppress(OSError):  # Without a file, the model has made one from its config.
@@ -167,7 +171,7 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
 
 
 def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
-    """The tensors in the files that each weight of the model is made of."""
+    """The tensors in the files that make the weights of the model."""
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
     stored = {
         name: [tensors[part.name].part(part.which, part.number) for part in parts]
@@ -185,17 +189,6 @@ def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
     return stored
 
 
-def _dtype(
-    dtype: str | torch.dtype, of_config: torch.dtype | None, shards: Sequence[Shard]
-) -> torch.dtype:
-    """The dtype that is asked for, else the config's, else that of the files."""
-    for known in (dtype, of_config):
-        if isinstance(known, torch.dtype):
-            return known
-    stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
-    return next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
-
-
 def _keep_in_float32(model: PreTrainedModel) -> None:
     """Gives float32 to the weights that the model always keeps so, as `from_pretrained()` does."""
     kept = names_in_float32(model)
@@ -207,13 +200,9 @@ def _keep_in_float32(model: PreTrainedModel) -> None:
 def _stream(
     model: PreTrainedModel, layers: Sequence[_Layer], stored: Stored, shards: Sequence[Shard]
 ) -> None:
-    """Gives these layers their hooks, and notes where each part of the model is."""
+    """Gives these layers their hooks, and notes where the parts of the model are."""
     places = [
-        [
-            place
-            for name, weight in layer.weights.items()
-            for place in _places(model, name, blank(weight), stored[name])
-        ]
+        [place for name in layer.weights for place in _places(model, name, stored[name])]
         for layer in layers
     ]
     stream = Stream(places, Buffers([layer.stored for layer in layers], shards))
@@ -231,16 +220,16 @@ def _parts(weight: torch.Tensor, tensors: Sequence[StoredTensor]) -> list[Weight
     return [Weight(weight.dtype, tuple(weight.shape), tensors)]
 
 
-def _places(
-    model: PreTrainedModel, name: str, empty: torch.Tensor, tensors: Sequence[StoredTensor]
-) -> list[Place]:
+def _places(model: PreTrainedModel, name: str, tensors: Sequence[StoredTensor]) -> list[Place]:
     """Where what is read for a weight goes. The weight is blank until then."""
+    weight = model.get_parameter(name)
     if not is_rounded(tensors):
-        return [Place.of(_put(model, name, empty))]
+        return [Place.of(weight)]
     numbers, scale = (torch.zeros((), dtype=tensor.dtype, device="cpu") for tensor in tensors)
-    rows = Int8Rows(numbers.expand(empty.shape), (scale + torch.nan).expand(len(empty)))
-    matrix = Products(kernels().in_file, rows, [len(empty)], attends_exactly(model))
-    _put(model, name, PackedWeight.of(empty, EightBits(matrix, 0), STREAMED))
+    rows = Int8Rows(numbers.expand(weight.shape), (scale + torch.nan).expand(len(weight)))
+    matrix = Products(kernels().in_file, rows, [len(weight)], attends_exactly(model))
+    layer = model.get_submodule(name.removesuffix(".weight"))
+    layer.weight = PackedWeight.of(weight, EightBits(matrix, 0), STREAMED)
     return [
         Place(lambda numbers: matrix.put(numbers=numbers), rows.numbers),
         Place(lambda scale: matrix.put(scale=scale), rows.scale),
@@ -248,36 +237,29 @@ def _places(
 
 
 def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
-    """Reads all weights except those named in `later`, and ties weights as the model asks."""
-    scratch, loaded, rounded = new_scratch(), set(later), dict[str, Int8Rows]()
-    for name, empty in model.state_dict(keep_vars=True).items():
+    """Reads all weights and ties those that the model wants tied.
+
+    Those named in `later` stay blank.
+    """
+    scratch, values, rounded = new_scratch(), dict[str, torch.Tensor](), dict[str, Int8Rows]()
+    for name, empty in model.state_dict().items():
+        if name in stored:
+            values[name] = blank(empty)
         if name in stored and name not in later:
             read = []
             for part in _parts(empty, stored[name]):
                 read.append(torch.empty(part.shape, dtype=part.dtype, device="cpu"))
                 read_into(read[-1], part.tensors, scratch)
-            if len(read) > 1:
+            if len(read) == 1:
+                values[name] = read[0]
+            else:
                 rounded[name] = Int8Rows(*read)
-            _put(model, name, read[0] if len(read) == 1 else blank(empty))
-            loaded.add(name)
-    missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} - loaded
-    model.tie_weights(missing_keys=missing, recompute_mapping=False)
-    named = model.named_parameters(remove_duplicate=False)
-    check_complete([name for name, weight in named if weight.is_meta and name not in later])
+    missing = model.load_state_dict(values, strict=False, assign=True).missing_keys
+    model.tie_weights(missing_keys=set(missing), recompute_mapping=False)
+    check_complete([name for name, weight in model.named_parameters() if weight.is_meta])
     if rounded:
         weights = {model.get_parameter(name): rounded.pop(name) for name in list(rounded)}
         hold_rounded(model, weights)
-
-
-def _put(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> Any:
-    """Sets a buffer or a weight of the model by its name; returns it."""
-    prefix, _, leaf = name.rpartition(".")
-    module = model.get_submodule(prefix)
-    is_buffer = any(name == leaf for name, _ in module.named_buffers(recurse=False))
-    if not is_buffer and not isinstance(tensor, nn.Parameter):
-        tensor = nn.Parameter(tensor, requires_grad=False)
-    setattr(module, leaf, tensor)
-    return tensor
 
 
 def check_complete(missing: Sequence[str]) -> None:
@@ -292,7 +274,7 @@ def check_complete(missing: Sequence[str]) -> None:
 def _bytes_in_memory(
     weights: Mapping[str, nn.Parameter], stored: Stored, owners: Mapping[int, int]
 ) -> int:
-    """What weights take in memory. In 8 bits, each of the modules that share one has its own."""
+    """What weights take in memory. In 8 bits, modules that share one have a copy of their own."""
     return sum(
         sum(part.num_bytes for part in _parts(weight, stored[name])) * owners[id(weight)]
         if is_rounded(stored.get(name, ()))

@@ -19,23 +19,17 @@ NUM_BUFFERS = 2
 class Sizes(NamedTuple):
     """What the parts of a model take in memory, in bytes: all that a budget counts.
 
-    These are the resident weights, the buffers for streamed weights, and room for a text of
-    `max_length` tokens: its KV, and the forward that reads it as a prompt. The forward over a tree
-    takes less than that one. A draft model counts if it is named. Python, torch and the learned
-    tables (about ten megabytes) do not count.
+    Python, torch and the learned tables (about ten megabytes) do not count.
     """
 
-    fixed: int  # the weights outside of the layers, and room for the text
-    layers: Sequence[int]  # each layer, if it is resident
-    buffers: Sequence[int]  # a buffer for each layer
+    fixed: int  # the weights outside of the layers, the texts, and a draft model
+    layers: Sequence[int]  # where they are resident
+    buffers: Sequence[int]  # a buffer for one layer at a time
     scratch: int  # the buffer in which weights are converted
 
     @property
     def whole(self) -> int:
         return self.fixed + sum(self.layers)
-
-    def with_room_for(self, num_bytes: int) -> Sizes:
-        return self._replace(fixed=self.fixed + num_bytes)
 
     def with_streamed(self, streamed: Collection[int]) -> int:
         """What the model takes with these layers streamed."""
@@ -62,7 +56,10 @@ def choose_streamed(sizes: Sizes, may_stream: Sequence[int], max_bytes: int) -> 
 
 
 def text_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 1) -> int:
-    """What `num_texts` texts of `num_tokens` tokens take: their KV, and a forward over one."""
+    """What texts take: their KV, and the forward that reads one of them as a prompt.
+
+    A forward over a tree takes less.
+    """
     return num_texts * kv_bytes(model, num_tokens) + forward_bytes(model, num_tokens)
 
 
@@ -77,10 +74,9 @@ def draft_model_bytes(model: PreTrainedModel, num_tokens: int, num_texts: int = 
 
 
 def kv_bytes(model: PreTrainedModel, num_tokens: int) -> int:
-    """What the keys and values of `num_tokens` tokens take, as if each layer kept all of them.
+    """What the keys and values of `num_tokens` tokens take, as if all layers kept all of them.
 
-    A window, or a layer that keeps a state, takes less. Asks the config alone, so that the model
-    needs no weights yet.
+    A window, or a layer that keeps a state, takes less. The model needs no weights yet.
     """
     config = model.config.get_text_config(decoder=True)
     query_heads = getattr(config, "num_attention_heads", None)
@@ -96,10 +92,10 @@ def kv_bytes(model: PreTrainedModel, num_tokens: int) -> int:
 def forward_bytes(model: PreTrainedModel, num_tokens: int) -> int:
     """Roughly what a forward over `num_tokens` tokens holds at most, without weights and KV.
 
-    In a decoder layer this is, for each token, about ten vectors of the hidden size (the input, the
-    normed input, queries before and after their rotation, …) and four of the MLP's size for each
-    expert of the token. Measured on a Llama with a hidden size of 2,048 and an MLP of 3,584: 28,000
-    to 35,000 elements a token, with the memory that the allocator can't give back.
+    In a decoder layer this is, for a token, about ten vectors of the hidden size (the input, the
+    normed input, queries before and after their rotation, …) and four of the MLP's size for every
+    expert of the token. A Llama with a hidden size of 2,048 and an MLP of 3,584 took 28,000 to
+    35,000 elements a token, with the memory that the allocator can't give back.
     """
     config = model.config.get_text_config(decoder=True)
     hidden = config.hidden_size

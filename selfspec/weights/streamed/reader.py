@@ -29,7 +29,7 @@ class _Job(NamedTuple):
 
 
 class Reader:
-    """Serves one user at a time, who takes the items in order and gives each back before the next.
+    """Serves one user at a time, who takes items in order and gives one back before the next.
 
     After a forward that broke off, the user may take another item than the next one. Once the
     thread has finished the item that it is reading, it goes on from the one that was taken. Which

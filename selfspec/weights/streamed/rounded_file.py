@@ -31,7 +31,7 @@ _log = logging.getLogger("selfspec")
 
 _VERSION = 4  # Another way of rounding, or of writing, needs another number.
 
-Stored = Mapping[str, Sequence[StoredTensor]]  # The tensors that each weight is made of.
+Stored = Mapping[str, Sequence[StoredTensor]]  # by the names of weights
 
 
 def is_rounded(tensors: Sequence[StoredTensor]) -> bool:
@@ -40,7 +40,7 @@ def is_rounded(tensors: Sequence[StoredTensor]) -> bool:
 
 
 def plan_rounded(model: PreTrainedModel, stored: Stored) -> Stored:
-    """Where the file has each weight, before there is one: the tensors name another file."""
+    """Where the file will have the weights. Until then, the tensors name another file."""
     rounded = {id(weight) for weight, _ in users_in_eight_bits(model)}
     plan, end = dict[str, list[StoredTensor]](), 0
     for name, weight in model.state_dict(keep_vars=True).items():
@@ -105,7 +105,7 @@ def _digest(*made_of: Any) -> str:
 
 
 def _remove_older(path: Path) -> None:
-    """Removes files of the same weights from before, which no load asks for any more."""
+    """Removes files of the same weights from before, which no load wants any more."""
     for older in path.parent.glob(f"{path.name.partition('-')[0]}-*.weights"):
         if older != path:
             with suppress(OSError):  # On Windows, while another process reads it.

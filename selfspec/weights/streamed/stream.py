@@ -47,9 +47,9 @@ class Place(NamedTuple):
 
 
 class Stream:
-    """Gives each streamed layer of one model its weights when its turn comes.
+    """Gives a streamed layer of one model its weights when its turn comes.
 
-    `layers` are the places of each layer's tensors.
+    `layers` has the places of the tensors of all of them.
     """
 
     def __init__(self, layers: Sequence[Sequence[Place]], buffers: Buffers) -> None:
@@ -110,8 +110,8 @@ def attach_stream(
         layer.register_forward_pre_hook(_Hook(stream, stream.take, index))
         layer.register_forward_hook(_Hook(stream, stream.give_back, index))
     vars(decoder)["forward"] = _one_at_a_time(decoder, stream)
-    for name, reason in _REFUSED.items():
-        vars(model)[name] = _Refusal(reason)
+    for module in (model, decoder):
+        vars(module).update((name, _Refusal(reason)) for name, reason in _REFUSED.items())
 
 
 def blank(weight: torch.Tensor) -> torch.Tensor:

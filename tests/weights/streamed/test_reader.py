@@ -67,15 +67,6 @@ def use_all(reader, shelf, first=0):
         use(reader, shelf, item)
 
 
-def test_round_and_round(reader, shelf):
-    for step in range(4):
-        for item in range(5):
-            use(reader, shelf, item)
-            reader.give_back()
-        wait_until(lambda step=step: len(shelf.filled) == 5 * (step + 1) + 2)
-    assert shelf.filled == [*range(5)] * 4 + [0, 1]
-
-
 def test_what_is_held_is_not_overwritten(reader, shelf):
     buffer = use(reader, shelf, 0)
     wait_until(lambda: all(job.filled.done() for job in reader._jobs))
@@ -91,16 +82,6 @@ def test_any_order_is_served(reader, shelf):
         use(reader, shelf, chance.randrange(5))
         if chance.random() < 0.7:
             reader.give_back()
-
-
-def test_another_item_while_one_is_read(reader, shelf):
-    wait_until(lambda: len(shelf.filled) == 2)
-    shelf.gate.clear()
-    use(reader, shelf, 0)
-    reader.give_back()
-    wait_until(lambda: shelf.num_waiting)
-    threading.Timer(0.05, shelf.gate.set).start()
-    use(reader, shelf, 4)
 
 
 @pytest.mark.parametrize("item", [0, 3])

@@ -80,6 +80,7 @@ def test_what_such_a_model_refuses(folder, tmp_path):
         lambda: model.half(),
         lambda: model.cuda(),
         lambda: model.state_dict(),
+        lambda: model.model.state_dict(),
         lambda: model.save_pretrained(tmp_path / "copy"),
         lambda: model.push_to_hub("nowhere"),
         lambda: copy.deepcopy(model),
