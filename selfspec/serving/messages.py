@@ -97,15 +97,10 @@ class Message(Fields):
         return message
 
 
-_OBJECT: dict[str, Any] = {"type": "object"}
-
-
 class Function(Fields):
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(lambda schema: {**_OBJECT, **schema})] = (
-        _OBJECT
-    )
+    parameters: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
     strict: bool | None = None
 
 
