@@ -8,8 +8,8 @@ layer and step. Here nothing is copied, and a query sees the same keys as before
 attention computes it. The exception is half precision on a CPU, where torch is slow with a single
 query: there queries are joined too, and a single one is doubled.
 
-`attend_exactly` gives a model attention in float64, whose outcome does not depend on how many
-tokens a step has. Torch adds up keys and values in an order that depends on how many there are and
+`EXACT_ATTENTION` names attention in float64, whose outcome does not depend on how many tokens a
+step has. Torch adds up keys and values in an order that depends on how many there are and
 where they stand. In float32 that changes the last bit of an outcome. Where inputs are rounded to 8
 bits, that bit can change a whole step of rounding, and layers make more of it. In float64 the order
 changes only bits that are lost when the outcome is rounded to float32.
@@ -21,21 +21,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from selfspec.compat.generation import (
     ALL_ATTENTION_FUNCTIONS,
-    attention_implementation,
-    keeps_a_state,
     register_attention,
     sdpa_attention_forward,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 EXACT_ATTENTION = "selfspec_float64"
 # Queries (B, heads, Q, D), keys (B, heads of keys, columns, D) and values.
@@ -165,19 +160,6 @@ class _Replacement:
     def _exchange(self, present: Any, wanted: Any) -> None:
         if ALL_ATTENTION_FUNCTIONS[_NAME] is present:
             ALL_ATTENTION_FUNCTIONS.register(_NAME, wanted)
-
-
-def attend_exactly(model: PreTrainedModel) -> None:
-    """Gives a model attention in float64 in place of ``"sdpa"``, where that alone mixes tokens.
-
-    A model that keeps a state mixes them elsewhere too.
-    """
-    if attention_implementation(model.config) == _NAME and not keeps_a_state(model):
-        model.set_attn_implementation(EXACT_ATTENTION)
-
-
-def attends_exactly(model: PreTrainedModel) -> bool:
-    return attention_implementation(model.config) == EXACT_ATTENTION
 
 
 def _attend_in_double(

@@ -14,12 +14,17 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from selfspec.attention import attend_exactly, attends_exactly
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.weights.copies import num_owners
-from selfspec.weights.eight_bits import EightBits, hold_rounded, kernels
+from selfspec.weights.eight_bits import (
+    EightBits,
+    attend_exactly,
+    attends_exactly,
+    hold_rounded,
+    kernels,
+)
 from selfspec.weights.held_weight import STREAMED, PackedWeight
 from selfspec.weights.rounding import Int8Rows, Products
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
