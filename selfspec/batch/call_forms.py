@@ -162,8 +162,7 @@ def _ranges(ids: Iterable[int]) -> str:
 
 
 def _arguments(name: str, schema: dict[str, Any]) -> str:
-    schema = {"type": "object", **schema}
-    if schema["type"] != "object":
+    if schema.get("type") != "object":
         rule = f"the parameters of the function {name!r} must be a schema of type 'object'"
-        raise UnsupportedError(f"{rule} (got {schema['type']!r:.80})")
+        raise UnsupportedError(f"{rule} (got {schema.get('type')!r:.80})")
     return json.dumps({"x-guidance": _JSON, **schema})

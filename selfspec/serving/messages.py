@@ -97,10 +97,15 @@ class Message(Fields):
         return message
 
 
+_OBJECT: dict[str, Any] = {"type": "object"}
+
+
 class Function(Fields):
     name: Name
     description: str | None = None
-    parameters: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    parameters: Annotated[dict[str, Any], AfterValidator(lambda schema: {**_OBJECT, **schema})] = (
+        _OBJECT
+    )
     strict: bool | None = None
 
 
