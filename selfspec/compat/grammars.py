@@ -22,12 +22,9 @@ _vocabularies: list[tuple[Any, Any]] = []  # Listing one takes a third of a seco
 def grammars_of(processors: Sequence[Any], num_rows: int, make: NewTokenBytes) -> list[Any]:
     """A grammar for each row, by the first processor that holds one; None for rows without."""
     for processor in processors:
-        for makers in (
-            _of_xgrammar(processor, make),
-            _of_llguidance(processor, make),
-        ):
-            if makers:
-                return [makers[row % len(makers)]() for row in range(num_rows)]
+        makers = _of_xgrammar(processor, make) or _of_llguidance(processor, make)
+        if makers:
+            return [makers[row % len(makers)]() for row in range(num_rows)]
     return [None] * num_rows
 
 
