@@ -10,7 +10,7 @@ import sys
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from selfspec.compat.versions import untried_reason, version_of
+from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.errors import (
     AttachError,
@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{room}"), name)
     except ImportError as error:
-        if reason := untried_reason(version_of("transformers")):
+        if reason := untried_reason(metadata.version("transformers")):
             raise ImportError(f"selfspec.{name} can't be imported: {reason}") from error
         raise
 

@@ -30,7 +30,7 @@ def test_a_version_of_transformers_that_is_too_old_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "selfspec.plugin", None)
     with pytest.raises(ImportError, match=r"import of selfspec\.plugin halted"):
         _ = selfspec.attach
-    monkeypatch.setattr(selfspec, "version_of", lambda _: "4.57.1")
+    monkeypatch.setattr(selfspec.metadata, "version", lambda _: "4.57.1")
     with pytest.raises(ImportError, match=r"transformers 5\.17 to 5\.24, and this is 4\.57\.1"):
         _ = selfspec.attach
     with pytest.raises(AttributeError) as caught:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.utils import logging
 
 from tools.census_families.shrink import small_config
 
@@ -69,7 +70,10 @@ def _small(model_type: str, attentions: tuple[str, ...] = _ANY, **changes: Any) 
     """As the census makes the family's smallest model, with the vocabulary of our texts."""
     if model_type not in CONFIG_MAPPING:
         return Architecture(model_type, {}, attentions)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # The census names a section of positions that few families read.
     config = small_config(model_type).to_dict() | _WIDE | NO_SPECIAL | changes
+    logging.set_verbosity(verbosity)
     del config["model_type"]
     return Architecture(model_type, config, attentions)
 
@@ -123,7 +127,7 @@ HYBRID = _known(
         "bailing": _small("bailing_hybrid"),
         "bamba": _small("bamba"),
         "falcon-h1": _small("falcon_h1"),
-        "granite-hybrid": _small("granitemoehybrid"),
+        "granite-hybrid": _small("granitemoehybrid", position_embedding_type="rope"),
         "inkling": _small("inkling_text"),
         "kimi-linear": _small("kimi_linear"),
         "lara-mini": _small("lara_mini"),

@@ -31,7 +31,7 @@ from selfspec.ability.trials import (
 )
 from selfspec.compat.branching import state_functions
 from selfspec.compat.modules import is_compiled
-from selfspec.compat.states import bounds_time_steps, no_way_back, states_of
+from selfspec.compat.states import bounds_time_steps, no_way_back, states_by_place
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.model import device_of
 from selfspec.forward.prompt import Prefilled
@@ -68,7 +68,7 @@ def check_chain(
         return "a forward over several tokens bounds its time steps, and plain steps do not"
     prompt, (root, a, b, c, d, e) = list(ids[:_PROMPT]), ids[_PROMPT : _PROMPT + 6]
     cache = prefilled(model, prompt, layers)
-    if reason := no_way_back(cache) or (states_of(cache) and states_reason(model)):
+    if reason := no_way_back(cache) or (states_by_place(cache.layers) and states_reason(model)):
         return reason
     if _depends_on_later(model, [*prompt, root, a], _PROMPT, layers, crowds):
         return "the outcome of a token depends on tokens that come later"
@@ -94,7 +94,7 @@ def check_chain(
     # Plain steps are right, also where forwards over several tokens are not.
     right = read_by_steps(model, text, layers)
     rounding = distance_of(whole, right)
-    is_exact = model.dtype == torch.float32 and states_of(cache)
+    is_exact = model.dtype == torch.float32 and states_by_place(cache.layers)
     if rounding > (_ROUNDING_32 if is_exact else _ROUNDING) * distance_of(forgotten, right[[_D]]):
         return "several tokens in one forward give other results than one after the other"
     wrong_answers = [

@@ -24,7 +24,7 @@ class Family(NamedTuple):
     value: str = ""
 
 
-_WINDOW = "its config sets {!r}, a window of the model's own making"
+_WINDOW = "its config sets {!r}, a window that the model makes itself"
 FAMILIES = (
     Family("window_size", NO_TREES, _WINDOW),  # GPT-Neo and others
     Family("attention_window", NO_TREES, _WINDOW),
@@ -58,7 +58,7 @@ def _families(config: PreTrainedConfig, consequence: str) -> list[Family]:
 
 
 def unplaced_id(model: PreTrainedModel) -> int | None:
-    """A token that can't be a draft, nor come before one; None if each can.
+    """A token that can't be a draft, nor come before one; None if all can.
 
     Without `position_ids`, M2M-100 counts the tokens that are no pads.
     """

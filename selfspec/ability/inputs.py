@@ -1,4 +1,4 @@
-"""Whether the plain steps of a model need what they are given beyond ids, positions, mask and KV.
+"""Whether the plain steps of a model need more than ids, positions, mask and KV.
 
 The forward of a draft gets none of it, so it must change nothing there. That is tried, since a name
 does not tell: `token_type_ids` change nothing in the plain steps of Gemma 3, and much in those of
@@ -31,7 +31,7 @@ def of_plain_steps(
 ) -> Hashable:
     """What a verdict on these arguments holds for; None if there are only some that drafts follow.
 
-    These are the names, and the values that each token has in a plain step, since a model may take
+    These are the names, and the values that tokens have in a plain step, since a model may take
     zeros for nothing. The sizes of images are no such values. Runs no forward.
     """
     if not (names := other_inputs(arguments)):
@@ -55,8 +55,8 @@ def needed_reason(
 ) -> str | None:
     """Why drafts can't do without these arguments; None if they can.
 
-    Reads the prompt into a copy of the KV cache and compares a plain step with one that is not
-    given them. This is done once for arguments of a kind, and takes as long as the prompt does.
+    Reads the prompt into a copy of the KV cache and compares a plain step with one that does
+    without them. This is done once for such arguments, and takes as long as the prompt does.
     """
     arguments = {**arguments, KV: deepcopy(kv_of(arguments))}
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Finds out what a model can verify: a tree, a chain, or nothing beyond its next token.
 
 A few tokens are run as a tree, through the code that drafting uses. The outcome must not depend on
-tokens that a node must not see, and it must be far nearer to the right answer than to each wrong
+tokens that a node must not see, and it must be far nearer to the right answer than to any wrong
 one that a fault would give. Real models in half precision round a lot, so no bound on rounding
 decides.
 """
@@ -29,7 +29,7 @@ from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
-from selfspec.machine.device import default_generator, own_seed
+from selfspec.machine.device import own_seed
 from selfspec.weights import EXACT_ATTENTION
 
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
@@ -48,7 +48,7 @@ _MIXES = (
 )
 
 
-IN_CHAINS = "; drafting chains instead of trees"  # ends each reason for chains
+IN_CHAINS = "; drafting chains instead of trees"  # The end of reasons for chains.
 
 
 class DraftSupport(NamedTuple):
@@ -100,61 +100,49 @@ def probe(model: PreTrainedModel) -> DraftSupport:
     """Tries a tree, then a chain, in some forwards of a few tokens.
 
     If the first layers show enough, the forwards stop after them, so that all together cost a few
-    plain steps. Where code runs that is no library's, all layers are run. A model that draws from
-    the global random stream, as dropout does in training mode, is decoded plainly, with the same
-    draws as without us.
-
-    Raises what says that the machine has no memory left.
+    plain steps. Where code runs that is no library's, all layers are run. Raises what says that the
+    machine has no memory left.
     """
-    if has_adapters_of_one_call(model):
-        return DraftSupport(
-            "plain", "its adapters depend on the rows and the tokens of this call", None
-        )
-    mixing = next(filter(None, map(layer_that_mixes_tokens, model.modules())), None)
-    if mixing is not None:
-        return DraftSupport("plain", f"it has layers of type {mixing}, {_MIXES}", None)
-    if reason := family_reason(model.config, PLAIN):
-        return DraftSupport("plain", reason, None)
     ordinary = _ordinary_ids(model)
     ids, crowds = _probe_ids(ordinary), _crowds(ordinary)
     if ids is None:
         return DraftSupport("plain", "its vocabulary is too small to try a draft on", None)
-    devices = _devices(model)
     tried = Decoder(model) if model.config.is_encoder_decoder else model
+    reason = _plain_reason(model) or _attempt(tried, lambda: _draws_reason(tried, ids))
+    if reason is not None:
+        return DraftSupport("plain", reason, None)
     layers = cache(partial(TrialLayers.of, tried))  # An error in it is one of the trial.
+    types = attention_for_trees(model)
 
     def tree() -> str | None:
         if isinstance(types, str):
             return types
         return check_tree(model, ids, types, layers(), TreeBackend, crowds)
 
-    def chain() -> str | None:
-        return check_chain(tried, ids, layers(), crowds)
-
     with torch.no_grad():
-        before = [default_generator(device).get_state() for device in devices]
-        types = attention_for_trees(model)
-        reason = _attempt(model, tree)
-        chain_reason = None if reason is None else _attempt(tried, chain)
-        whole_reason = None
+        reason, chain_reason, whole_reason = _attempt(model, tree), None, None
+        if reason is not None:
+            chain_reason = _attempt(model, lambda: check_chain(tried, ids, layers(), crowds))
         if tried is model and chain_reason is None:
             whole_reason = _attempt(model, lambda: check_prompt(model, ids, layers(), crowds))
-        # Another thread may have drawn, too; then its draws must stay drawn.
-        after = [default_generator(device).get_state() for device in devices]
-        is_moved = not all(map(torch.equal, before, after))
-    draws = _attempt(tried, lambda: _check_draws(tried, ids, devices)) if is_moved else None
-    if draws is not None:
-        for device, state in zip(devices, before, strict=True):
-            default_generator(device).set_state(state)
-        return DraftSupport("plain", draws, None)
     if reason is None:
         assert not isinstance(types, str)
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
-        return DraftSupport.of_chains(str(reason))._replace(whole_reason=whole_reason)
+        return DraftSupport.of_chains(reason)._replace(whole_reason=whole_reason)
     if chain_reason != reason:
         reason = f"{reason}; and no chain either: {chain_reason}"
     return DraftSupport("plain", reason, None)
+
+
+def _plain_reason(model: PreTrainedModel) -> str | None:
+    """Why a model is decoded plainly, as its modules and config show; None if it may be tried."""
+    if has_adapters_of_one_call(model):
+        return "its adapters depend on the rows and the tokens of this call"
+    for module in model.modules():
+        if mixing := layer_that_mixes_tokens(module):
+            return f"it has layers of type {mixing}, {_MIXES}"
+    return family_reason(model.config, PLAIN)
 
 
 def try_backend(
@@ -191,23 +179,23 @@ def attention_for_trees(model: PreTrainedModel) -> AttentionTypes | str:
     return states_reason(model) or types._replace(functions=state_functions(model))
 
 
-def _check_draws(model: PreTrainedModel, ids: list[int], devices: list[torch.device]) -> str | None:
-    """Refuses a model whose forward of the same tokens comes out otherwise with another seed."""
-    tokens = torch.tensor([ids], device=device_of(model))
-    outcomes = []
+def _draws_reason(model: PreTrainedModel, ids: list[int]) -> str | None:
+    """Whether a model in training mode draws random numbers, as dropout does.
+
+    A forward of the same tokens then comes out otherwise with another seed. What is drawn here is
+    not missing in the call.
+    """
+    if not any(module.training for module in model.modules()):
+        return None
+    devices = {device_of(model), *(parameter.device for parameter in model.parameters())}
+    tokens, outcomes = torch.tensor([ids], device=device_of(model)), []
     for seed in range(2):
-        with torch.no_grad(), own_seed(seed, devices):
+        with torch.no_grad(), own_seed(seed, sorted(devices, key=str)):
             outcomes.append(model(input_ids=tokens, use_cache=False).logits.float())
     first, second = outcomes
     if (first - second).std() <= _SAME * first.std():
         return None
     return "its forward draws random numbers, as in training mode"
-
-
-def _devices(model: PreTrainedModel) -> list[torch.device]:
-    """The CPU, and each other device that the model has weights on."""
-    on = {device_of(model), *(parameter.device for parameter in model.parameters())}
-    return [torch.device("cpu"), *sorted((on - {torch.device("cpu")}), key=str)]
 
 
 def _attempt(model: PreTrainedModel, check: Callable[[], str | None]) -> str | None:

@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.compat.generation import KV
-from selfspec.compat.states import states_of
+from selfspec.compat.states import states_by_place
 from selfspec.forward.inputs import plain_inputs
 from selfspec.forward.model import device_of, takes
 
@@ -34,7 +34,7 @@ class Text(NamedTuple):
 def read_at_once(
     model: PreTrainedModel, texts: Sequence[Text], layers: TrialLayers
 ) -> list[torch.Tensor]:
-    """The outcome (N, D) of each text's compared tokens, in one forward without a KV cache.
+    """The outcomes (N, D) of the texts' compared tokens, in one forward without a KV cache.
 
     Shorter texts are padded on the right, where no compared token sees it.
     """
@@ -74,14 +74,15 @@ def read_without_states(
     model: PreTrainedModel,
     ids: Sequence[int],
     num_last: int,
-    kinds: Sequence[str],
+    names: Sequence[str],
     layers: TrialLayers,
 ) -> torch.Tensor:
     """The outcome (N, D) of the last tokens, in a forward that begins with empty states."""
     start = len(ids) - num_last
     cache = prefilled(model, ids[:start], layers)
-    for states, index in states_of(cache, kinds):
-        states[index].zero_()
+    for (_, name, _), state in states_by_place(cache.layers).items():
+        if name in names:
+            state.zero_()
     return read_on(model, ids[start:], start, cache, layers)[0].float()
 
 

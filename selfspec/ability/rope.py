@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 
 def changing_rope(config: PreTrainedConfig) -> str | None:
-    """The kind of the model's rotary embedding if it changes with the length; else None."""
+    """The type of the model's rotary embedding if it changes with the length; else None."""
     return next((rope_type for rope_type, _ in _limits(config)), None)
 
 
@@ -26,7 +26,7 @@ def changes_other_rows(config: PreTrainedConfig, model_kwargs: Mapping[str, Any]
 def rope_limit(
     config: PreTrainedConfig, max_new_columns: int, model_kwargs: Mapping[str, Any]
 ) -> tuple[str, int] | None:
-    """The kind of an embedding that changes that soon after the prompt, and at which length."""
+    """The type of an embedding that changes that soon after the prompt, and at which length."""
     for rope_type, limit in _limits(config):
         first = _num_positions(model_kwargs)
         if first + max_new_columns >= limit and (rope_type != "longrope" or first <= limit):
@@ -35,7 +35,7 @@ def rope_limit(
 
 
 def _limits(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
-    """The kind of each embedding that changes, and the length beyond which it does."""
+    """The types of the embeddings that change, and the length beyond which they do."""
     config = config.get_text_config(decoder=True)
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]

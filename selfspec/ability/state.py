@@ -40,7 +40,7 @@ def state_of(model: PreTrainedModel) -> State:
     if (of_text := config.get_text_config(decoder=True)) is not config:
         settings.append(state_of_config(of_text, device))
     modules = modules_of(model)
-    return State(tuple(settings), modules.state, tuple(foreign_code(model, modules)))
+    return State(tuple(settings), modules.state, foreign_code(model, modules))
 
 
 def state_for_replays(model: PreTrainedModel) -> Hashable:

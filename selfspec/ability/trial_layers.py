@@ -38,7 +38,7 @@ class TrialLayers:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> TrialLayers:
-        """The first layers of this model that include each kind; all if the kinds are unknown.
+        """The first layers of this model that include all kinds; all layers if these are unknown.
 
         All layers are run if the model is compiled or foreign code runs in it, since that code may
         expect whole forwards, and if the model runs layers several times. To find out takes a
@@ -88,7 +88,7 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def _run_once(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
-    """Does a forward run each of these layers once, one after the other?"""
+    """Does a forward run these layers once, one after the other?"""
     ran: list[nn.Module] = []
 
     def note(layer: nn.Module, *_: Any) -> None:
@@ -102,7 +102,7 @@ def _run_once(model: PreTrainedModel, layers: nn.ModuleList) -> bool:
 
 
 def forms_of(model: PreTrainedModel, layers: nn.ModuleList) -> list[Hashable]:
-    """The form of each layer: the classes in it, and what the config's lists say about it."""
+    """The forms of the layers: the classes in them, and what the config's lists say about them."""
     config = model.config.get_text_config(decoder=True)
     listed = [
         value

@@ -2,7 +2,7 @@
 
 Each wrong answer is what one fault would give: a node sees its sibling, positions are taken from
 columns, or a kept slot holds another token. An outcome is right if it is far nearer to the right
-answer than to each wrong one. Knows backends and forwards; not what a verdict is used for.
+answer than to any wrong one. Knows backends and forwards; not what a verdict is used for.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from selfspec.records import DraftTree
 # An outcome is clearly right if its distance to the right answer is this share of the distance to
 # each wrong one, and clearly wrong if it is above the second share. Between the two it is right if
 # another plain forward of the same tokens is as far from the right answer, within this factor:
-# then rounding, or noise of the model's own, explains the distance.
+# then rounding, or noise in the model, explains the distance.
 _CLEARLY_RIGHT = 0.02
 _CLEARLY_WRONG = 0.5
 _LIKE_PLAIN = 16
@@ -95,12 +95,12 @@ def check_tree(
     right, wrong_answers = _answers_of_trees(model, text, wrong[0], layers)
     arguments = arguments_at(model, cache, range(end + 1))
     prompt_ids = torch.tensor([prompt], device=device_of(model))
-    given = given_positions(model, prompt_ids, arguments)
-    if reason := placing_reason(given, arguments):
+    positions = given_positions(model, prompt_ids, arguments)
+    if reason := placing_reason(positions, arguments):
         return reason
     # Plain steps are right, also where forwards over several tokens are not, and where the model
     # counts positions by itself, from another number than columns do.
-    if types.states or given is None:
+    if types.states or positions is None:
         steps = read_by_steps(model, text._replace(compared=compared[:-1]), layers)
         right = torch.cat([steps, steps[-1:]])
     backend = new_backend(model, types)
@@ -167,7 +167,7 @@ def depends_on_hidden(
     seeing: torch.Tensor,  # (N - 1, D): the outcome of nodes that see the hidden token
     again: Callable[[], torch.Tensor],  # repeats the first forward, which shows the model's noise
 ) -> bool:
-    """Whether another hidden token changes more than experts or the model's own noise explain."""
+    """Whether another hidden token changes more than experts or noise in the model explain."""
     share = _HIDDEN if _sorts_tokens(model) else _HIDDEN_IN_ROWS
     changed, limit = distance_of(first, unseen), share * distance_of(first[1:], seeing)
     return changed > limit and changed > limit + _LIKE_NOISE * distance_of(first, again())
@@ -227,6 +227,6 @@ def tree_of(root: int, wrong: Sequence[int], chain: Sequence[int]) -> DraftTree:
 def outcome_of(
     backend: Backend, rows: Sequence[Any], tree: DraftTree, layers: TrialLayers
 ) -> torch.Tensor:
-    """The outcome (Q, D) of each node of a tree."""
+    """The outcomes (Q, D) of the nodes of a tree."""
     outcome = layers.outcome(lambda: backend.forward(backend.lay_out(rows, [tree])).logits)[0]
     return outcome.float()

@@ -43,35 +43,17 @@ class ForeignCode(NamedTuple):
     is_of_library: bool
     code: Hashable
 
-    @classmethod
-    def of(cls, what: str, code: Any) -> ForeignCode:
-        return cls(what, is_of_library(code), (what, functions_of(code)))
 
-
-def foreign_code(model: PreTrainedModel, modules: Modules) -> list[ForeignCode]:
+def foreign_code(model: PreTrainedModel, modules: Modules) -> tuple[ForeignCode, ...]:
     """All code in the forward of a model with these modules that is no layer of a library.
 
     Leaves out what is known to change no token: hooks of accelerate, `torch.compile`, and hooks
     that gradient checkpointing needs. A class is named once, where it is first.
     """
-    foreign = [_hook("all modules have", hook) for hook in hooks_of_all().values()]
-    for place, function in replaced_functions(modules.classes):
-        foreign.append(ForeignCode.of(f"{place} is {name_of(function)!r} now", function))
-    classes = {owner for owner in modules.classes if not is_of_library(owner)}
-    if modules.hooked or classes:
-        hooked_ids = set(map(id, modules.hooked))
-        for name, module in model.named_modules():
-            where, owner = f"its module {name!r}" if name else "it", type(module)
-            if owner in classes:
-                classes.remove(owner)
-                what = f"{where} is a {owner.__module__}.{owner.__qualname__}"
-                foreign.append(ForeignCode.of(what, owner))
-            if id(module) in hooked_ids:
-                foreign += _on_module(module, where)
-    for what, code in code_of_steps(model).items():
-        if not is_of_library(code):
-            foreign.append(ForeignCode.of(f"it has the {what}, {name_of(code)!r}", code))
-    return [code for code in foreign if code is not None]
+    return tuple(
+        ForeignCode(what, is_of_library(code), (what, functions_of(code)))
+        for what, code in _foreign_code(model, modules)
+    )
 
 
 def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
@@ -85,22 +67,43 @@ def distrusted(foreign: Iterable[ForeignCode]) -> str | None:
     return None
 
 
-def _on_module(module: nn.Module, where: str) -> Iterator[ForeignCode | None]:
+def _foreign_code(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[str, Any]]:
+    for hook in hooks_of_all().values():
+        if not is_harmless(hook):
+            yield f"all modules have the hook {name_of(hook)!r}", hook
+    for place, function in replaced_functions(modules.classes):
+        yield f"{place} is {name_of(function)!r} now", function
+    yield from _in_modules(model, modules)
+    for what, code in code_of_steps(model).items():
+        if not is_of_library(code):
+            yield f"it has the {what}, {name_of(code)!r}", code
+
+
+def _in_modules(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[str, Any]]:
+    hooked = set(map(id, modules.hooked))
+    classes = {owner for owner in modules.classes if not is_of_library(owner)}
+    if not hooked and not classes:
+        return
+    for name, module in model.named_modules():
+        where, owner = f"its module {name!r}" if name else "it", type(module)
+        if owner in classes:
+            classes.remove(owner)
+            yield f"{where} is a {owner.__module__}.{owner.__qualname__}", owner
+        if id(module) in hooked:
+            yield from _on_module(module, where)
+
+
+def _on_module(module: nn.Module, where: str) -> Iterator[tuple[str, Any]]:
     """The hooks of one module, and its forward if that was replaced."""
     for hook in hooks_on(module).values():
-        yield _hook(f"{where} has", hook)
+        if not is_harmless(hook):
+            yield f"{where} has the hook {name_of(hook)!r}", hook
     for hook in accelerate_hooks(module):
         if not is_of_library(hook):
-            yield ForeignCode.of(f"{where} has the accelerate hook {name_of(hook)!r}", hook)
+            yield f"{where} has the accelerate hook {name_of(hook)!r}", hook
     forward = vars(module).get("forward")
     if forward is not None and not _is_usual(module, forward):
-        yield ForeignCode.of(f"{where} has the forward {name_of(forward)!r}", forward)
-
-
-def _hook(where: str, hook: Callable[..., Any]) -> ForeignCode | None:
-    if is_harmless(hook):
-        return None
-    return ForeignCode.of(f"{where} the hook {name_of(hook)!r}", hook)
+        yield f"{where} has the forward {name_of(forward)!r}", forward
 
 
 def _is_usual(module: nn.Module, forward: Callable[..., Any]) -> bool:

@@ -54,7 +54,7 @@ def names_in_float32(model: PreTrainedModel) -> list[str]:
 
 
 def parts_of(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[Part]]:
-    """The parts of stored tensors that are joined to make each weight of a model, in their order.
+    """The parts of stored tensors that are joined to make the weights of a model, in their order.
 
     Tensors that the model does not use are left out, as in transformers.
     """
@@ -83,14 +83,14 @@ def _converted(
     target: str, converter: WeightConverter, group: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Part]]:
     """The parts of the weights that a conversion in transformers makes of stored tensors."""
-    kinds = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
+    steps = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
     lists = [group[pattern] for pattern in converter.source_patterns if pattern in group]
-    if kinds == [(MergeModulelist, 0), (Concatenate, 1)]:
+    if steps == [(MergeModulelist, 0), (Concatenate, 1)]:
         return {target: [Part(name) for names in zip(*lists, strict=True) for name in names]}
-    is_list = kinds == [(MergeModulelist, 0)] and len(lists) == 1
-    if is_list or kinds == [(Concatenate, 0)]:
+    is_list = steps == [(MergeModulelist, 0)] and len(lists) == 1
+    if is_list or steps == [(Concatenate, 0)]:
         return {target: [Part(name) for names in lists for name in names]}
-    if kinds == [(Chunk, 0)] and len(lists) == 1 and len(lists[0]) == 1:
+    if steps == [(Chunk, 0)] and len(lists) == 1 and len(lists[0]) == 1:
         first, number = converter.target_patterns[0], len(converter.target_patterns)
         return {
             target.replace(first, name): [Part(lists[0][0], which, number)]

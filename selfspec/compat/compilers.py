@@ -21,7 +21,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Around each call of what `compiled` gave.
+    """Around every call of what `compiled` gave.
 
     Without the first setting, a layer's own number is a constant of its graph, so that each layer
     becomes another graph. Without the second, so does a width that equals a fixed size, such as the
@@ -48,14 +48,5 @@ def tracing() -> Iterator[None]:
 
 def missing_compiler(device: torch.device) -> str | None:
     """What torch's compiler needs for a device and this machine lacks; None if it is there."""
-    if device.type == "cuda":
-        return None if find_spec("triton") else "Triton is not installed"
-    try:
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        get_cpp_compiler()
-    except ImportError:  # Without the private name, compiling itself tells.
-        return None
-    except Exception:
-        return "there is no C++ compiler: install g++ or clang, or name one in CXX"
-    return None
+    is_missing = device.type == "cuda" and find_spec("triton") is None
+    return "Triton is not installed" if is_missing else None

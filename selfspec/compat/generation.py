@@ -21,11 +21,7 @@ from transformers import (
 )
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.generation.candidate_generator import CandidateGenerator
-from transformers.generation.utils import (
-    GenerateDecoderOnlyOutput,
-    is_deepspeed_zero3_enabled,
-    is_fsdp_managed_module,
-)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -133,12 +129,8 @@ def runs_in_step(model: PreTrainedModel, synced_gpus: bool | None) -> bool:
     `generate()` does not pass its decision to our loop. Without it, the processes would wait for
     each other without end.
     """
-    if synced_gpus is not None:
-        return synced_gpus
-    is_alone = not torch.distributed.is_available() or not torch.distributed.is_initialized()
-    if is_alone or torch.distributed.get_world_size() == 1:
-        return False
-    return bool(is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    arguments = model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)
+    return bool(arguments["synced_gpus"])
 
 
 def length_of_dropped_mask(generation_config: GenerationConfig) -> int | None:
@@ -207,7 +199,7 @@ def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
 
 
 def code_of_steps(model: PreTrainedModel) -> dict[str, Any]:
-    """What runs in each step and is no module: methods of the model, and functions by name.
+    """What runs in every step and is no module: methods of the model, and functions by name.
 
     Without the private name, a method of a user's in its place would pass for one of transformers.
     """

@@ -38,7 +38,7 @@ def _objects_in(processor: Any, library: str, name: str) -> list[Any]:
 
 
 def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
-    """The words of a tokenizer, which are listed once for each of the last few tokenizers."""
+    """The words of a tokenizer, which are listed once for the last few tokenizers."""
     for known, vocabulary in list(_vocabularies):
         if known == tokenizer:
             return vocabulary

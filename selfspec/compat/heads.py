@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, MtpCache
 from transformers.modeling_layers import MtpModel
 
-# A head is run by a method of its own in 5.24, and not in 5.17.
+# There is a method that runs a single head in 5.24, and not in 5.17.
 RUNS_HEADS = hasattr(MtpModel, "forward_layer")
 
 
@@ -43,7 +43,7 @@ def new_kv_of_heads(heads: Any) -> Any:
 def read_by_heads(
     heads: Any, ids: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, kv: Cache
 ) -> torch.Tensor:
-    """The logits (H, V) of each head behind a text, which a head reads with the likeliest token.
+    """The logits (H, V) of the heads after a text, which they read with the likeliest token.
 
     `states` (1, N, D) entered the output head before the tokens `ids` (1, N) at `positions`. Of
     head number h, counted from 0, the last h columns of KV rest on guesses.

@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
-# What `to()`, `float()`, `cuda()` and the like call on each module; there is no public hook.
+# What `to()`, `float()`, `cuda()` and the like call on all modules; there is no public hook.
 MOVES = "_apply"
 
 # Switches of known classes are of these types. Some of their modules count calls in whole numbers.
 _SWITCHES = frozenset((bool, float, str))
-# These have no forward, and no weights of their own; a large part of an adapter's modules.
+# These have neither a forward nor weights; a large part of an adapter's modules.
 _CONTAINERS = frozenset((nn.ModuleDict, nn.ModuleList))
 
 
@@ -127,8 +127,7 @@ def is_parallel(model: PreTrainedModel) -> bool:
     Without it, each process could choose a width of its own, and they would wait for each other
     without end. A test makes such a model, so that a renamed attribute is noticed.
     """
-    marks = ("_device_mesh", "_tp_size")
-    return any(getattr(model, name, None) is not None for name in marks)
+    return getattr(model, "_device_mesh", None) is not None
 
 
 def num_writes(tensor: torch.Tensor) -> int:
@@ -158,7 +157,7 @@ class Modules(NamedTuple):
     """What one walk over the modules of a model shows."""
 
     state: tuple[Hashable, ...]  # Their classes, switches, adapters, dtypes and devices.
-    hooked: list[nn.Module]  # Those that have hooks, or a forward of their own.
+    hooked: list[nn.Module]  # Those that have hooks, or a forward that was replaced.
     classes: set[type[nn.Module]]
 
 

@@ -21,7 +21,6 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-StateSlot = tuple[dict[Any, Any], Any]  # A dictionary and one of its keys.
 StatePlace = tuple[int, str, int]  # A layer's index, the name of its states, and a number.
 CONVOLUTION = "conv_states"
 STATE_NAMES = (CONVOLUTION, "recurrent_states")  # The attributes of a layer that hold states.
@@ -85,20 +84,8 @@ def columns_of(kv: Cache) -> int:
     return 0 if keeps_only_states(kv) else int(kv.get_seq_length())
 
 
-def states_of(kv: Cache, names: Sequence[str] = STATE_NAMES) -> list[StateSlot]:
-    """Where the running states are kept. Models write to these tensors in place."""
-    return [
-        (states, index)
-        for layer in kv.layers
-        if _has_states(layer)
-        for states in (getattr(layer, name) for name in names)
-        for index, state in states.items()
-        if state is not None
-    ]
-
-
 def states_by_place(layers: Sequence[Any]) -> dict[StatePlace, torch.Tensor]:
-    """The running states of a cache's layers."""
+    """The running states of a cache's layers. Models write to these tensors in place."""
     return {
         (index, name, number): state
         for index, layer in enumerate(layers)
@@ -139,7 +126,7 @@ def record_past(kv: Cache) -> None:
 def crop_to(kv: Cache, length: int) -> None:
     """Crops what forwards have added after the first `length` columns; states stay as they are.
 
-    A forward that broke off has added columns to its first layers only, so each layer is asked.
+    A forward that broke off has added columns to its first layers only, so all layers are asked.
     """
     for layer in kv.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:

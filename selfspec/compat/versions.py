@@ -6,19 +6,9 @@ torch has no upper bound. On a CPU, all tests were run with torch 2.13 and the f
 
 from __future__ import annotations
 
-from importlib import metadata
-
 # pyproject.toml allows the same range; a test compares the two.
 OLDEST = (5, 17)
 UNTRIED = (5, 25)  # The first minor version that nobody has tried.
-
-
-def version_of(name: str) -> str:
-    """The installed version of a package; "not installed" if there is none."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def untried_reason(version: str) -> str | None:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from selfspec.cost.slowness import Slowness
 
@@ -166,25 +167,28 @@ class CostCurve:
                 self._timed[place] *= above ** (0.5 ** (1 / half_life) - 1)
 
     def _fitted(self) -> list[float]:
-        """The seconds by place: what was timed, and after it the expected shape, as it turned out.
+        """The seconds by place: what was timed, and after it the shape that is expected."""
+        places, plain = self._timed_places(), self._timed[0]
+        last = places[-1]
+        heights = np.array(_rising([self._timed[place] for place in places])) / plain
+        costs = np.interp(_ALL, _ALL[places], heights)
+        costs[last + 1 :] = heights[-1] + np.cumsum(self._rises_after(last, heights[-1]))
+        seconds: list[float] = (plain * costs).tolist()
+        return seconds
+
+    def _rises_after(self, last: int, height: float) -> NDArray[np.float64]:
+        """What every place after the last timed one costs more than the one before it.
 
         That is steeper or flatter than expected by as much as the last timed width was.
         """
-        places = self._timed_places()
-        plain = self._timed[0]
-        heights = [seconds / plain for seconds in _rising([self._timed[p] for p in places])]
-        costs, last = np.interp(_ALL, _ALL[places], heights), places[-1]
-        widths, expected = _ALL[last:], self._expected[last:]
-        queries = widths[0] - 1
-        steeper, least = 1.0, 0.0
+        rises: NDArray[np.float64] = np.diff(self._expected[last:])
         if last:
-            seen, guess = heights[-1] - 1, expected[0] - 1
-            steeper = (seen + _FLAT * queries) / (guess + _FLAT * queries)
-            least = seen / queries / 2  # It does not level off at once.
-        rises = np.maximum(steeper * np.diff(expected), least * np.diff(widths))
-        costs[last + 1 :] = heights[-1] + np.cumsum(rises)
-        seconds: list[float] = (plain * costs).tolist()
-        return seconds
+            queries = _ALL[last] - 1
+            seen, expected = height - 1, self._expected[last] - 1
+            steeper = (seen + _FLAT * queries) / (expected + _FLAT * queries)
+            least = seen / queries / 2  # A query costs no less at once than half of this.
+            rises = np.maximum(steeper * rises, least * np.diff(_ALL[last:]))
+        return rises
 
 
 def _place(width: int) -> int:

@@ -43,8 +43,7 @@ class ForwardKey(NamedTuple):
     """Everything that the shapes of a forward depend on."""
 
     shape: InputShape
-    num_keys: tuple[tuple[str, int], ...]  # for each attention type
-    dtype: torch.dtype  # the masks' dtype
+    num_keys: tuple[tuple[str, int], ...]  # by attention type
     is_padded: bool  # Are there columns that don't count?
 
 
@@ -76,9 +75,7 @@ class StaticRunner:
         self._shown: torch.Tensor | None = None  # What was copied to `_visible`.
         self._visible = _lasting((0, 1), torch.bool, torch_device)
         self._inputs: dict[InputShape, torch.Tensor] = {}  # (numbers,)
-        self._outputs = _lasting(
-            (0, 1), torch.float32, torch_device
-        )  # Logits of any shape: (Q, V).
+        self._outputs = _lasting((0, 1), torch.float32, torch_device)  # Logits (Q, V) of any shape.
         self._captures: dict[ForwardKey, _Captured] = {}
         self._generation = 0  # of the slots that the replays use
 
@@ -89,10 +86,7 @@ class StaticRunner:
 
     @property
     def num_bytes(self) -> int:
-        """What stays from call to call: slots, logits and what nodes tell of running states.
-
-        Inputs are small.
-        """
+        """What stays from call to call, without inputs, which are small."""
         branches = [captured.branches for captured in self._captures.values()]
         told = sum(told.nbytes for told in branches if told is not None)
         return self.kv.nbytes + self._outputs.nbytes + told
@@ -121,7 +115,7 @@ class StaticRunner:
             self._inputs[shape] = _lasting(inputs.shape, inputs.dtype, self._torch_device)
         self._device.send(inputs, into=self._inputs[shape])
         num_keys = tuple(self.kv.num_keys(shape.width).items())
-        key = ForwardKey(shape, num_keys, self.kv.placement[0], self.kv.visible is not None)
+        key = ForwardKey(shape, num_keys, self.kv.visible is not None)
         self.setting_up = 0.0
         captured = self._captures.get(key) or self._capture(model, key)
 
@@ -189,7 +183,7 @@ class StaticRunner:
             windows=self._windows,
             num_keys=dict(key.num_keys),
             visible=self._visible if key.is_padded else None,
-            dtype=key.dtype,
+            dtype=self.kv.placement[0],
         )
         self.kv.forward = self.kv.forward._replace(layout=layout)
         layers = self.layers

@@ -48,18 +48,15 @@ class Beginning(NamedTuple):
 
 
 def layers_reason(cache: Cache, num_layers: int) -> str | None:
-    """Why nothing can be put into a prompt's empty KV cache; None if it can.
+    """Why nothing can be put into a prompt's KV cache; None if it can.
 
     The model has `num_layers`. Where some run again, keys and values depend on the forward.
     """
-    if type(cache) is not DynamicCache or not cache.layers:
-        return f"its KV cache is a {type(cache).__name__} that is not made of layers yet"
+    is_known = type(cache) is DynamicCache and cache.layers and not keeps_only_states(cache)
+    if not is_known or cache.get_seq_length():
+        return "its KV cache is no empty DynamicCache that counts columns"
     if len(cache.layers) > num_layers:
         return f"it keeps {len(cache.layers)} KV layers for {num_layers}, as where some run again"
-    if keeps_only_states(cache):
-        return "its KV cache counts no columns"
-    if cache.get_seq_length():
-        return "its KV cache holds a text already"
     for layer in cache.layers:
         is_known = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
         if not (is_known or has_states(layer) or keeps_nothing(layer)):

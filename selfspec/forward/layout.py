@@ -69,17 +69,6 @@ class _Columns(NamedTuple):
     first: torch.Tensor  # (1,): the first slot's column
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a forward, as views of its numbers."""
-
-    ids: torch.Tensor  # (R, W)
-    depths: torch.Tensor  # (R, W)
-    front: torch.Tensor  # (1,)
-    types: list[_Columns]
-    positions: torch.Tensor  # (..., R, W)
-    unseen: torch.Tensor  # (R, W, W) bool: is node j neither node i nor one of its ancestors?
-
-
 class Layout(NamedTuple):
     """The arguments of one forward, and where its keys and values go."""
 
@@ -188,38 +177,28 @@ def read(
 
     Costs O(R · W · columns) on the device of `flat`; on CUDA, the CPU reads none of its numbers.
     """
-    inputs = _split(flat, shape)
+    rows, width, lead, num_types = shape
+    nodes, front, by_type, positions, words = torch.split(flat, shape.sizes)
+    ids, depths = nodes.view(2, rows, width).unbind()  # (R, W)
+    # (R, W, W) bool: is node j neither node i nor one of its ancestors?
+    unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
+    ancestry = Ancestry(unseen, depths)
     columns = torch.arange(max(num_keys.values(), default=0), device=flat.device)
-    shown = None if visible is None else visible[: shape.rows]
+    shown = None if visible is None else visible[:rows]
     masks: dict[str, torch.Tensor | None] = {}
     slots: dict[str, torch.Tensor] = {}
-    for (name, window), of_type in zip(windows.items(), inputs.types, strict=True):
+    types = by_type.view(num_types, 2 * rows + width + 1).unbind()
+    for (name, window), numbers in zip(windows.items(), types, strict=True):
+        of_type = _Columns(*torch.split(numbers, [rows, rows, width, 1]))
         slots[name], masks[name] = of_type.slots, None
         if window is not None:
             keys = columns[: num_keys[name]]
-            masks[name] = _mask(inputs, of_type, window, keys, shown, dtype)
-    ancestry = Ancestry(inputs.unseen, inputs.depths)
-    return Layout(inputs.ids, inputs.positions, masks, slots, inputs.front[0], ancestry)
-
-
-def _split(flat: torch.Tensor, shape: InputShape) -> _Inputs:
-    rows, width, lead, num_types = shape
-    nodes, front, by_type, positions, words = torch.split(flat, shape.sizes)
-    ids, depths = nodes.view(2, rows, width).unbind()
-    types = by_type.view(num_types, 2 * rows + width + 1).unbind()
-    unseen = words.view(torch.bool)[: rows * width * width].view(rows, width, width)
-    return _Inputs(
-        ids,
-        depths,
-        front,
-        [_Columns(*torch.split(numbers, [rows, rows, width, 1])) for numbers in types],
-        positions.view(*lead, rows, width),
-        unseen,
-    )
+            masks[name] = _mask(ancestry, of_type, window, keys, shown, dtype)
+    return Layout(ids, positions.view(*lead, rows, width), masks, slots, front[0], ancestry)
 
 
 def _mask(
-    inputs: _Inputs,
+    ancestry: Ancestry,
     of_type: _Columns,
     window: Window,
     columns: torch.Tensor,  # (K,): those of the keys
@@ -227,14 +206,14 @@ def _mask(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The mask (R, 1, W, K) of a window: 0 where a node may look, else the lowest number."""
-    lengths, unseen = of_type.lengths[:, None, None], inputs.unseen
+    lengths, unseen = of_type.lengths[:, None, None], ancestry.unseen
     width = len(of_type.slots)
     hidden = columns >= lengths.expand(-1, width, -1)  # (R, W, K)
     if visible is not None:
         known = (columns + of_type.first).clamp(max=visible.shape[1] - 1)
         hidden |= ~visible.index_select(1, known)[:, None]
     if window.form != "full":
-        queries = lengths + inputs.depths[..., None]  # (R, W, 1)
+        queries = lengths + ancestry.depths[..., None]  # (R, W, 1)
         starts = of_type.starts[:, None, None]
         hidden |= _is_outside(window, columns, queries, starts)
         if window.form == "chunked" or window.size < width:  # Wider ones show the whole path.

@@ -76,8 +76,6 @@ def next_positions(
 ) -> torch.Tensor:
     """(..., B, 1): the position ids of the rows' next tokens; columns, where none are given."""
     positions = given_positions(model, input_ids, arguments)
-    reason = placing_reason(positions, arguments)
-    assert reason is None, reason  # A `Prompt` asks for chains.
     if positions is None:
         positions = input_ids.new_full((1, 1), columns_of(kv_of(arguments)))
     # Of several, the last one: Phi-3 reads all again where its rotary factors change.
@@ -118,14 +116,13 @@ class Prefilled:
         if number == 1:
             return self
         self.cache.batch_repeat_interleave(number)
-        tensors = {name: v for name, v in self.model_kwargs.items() if isinstance(v, torch.Tensor)}
-        more = {name: v.repeat_interleave(number, dim=0) for name, v in tensors.items()}
-        return Prefilled(
-            self.input_ids.repeat_interleave(number, dim=0),
-            {**self.model_kwargs, **more},
-            self.logits.repeat_interleave(number, dim=0),
-            None if self.hidden is None else self.hidden.repeat_interleave(number, dim=0),
-        )
+
+        def copies(value: Any) -> Any:
+            is_tensor = isinstance(value, torch.Tensor)
+            return value.repeat_interleave(number, dim=0) if is_tensor else value
+
+        kwargs = {name: copies(value) for name, value in self.model_kwargs.items()}
+        return Prefilled(copies(self.input_ids), kwargs, copies(self.logits), copies(self.hidden))
 
 
 class PromptReader:

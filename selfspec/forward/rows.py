@@ -31,10 +31,10 @@ class KVRow:
 class Forward(NamedTuple):
     """One forward over a tree for each of some rows.
 
-    All trees begin at the column `front`, which is the length of the longest row. `firsts` has the
-    column of each attention type's first slot: windowed layers drop the columns that no query can
-    see any more, where the policy allows it. A forward that is captured has a `layout`, which says
-    on the device what Python must not know.
+    All trees begin at the column `front`, which is the length of the longest row. `firsts` has, by
+    attention type, the column of the first slot: windowed layers may drop columns that no query can
+    see any more. A captured forward has a `layout`, which says on the device what Python must not
+    know.
     """
 
     rows: Sequence[KVRow]

@@ -220,20 +220,17 @@ class TreeKV:
         self.rows = list(rows)
 
     def release(self, *, fills: bool = True) -> None:
-        """Gives the stock cache its contents back, up to the shortest row's length.
+        """Gives the stock cache its contents back if anybody gets it, and forgets all rows.
 
-        Rows differ in length only if nobody gets the cache, or after an error. Slots that outlive
-        the call are copied, so the cache stays empty if nobody gets it: if `fills` is false.
+        Rows differ in length only after an error; then the cache has that of the shortest row.
         """
-        if fills:
+        if fills and self.rows:
             self._settle()
-        layers, rows, copies = self._stock_layers, self.rows, self.policy.is_fixed
-        if rows and (fills or not copies):
-            length, places = min(row.num_columns for row in rows), slice(0, len(rows))
-            for part in self._parts:
-                part.give_back(layers, places, length, copies=copies)
-            if fills:
-                self.states.give_back(layers, places)
+            layers, places = self._stock_layers, slice(0, len(self.rows))
+            length = min(row.num_columns for row in self.rows)
+            for part in self._parts:  # Slots that outlive the call are copied.
+                part.give_back(layers, places, length, copies=self.policy.is_fixed)
+            self.states.give_back(layers, places)
         self.clear()
 
     def clear(self) -> None:

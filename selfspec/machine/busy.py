@@ -1,4 +1,4 @@
-"""How much of the processor other programs leave. Knows no model; imports torch only when asked."""
+"""How much of the processor other programs leave. Knows no model; imports torch on first use."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from pathlib import Path
 def limits_of_groups(
     controller: str, second: Sequence[str], first: Sequence[str], root: Path = Path("/")
 ) -> Iterator[tuple[float, float, Path]]:
-    """The two numbers of each group that has a limit, from its files, and the folder of these.
+    """The two numbers of the groups that have a limit, from its files, and the folder of these.
 
     The files are named `second` in version 2, which has one tree of groups for all controllers, and
-    `first` in version 1, which has a tree for each.
+    `first` in version 1, which has a tree for every controller.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -38,7 +38,7 @@ class Fetched(NamedTuple):
 
 
 class Device:
-    """One device as one call uses it. It does what it is asked to in order.
+    """One device as one call uses it. It does its work in order.
 
     This class is for the CPU, which queues nothing: all work is done when a call returns.
     """
@@ -173,10 +173,10 @@ def own_seed(seed: int | None, devices: Sequence[torch.device]) -> Iterator[None
 
     With None they are not seeded. `torch.manual_seed` would seed every CUDA device.
     """
-    kinds = {device.type for device in devices}
+    types = {device.type for device in devices}
     indices = sorted({_index_of(device) for device in devices if device.type == "cuda"})
     with torch.random.fork_rng(indices):
-        if seed is not None and kinds <= {"cpu", "cuda"}:
+        if seed is not None and types <= {"cpu", "cuda"}:
             for device in (torch.device("cpu"), *devices):
                 default_generator(device).manual_seed(seed)
         elif seed is not None:

@@ -113,14 +113,14 @@ class _Ridge:
         start, end = self.num, self.num + num_new
         inverse, solved = self._inverse[:start, :start], self._solved[:start]
         before, embedded = self._pairs.before[:start], self._pairs.embedded[:start]
-        rows = _alike(new, before, embedded) @ inverse.T  # (num_new + 1, start): those of L
-        known = rows @ solved
-        among = _alike(new, new.before, new.embedded).addmm_(rows, rows.T, alpha=-1)
-        corner = among[:-1, :-1] + torch.diag(_RIDGE / new.trust)
+        left = _alike(new, before, embedded) @ inverse.T  # (num_new + 1, start): rows of L
+        known = left @ solved
+        among = _alike(new, new.before, new.embedded).addmm_(left, left.T, alpha=-1)
+        factor = torch.linalg.cholesky(among[:-1, :-1] + torch.diag(_RIDGE / new.trust))
         eye = torch.eye(num_new, dtype=torch.float32, device="cpu")
-        corner = torch.linalg.solve_triangular(torch.linalg.cholesky(corner), eye, upper=False)
+        corner = torch.linalg.solve_triangular(factor, eye, upper=False)  # of M
         self._inverse[:start, start:end] = 0
-        self._inverse[start:end, :start] = -corner @ (rows[:-1] @ inverse)
+        self._inverse[start:end, :start] = -corner @ (left[:-1] @ inverse)
         self._inverse[start:end, start:end] = corner
         self._solved[start:end] = corner @ (new.after - known[:-1])
         for known_part, new_part in zip(self._pairs, new, strict=True):

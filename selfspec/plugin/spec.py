@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, finalize
 
+import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfspec.ability.probe import IN_CHAINS, DraftSupport
 from selfspec.cache import CacheContents, RememberedFile, load_cache, save_cache
 from selfspec.cache.learned_on_demand import LearnedOnDemand
 from selfspec.compat.modules import inside_wrappers
-from selfspec.compat.versions import untried_reason, version_of
+from selfspec.compat.versions import untried_reason
 from selfspec.config import SpecConfig
 from selfspec.cost import Budget, MeasuredBudget
 from selfspec.draft.calibration import Calibration
@@ -260,7 +261,7 @@ class SelfSpec:
         with self._lock:
             runner = self._runners.get(model)
             if runner is None:
-                if not self._runners and (untried := untried_reason(version_of("transformers"))):
+                if not self._runners and (untried := untried_reason(transformers.__version__)):
                     _log.warning("%s; use one of these, or a newer selfspec", untried)
                 runner = self._runners[model] = ModelRunner(model, self.config)
             return runner

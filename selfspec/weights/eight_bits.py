@@ -43,9 +43,9 @@ class _SharedProduct:
         self._matrix, self._x, self.outcome = ref(matrix), x.clone(), matrix.product(x)
         self.waiting = set(range(len(matrix.spans)))
 
-    def is_of(self, matrix: Products, which: int, x: torch.Tensor) -> bool:
+    def is_of(self, matrix: Products, index: int, x: torch.Tensor) -> bool:
         """Is there a part for this layer? An input that was written by any means is another one."""
-        if self._matrix() is not matrix or which not in self.waiting:
+        if self._matrix() is not matrix or index not in self.waiting:
             return False
         mode = torch.is_inference_mode_enabled()
         return self.outcome.is_inference() is mode and torch.equal(self._x, x)
@@ -61,8 +61,8 @@ _this_thread = _ThisThread()
 class EightBits:
     """The weight of one layer in 8 bits, which is a part of a matrix."""
 
-    def __init__(self, matrix: Products, which: int) -> None:
-        self._matrix, self._which = matrix, which
+    def __init__(self, matrix: Products, index: int) -> None:
+        self._matrix, self._index = matrix, index
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         outcome = self._part_for(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
@@ -72,18 +72,18 @@ class EightBits:
 
     def _part_for(self, x: torch.Tensor) -> torch.Tensor:
         """This layer's part of the product with an input, which other layers may have had too."""
-        matrix, which, shared = self._matrix, self._which, _this_thread.shared
+        matrix, index, shared = self._matrix, self._index, _this_thread.shared
         if len(matrix.spans) == 1:
             return matrix.product(x)
-        if shared is None or not shared.is_of(matrix, which, x):
+        if shared is None or not shared.is_of(matrix, index, x):
             shared = _this_thread.shared = _SharedProduct(matrix, x)
-        shared.waiting.remove(which)
+        shared.waiting.remove(index)
         if not shared.waiting:
             _this_thread.shared = None
-        return shared.outcome.narrow(1, *matrix.spans[which])
+        return shared.outcome.narrow(1, *matrix.spans[index])
 
     def unpacked(self) -> torch.Tensor:
-        return self._matrix.unpacked().narrow(0, *self._matrix.spans[self._which])
+        return self._matrix.unpacked().narrow(0, *self._matrix.spans[self._index])
 
 
 class EightBitRows:
@@ -116,10 +116,10 @@ def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:
     users, before = users_in_eight_bits(model), model.dtype
     attend_exactly(model)
     with progress("Quantising weights", sum(weight.numel() for weight, _ in users)) as bar:
-        for some in _groups(model, users):
-            weights = [weight for weight, _ in some]
-            _hold(model, some, Int8Rows.of(*weights), dtype)
-            bar.update(sum(weight.numel() for weight in weights))
+        for group in _groups(model, users):
+            rounded = Int8Rows.joined([Int8Rows.of(weight) for weight, _ in group])
+            _hold(model, group, rounded, dtype)
+            bar.update(sum(weight.numel() for weight, _ in group))
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
@@ -133,9 +133,9 @@ def hold_rounded(model: PreTrainedModel, rounded: dict[nn.Parameter, Int8Rows]) 
     They are taken out of `rounded`, so that a budget of memory need not hold them twice.
     """
     users = [user for user in users_in_eight_bits(model) if user[0] in rounded]
-    for some in _groups(model, users):
-        numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in some])
-        _hold(model, some, numbers, model.dtype)
+    for group in _groups(model, users):
+        numbers = Int8Rows.joined([rounded.pop(weight) for weight, _ in group])
+        _hold(model, group, numbers, model.dtype)
 
 
 def progress(what: str, total: int) -> Any:
@@ -184,33 +184,33 @@ def _groups(model: nn.Module, users: Sequence[_User]) -> Iterator[list[_User]]:
     for parent in model.modules():
         for names in _TOGETHER:
             weights = [getattr(getattr(parent, name, None), "weight", None) for name in names]
-            some = [left[id(weight)] for weight in weights if id(weight) in left]
-            if len({weight.shape[1] for weight, _ in some}) == 1:
-                for weight, _ in some:
+            group = [left[id(weight)] for weight in weights if id(weight) in left]
+            if len({weight.shape[1] for weight, _ in group}) == 1:
+                for weight, _ in group:
                     del left[id(weight)]
-                yield some
+                yield group
     for user in left.values():
         yield [user]
 
 
 def _hold(
-    model: PreTrainedModel, some: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype
+    model: PreTrainedModel, group: Sequence[_User], rounded: Int8Rows, dtype: torch.dtype
 ) -> None:
     """Gives modules their weights in 8 bits.
 
     An input becomes one term if attention does not tell widths apart, else several.
     """
-    is_embedding = isinstance(some[0][1][-1], nn.Embedding)
+    is_embedding = isinstance(group[0][1][-1], nn.Embedding)
     matrices: list[EightBits] = []
     with torch.inference_mode(False), torch.no_grad():
-        if not is_embedding or len(some[0][1]) > 1:
-            sizes = [len(weight) for weight, _ in some]
+        if not is_embedding or len(group[0][1]) > 1:
+            sizes = [len(weight) for weight, _ in group]
             matrix = Products(kernels().packed, rounded, sizes, attends_exactly(model))
-            matrices = [EightBits(matrix, which) for which in range(len(some))]
+            matrices = [EightBits(matrix, index) for index in range(len(group))]
     parts: Sequence[PackedMatrix] = matrices
     if is_embedding:
         parts = [EightBitRows(rounded, *matrices)]
-    for (weight, modules), part in zip(some, parts, strict=True):
+    for (weight, modules), part in zip(group, parts, strict=True):
         packed = PackedWeight.of(weight, part, _KEPT, dtype)
         for module in modules:
             module.weight = packed

@@ -113,8 +113,8 @@ class Packing:
             self._packable = _packable(self._layers)
             self._drop_changed()
             self._note_packed()
-            is_decided = self._times is not None or not self._packable
-            self.packing_is_over = is_decided and not self._missing
+            can_copy = self.may_copy and bool(self._packable)
+            self.packing_is_over = not can_copy or (self._times is not None and not self._missing)
 
     @torch.no_grad()
     def pack_in_place(self, layers: Container[nn.Linear], kept: str | None) -> None:
@@ -123,8 +123,8 @@ class Packing:
             self._time()
             if self._times is None or not self._times.suits_in_place:
                 return
-            for some in _in_parts([module for module in self._packable if module in layers]):
-                for module, matrix in zip(some, _matrices(some), strict=True):
+            for part in _in_parts([module for module in self._packable if module in layers]):
+                for module, matrix in zip(part, _matrices(part), strict=True):
                     if matrix is not None and torch.equal(matrix.unpacked(), module.weight):
                         module.weight = PackedWeight.of(module.weight, matrix, kept)
 
@@ -167,7 +167,8 @@ class Packing:
     @property
     def _missing(self) -> list[nn.Linear]:
         """The layers that would be faster packed and are not."""
-        if not self.may_copy or self._times is None or not self._times.is_faster:
+        times = self._times
+        if not self.may_copy or times is None or not times.is_faster:
             return []
         return [module for module in self._packable if module not in self._copies]
 
@@ -206,9 +207,9 @@ class Packing:
         self.packing_is_over, num_bytes = True, _num_bytes(missing)
         if not whatever_memory and num_bytes > _SHARE_OF_FREE * free_memory():
             return f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
-        for some in _in_parts(missing):
-            origins = [Origin.of(m.weight) for m in some]  # What is written now is seen later.
-            for module, origin, matrix in zip(some, origins, _matrices(some), strict=True):
+        for part in _in_parts(missing):
+            origins = [Origin.of(m.weight) for m in part]  # What is written now is seen later.
+            for module, origin, matrix in zip(part, origins, _matrices(part), strict=True):
                 self._copies[module] = PackedCopy(origin, matrix, times.least_tokens)
         self._note_packed()
         return None

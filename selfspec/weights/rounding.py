@@ -81,32 +81,31 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
 
 
 class Int8Rows(NamedTuple):
-    """Weights (O, I), one below the other, rotated, as whole numbers, and the scale of each row."""
+    """A weight (O, I), rotated, as whole numbers, and the scales of its rows."""
 
     numbers: torch.Tensor
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, *weights: torch.Tensor) -> Int8Rows:
-        """The weights, rounded. They are widened in small parts, which need little memory."""
-        num_rows, num_in = sum(map(len, weights)), weights[0].shape[1]
-        numbers = torch.empty(num_rows, num_in, dtype=torch.int8, device="cpu")
-        scale, first = torch.empty(num_rows, dtype=torch.float32, device="cpu"), 0
-        for weight in weights:
-            for part in torch.split(weight.detach(), max(_PART // num_in, 1)):
-                here = slice(first, first + len(part))
-                wide = _rotated(part.float().contiguous())
-                scale[here] = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
-                if num_in > 1:
-                    pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
-                    scale[here] = scale[here].maximum(pairs)
-                numbers[here] = wide.div(scale[here, None]).round_()
-                first += len(part)
-        return cls(numbers, scale.div_(_block(num_in)))
+    def of(cls, weight: torch.Tensor) -> Int8Rows:
+        """A weight, rounded. It is widened in small parts, which need little memory."""
+        num_in = weight.shape[1]
+        numbers = torch.empty(weight.shape, dtype=torch.int8, device="cpu")
+        scales = torch.empty(len(weight), dtype=torch.float32, device="cpu")
+        at_once = max(_PART // num_in, 1)
+        for first in range(0, len(weight), at_once):
+            rows = slice(first, first + at_once)
+            wide = _rotated(weight[rows].detach().float().contiguous())
+            scale = wide.abs().amax(1).div_(_LARGEST).add_(_LEAST)
+            if num_in > 1:
+                pairs = (wide[:, 1::2] + wide[:, :-1:2]).abs().amax(1).div_(_LARGEST_PAIR)
+                scale = scale.maximum(pairs)
+            numbers[rows], scales[rows] = wide.div(scale[:, None]).round_(), scale
+        return cls(numbers, scales.div_(_block(num_in)))
 
     @classmethod
     def joined(cls, parts: Sequence[Int8Rows]) -> Int8Rows:
-        """The same with several weights, one below the other."""
+        """Several weights, one below the other."""
         if len(parts) == 1:
             return parts[0]
         numbers = torch.cat([part.numbers for part in parts])
@@ -168,8 +167,8 @@ class Products:
             return self._small_product(x)
         outcome = torch.empty(len(x), self._num_out, dtype=torch.float32, device=x.device)
         for first in range(0, len(x), at_once):
-            some = slice(first, first + at_once)
-            self._small_product(x[some], outcome[some])
+            tokens = slice(first, first + at_once)
+            self._small_product(x[tokens], outcome[tokens])
         return outcome
 
     def _small_product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -247,7 +246,7 @@ def _multiply_rows_in_float(x: torch.Tensor, weights: Int8Rows) -> torch.Tensor:
     columns = [slice(first, first + _EXACT) for first in range(0, num_in, _EXACT)]
     for rows in torch.split(weights.numbers, max(_PART // num_in, 1)):
         wide = rows.float()
-        blocks = [torch.mm(x[:, some], wide[:, some].t()).double() for some in columns]
+        blocks = [torch.mm(x[:, block], wide[:, block].t()).double() for block in columns]
         parts.append(torch.stack(blocks).sum(0))
     return torch.cat(parts, 1).float().mul_(weights.scale)
 

@@ -352,20 +352,6 @@ def test_probing_leaves_no_trace():
     assert not model.training
 
 
-class DrawnBeside(Broken):
-    """While it runs, somebody else draws."""
-
-    def begin(self, kwargs):
-        torch.rand(1)
-
-
-def test_what_another_thread_draws_is_no_dropout_and_stays_drawn():
-    model = broken(DrawnBeside)
-    state = torch.get_rng_state()
-    assert probe(model).mode == "tree"
-    assert not torch.equal(torch.get_rng_state(), state)
-
-
 def test_dropout_is_decoded_plainly_with_stocks_draws():
     model = selfspec.attach(in_training("sdpa"))
     texts = []

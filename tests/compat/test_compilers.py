@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
@@ -52,15 +51,6 @@ def test_the_settings_are_there_and_are_put_back():
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
-    def none_found():
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_found)
-    assert "install g++" in str(compilers.missing_compiler(torch.device("cpu")))
     monkeypatch.setattr(compilers, "find_spec", lambda _: None)
-    assert compilers.missing_compiler(torch.device("cuda")) == "Triton is not installed"
-
-
-@pytest.mark.slow
-def test_a_compiler_that_is_there():
     assert compilers.missing_compiler(torch.device("cpu")) is None
+    assert compilers.missing_compiler(torch.device("cuda")) == "Triton is not installed"

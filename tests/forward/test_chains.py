@@ -13,7 +13,7 @@ from selfspec.ability.chain_trials import check_chain
 from selfspec.ability.probe import probe
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.compat.generation import KV, kv_of, update_arguments
-from selfspec.compat.states import columns_of, states_of
+from selfspec.compat.states import columns_of, states_by_place
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states import slots
@@ -46,9 +46,8 @@ def assert_same_cache(ours: Any, stock: Any) -> None:
                 assert getattr(mine, name) == held
             if name in ("keys", "values"):
                 torch.testing.assert_close(getattr(mine, name), held, rtol=1e-3, atol=1e-4)
-    pairs = zip(states_of(ours), states_of(stock), strict=True)
-    for (mine, index), (theirs, same) in pairs:
-        torch.testing.assert_close(mine[index], theirs[same], rtol=1e-3, atol=1e-4)
+    states = states_by_place(ours.layers), states_by_place(stock.layers)
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -154,8 +153,9 @@ def forgets(model: Any, kinds: tuple[str, ...]) -> Any:
     def forget(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         kv = kv_of(kwargs)
         if kv is not None and kwargs["input_ids"].shape[1] > 1:
-            for held, index in states_of(kv, kinds):
-                held[index].zero_()
+            for (_, name, _), state in states_by_place(kv.layers).items():
+                if name in kinds:
+                    state.zero_()
 
     model.register_forward_pre_hook(forget, with_kwargs=True)
     return model

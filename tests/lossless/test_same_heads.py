@@ -12,7 +12,13 @@ from transformers import AutoModelForCausalLM
 from selfspec import SelfSpec
 from tests.batch.test_generate_many import assert_as_alone, prompts
 from tests.fakes import prompt, tiny_model
-from tests.heads import FAMILIES, heads_of, model_with_heads, needs_heads
+from tests.heads import (  # noqa: F401
+    FAMILIES,
+    heads_of,
+    model_with_heads,
+    needs_heads,
+    random_heads,
+)
 from tests.lossless.same import FIXED, GREEDY, MODES, Call, run, run_both
 from tests.recorder import use_recorders
 

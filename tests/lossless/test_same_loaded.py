@@ -14,7 +14,7 @@ from torch import nn
 
 from selfspec import SelfSpec, load
 from selfspec.weights import is_packed_in_place
-from tests.fakes import fake_trials, packs_here, prompt
+from tests.fakes import packs_here, prompt
 from tests.lossless.same import FIXED, GREEDY, Call, assert_same_ids, doubting, run, run_both
 from tests.lossless.test_same_entrances import PEFT_NOTE
 from tests.lossless.test_same_packed import EDITS, Edit
@@ -60,17 +60,6 @@ def test_layers_that_share_their_weight_get_a_copy(tmp_path: Path) -> None:
         assert len(packed_layers(ours)) == 6 * 7
         shared = model.get_input_embeddings().weight.nbytes
         assert spec.stats.packed_bytes == (shared if limit is None else 0)
-
-
-def test_where_nothing_pays_all_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_trials(monkeypatch, pays=False)
-    saved_model(tmp_path)
-    ours, spec = load(str(tmp_path)), SelfSpec(strict=True)
-    run_both(ours, prompt(), spec, drafts=False, entrance="assistant", **GREEDY)
-    assert spec.stats.forward == "eager"
-    assert not packed_layers(ours)
 
 
 def test_another_loop_sees_that_it_is_packed(tmp_path: Path) -> None:

@@ -173,5 +173,5 @@ def test_drafts_that_are_no_numbers(
             model, inputs, spec, told=lambda _: {"prediction": bad}, drafts=False, **call.options
         )
         assert both.stats.num_nodes > both.stats.num_steps
-        assert both.stats.tokens_per_step > 0.75
+        assert both.stats.tokens_per_step > 0.6  # After NaN one step drafts nothing.
     assert_same_ids(both.stock.ids, stock)

@@ -27,7 +27,6 @@ from tests.lossless.same import (
     run_both,
     slow,
 )
-from tests.lossless.test_same_entrances import PEFT_NOTE
 from tests.streamed import load_tightly, saved_model
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -154,16 +153,6 @@ def test_what_would_be_lost_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="weights of a streamed model can't be written"):
             write(weight)
     assert_same_ids(run(streamed, prompt(), **GREEDY).ids, stock)
-
-
-@pytest.mark.filterwarnings(PEFT_NOTE)
-def test_no_adapter_is_merged_into_streamed_weights(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    saved_model(tmp_path)
-    config = peft.LoraConfig(r=4, target_modules=["q_proj"])
-    wrapped = peft.get_peft_model(load_tightly(tmp_path), config)
-    with pytest.raises(UnsupportedError, match="nor adapters be merged into them"):
-        wrapped.merge_adapter()
 
 
 def test_trials_run_the_first_layers_alone(tmp_path: Path) -> None:

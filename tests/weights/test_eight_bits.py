@@ -29,10 +29,9 @@ def layers(
     num_in: int = 50, sizes: tuple[int, ...] = SIZES, terms: int = 3
 ) -> tuple[list[Any], list[Int8Rows]]:
     torch.manual_seed(0)
-    weights = [torch.randn(size, num_in) for size in sizes]
-    matrix = packed(Int8Rows.of(*weights), sizes, terms == 1)
-    copies = [EightBits(matrix, which) for which in range(len(sizes))]
-    return copies, [Int8Rows.of(weight) for weight in weights]
+    weights = [Int8Rows.of(torch.randn(size, num_in)) for size in sizes]
+    matrix = packed(Int8Rows.joined(weights), sizes, terms == 1)
+    return [EightBits(matrix, index) for index in range(len(sizes))], weights
 
 
 @pytest.mark.parametrize(

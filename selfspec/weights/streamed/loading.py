@@ -158,8 +158,11 @@ def _empty_model(name: str, dtype: str | torch.dtype, shards: Sequence[Shard]) -
         raise UnsupportedError(
             f"a quantised model can't be streamed (got {name!r}); name its original weights"
         )
+    if dtype == "auto":  # The config's, else that of the files.
+        stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
+        dtype = config.dtype or next((t for t in stored if t.is_floating_point), torch.float32)
     with init_empty_weights(include_buffers=False), torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config, dtype=_dtype(dtype, config.dtype, shards))
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()  # In that context, no two modules share a weight.
     _keep_in_float32(model)
     with suppress(OSError):  # Without a file, the model has made one from its config.
@@ -184,17 +187,6 @@ def _stored(model: PreTrainedModel, shards: Sequence[Shard]) -> Stored:
                 "weights"
             )
     return stored
-
-
-def _dtype(
-    dtype: str | torch.dtype, of_config: torch.dtype | None, shards: Sequence[Shard]
-) -> torch.dtype:
-    """The dtype that is named, else the config's, else that of the files."""
-    for known in (dtype, of_config):
-        if isinstance(known, torch.dtype):
-            return known
-    stored = (tensor.dtype for shard in shards for tensor in shard.tensors.values())
-    return next((dtype for dtype in stored if dtype.is_floating_point), torch.float32)
 
 
 def _keep_in_float32(model: PreTrainedModel) -> None:

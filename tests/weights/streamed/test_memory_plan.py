@@ -46,11 +46,6 @@ def test_too_little_names_the_least_that_will_do():
     assert choose_streamed(sizes(8), range(8), 127) == tuple(range(8))
 
 
-def test_layers_that_share_weights_stay():
-    streamed = choose_streamed(sizes(8), [1, 2, 3, 4], 100 + 40 + 24 + 3)
-    assert streamed == (1, 2, 3, 4)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek-v3", "glm4", "gpt2", "mixtral"])
 def test_the_kv_is_what_a_forward_leaves(name):
     model, inputs = new_model(name), prompt(length=10)
