@@ -66,7 +66,7 @@ class Engine:
         self.rows: list[Row] = []  # Those that still decode, in their order.
         self._runner = runner
         self.budget = budget
-        self._run_as = ("", 0, (0, 0))
+        self._run_as = ("", 0, 0)
         # A source that belongs to the model looks at hidden states.
         self._model_sources = runner.sources(self.config.top_k) if backend.shows_states else []
         self._learned = learned

@@ -105,7 +105,7 @@ class Prefilled:
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
 
     def repeated(self, number: int) -> Prefilled:
-        """The same for a number of copies of each row; its cache gets them too."""
+        """The same for a number of copies of every row; its cache gets them too."""
         if number == 1:
             return self
         self.cache.batch_repeat_interleave(number)
@@ -166,8 +166,6 @@ class PromptReader:
         """
         if self._model.config.is_encoder_decoder:
             return "an encoder reads its prompt"
-        if len(self.input_ids) > 1:
-            return "it has several rows"
         if self._has_one_part:
             return "its prompt is read in one part, as one with images, or in chunks of its own"
         if self._on_logits is not None:
@@ -175,11 +173,11 @@ class PromptReader:
         if belongs_to_caller(self.cache):
             return "its KV cache may be the caller's"
         mask, positions = (self.arguments.get(name) for name in ("attention_mask", "position_ids"))
-        if mask is not None and (mask.dim() != 2 or not mask.all()):
-            return "its prompt is padded, or has a mask of its own"
         counted = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        if positions is not None and not torch.equal(positions, counted.expand_as(positions)):
-            return "its prompt has positions of its own"
+        has_mask = mask is not None and (mask.dim() != 2 or not mask.all())
+        is_counted = positions is None or torch.equal(positions, counted.expand_as(positions))
+        if len(self.input_ids) > 1 or has_mask or not is_counted:
+            return "its prompt has several rows, padding, or a mask or positions of its own"
         config = self._model.config.get_text_config(decoder=True)
         return layers_reason(self.cache, config.num_hidden_layers)
 

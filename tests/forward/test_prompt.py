@@ -63,13 +63,6 @@ def test_the_hook_is_gone_afterwards_and_after_an_error_too():
     assert hooks(model) == 0
 
 
-@pytest.mark.parametrize("arguments", [{}, {"logits_to_keep": 0}, {"logits_to_keep": 3}])
-def test_a_call_that_keeps_other_logits_is_left_alone(arguments):
-    with reader_of(tiny_model()).keeping_states(arguments) as kwargs:
-        assert kwargs is arguments
-        assert hooks(tiny_model()) == 0
-
-
 def test_another_threads_forward_passes_by():
     """It gets all its logits, and its states are nobody's."""
     model, batch, other = tiny_model(), prompt(seed=1), prompt(seed=2)

@@ -141,7 +141,7 @@ def test_where_nothing_pays_it_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) 
 
 def test_stock_beside_it_in_another_thread_is_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that come out wrong where they are packed: the other thread never sees one."""
-    formats.packer_for(torch.float32)  # tries products while these are right
+    formats.packers_for(torch.float32)  # tries products while these are right
     monkeypatch.setattr(
         formats, "reordered_product", lambda x, packed, bias: -linear(x, packed.to_dense(), bias)
     )
