@@ -36,30 +36,18 @@ def prior(evidence: Evidence) -> float:
     For a recorded probability: the middle of its bin. For a match: the longer, the surer, and
     less so for the lower ranks, or by the share that was counted there.
     """
-    share = 0.5**evidence.probability_bin
+    share: float = 0.5**evidence.probability_bin
     if evidence.match_length == 0:
-        return float(0.7 * share)
-    return float(match_prior(evidence.match_length) * min(share, 0.4 ** (evidence.rank - 1)))
-
-
-def match_prior(length: Any) -> Any:
-    """The same for a match of some tokens, of any numbers that can be reckoned with."""
-    return 1 - 0.75 * 0.7 ** (length - 1)
-
-
-def combine(probabilities: Iterable[float]) -> float:
-    """The chance that one of several independent signs is right: 1 - Π(1 - p)."""
-    wrong = 1.0
-    for probability in probabilities:
-        wrong *= 1.0 - probability
-    return 1.0 - wrong
+        return 0.7 * share
+    of_length: float = 1 - 0.75 * 0.7 ** (evidence.match_length - 1)
+    return of_length * min(share, 0.4 ** (evidence.rank - 1))
 
 
 class _Chances(dict[JointEvidence, float]):
     """What was counted of each kind of evidence, and the prior of single ones; others are guessed.
 
-    Joint evidence that is new starts from its parts as if they were independent. Where a draft
-    model names the token, it starts from that one: the model sees the text that others count.
+    Joint evidence that is new starts from its surest part. Where a draft model names the token, it
+    starts from that one: the model sees the text that others count.
     """
 
     def __init__(self, prior: Callable[[Evidence], float]) -> None:
@@ -71,7 +59,7 @@ class _Chances(dict[JointEvidence, float]):
             return self.setdefault(kinds, self._prior(kinds[0]))
         if kinds[-1].source == DRAFT_MODEL:
             return self[kinds[-1:]]
-        return combine([self[(kind,)] for kind in kinds])
+        return max(self[(kind,)] for kind in kinds)
 
 
 class Calibration:

@@ -158,39 +158,34 @@ class TreeGrower:
             if parent is None or tree.depths[parent] >= self.max_depth:
                 continue
             siblings = tree.looked_at[parent] or self._look(parent)
-            if rank >= len(siblings.tokens) or (rank and self._config.top_k == 1):
-                continue
-            if (there := tree.children[parent].get(siblings.tokens[rank])) is not None:
-                here[place] = there
-            elif self._has_room(parent):
+            if rank < len(siblings.tokens):
                 score = tree.scores[parent] * siblings.probabilities[rank]
-                if self._pays is not None and not self._pays(tree, score):
-                    break
-                evidence = siblings.evidence[rank]
-                here[place] = tree.add(parent, siblings.tokens[rank], score, evidence)
+                sign = siblings.evidence[rank]
+                if (node := self._child(parent, siblings.tokens[rank], score, sign)) is not None:
+                    here[place] = node
 
     def add(self, parent: int, token: int) -> int | None:
         """The child with a token. A new one has score 0: the model's answer there is learned.
 
         None if there is no room for it, if it does not pay, or if the model can't read it.
         """
+        is_readable = 0 <= token < self._num_ids and token != self._banned
+        return self._child(parent, token, 0.0, ()) if is_readable else None
+
+    def _child(
+        self, parent: int, token: int, score: float, evidence: tuple[Evidence, ...]
+    ) -> int | None:
+        """The child with a token; None if there is no room for a new one, or if it does not pay."""
         tree = self.tree
-        if not self._may_be_read(token):
-            return None
         if (there := tree.children[parent].get(token)) is not None:
             return there
-        if not self._has_room(parent) or not (self._pays is None or self._pays(tree, 0.0)):
-            return None
-        return tree.add(parent, token, 0.0)
-
-    def _may_be_read(self, token: int) -> bool:
-        return 0 <= token < self._num_ids and token != self._banned
-
-    def _has_room(self, parent: int) -> bool:
-        """May a node get one more child? A model that takes chains only gets one for each."""
-        tree = self.tree
+        # A model that takes chains only gets one child for each node.
         is_full = self._config.top_k == 1 and tree.children[parent]
-        return len(tree) < self.max_nodes and tree.depths[parent] < self.max_depth and not is_full
+        if is_full or len(tree) >= self.max_nodes or tree.depths[parent] >= self.max_depth:
+            return None
+        if self._pays is not None and not self._pays(tree, score):
+            return None
+        return tree.add(parent, token, score, evidence)
 
     def _look(self, node: int) -> Siblings:
         tree = self.tree

@@ -226,6 +226,13 @@ def test_ids_that_the_model_cant_read_become_no_nodes():
     assert trees.add(0, 8) == 2
 
 
+def test_no_draft_is_a_pad_or_follows_one():
+    cursor = ScriptedCursor({0: [(5, 0.9), (6, 0.8)], 6: [(5, 0.9)]})
+    trees = TreeGrower([cursor], SpecConfig(), probability_of, banned=5)
+    assert paths_of(trees.grow(0, 8)) == [(6,)]
+    assert trees.grow(5, 8).tokens == [5]
+
+
 def test_growth_reads_the_calibration_as_it_stands():
     cursor = ScriptedCursor({0: [(1, 0.002), (2, 0.001)]})
     calibration = Calibration()

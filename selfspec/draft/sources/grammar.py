@@ -20,7 +20,6 @@ from selfspec.records import Candidate, Evidence, StepRecord
 
 _AHEAD = 24  # A text's first 24 characters are looked for, which tell its first token.
 _FEW = 8  # A text is free where more than 8 characters are allowed next.
-_LONG = 5  # Values of 5 tokens or more end equally often.
 # At first, a text is as sure as a match of this many tokens: the only token that is allowed; the
 # only text, where its whitespace was seen before; the only text; one of several.
 _ONLY_TOKEN, _SEEN_TEXT, _ONLY_TEXT, _ONE_OF_SEVERAL = 24, 8, 4, 2
@@ -38,7 +37,6 @@ class TokenBytes:
         chars = [c for c in range(256) if bytes((c,)) in self._token_of]
         self.chars = {char: self._token_of[bytes((char,))] for char in chars}
         self._visible = [char for char in chars if 32 < char < 127]
-        self._visible_tokens = np.array([self.chars[c] for c in self._visible], np.int64)
 
     def __contains__(self, word: bytes) -> bool:
         return word in self._token_of
@@ -62,11 +60,7 @@ class TokenBytes:
 
     def visible(self, mask: NDArray[np.uint32]) -> list[int]:
         """The printable characters, spaces apart, that are tokens of a mask."""
-        index = self._visible_tokens >> 5
-        if not len(index) or int(index.max()) >= len(mask):
-            return []
-        bits = mask[index] >> (self._visible_tokens & 31).astype(np.uint32) & 1
-        return [self._visible[index] for index in np.flatnonzero(bits).tolist()]
+        return [char for char in self._visible if _has(mask, self.chars[char])]
 
 
 class Grammar(Protocol):
@@ -94,7 +88,6 @@ class _GrammarState(NamedTuple):
 
     path: tuple[int, ...]  # The tokens from there.
     text: JsonText
-    length: int  # Tokens since the last value began.
 
 
 class GrammarSource(Source):
@@ -126,20 +119,17 @@ class GrammarCursor(Cursor):
         self._grammar = grammar
         self._words = grammar.words
         self._spacing = Spacing()
-        self._text, self._length = JsonText(), 0
+        self._text = JsonText()
         self._path: list[int] = []  # Tokens after the committed text that the grammar has taken.
         self._is_lost = False  # Has a token come that the grammar does not know?
         self._mask: NDArray[np.uint32] | None = None  # At the place that was expanded last.
         self._ending: tuple[JsonText, list[Candidate]] | None = None  # How a free value ends.
 
     def root(self) -> _GrammarState:
-        return _GrammarState((), self._text, self._length)
+        return _GrammarState((), self._text)
 
     def follow(self, state: _GrammarState, token: int) -> _GrammarState:
-        text = state.text.read(self._words.of(token))
-        return _GrammarState(
-            (*state.path, token), text, state.length + 1 if text is state.text else 0
-        )
+        return _GrammarState((*state.path, token), state.text.read(self._words.of(token)))
 
     def expand(self, state: _GrammarState) -> list[Candidate]:
         """The tokens of the texts that can come next, if these are few."""
@@ -155,8 +145,9 @@ class GrammarCursor(Cursor):
         if not chars:
             return self._space(state.text)
         if self._ending is None or self._ending[0] is not state.text:
-            self._ending = state.text, self._texts(state.text, chars)
-        return [(token, _after(state.length, end)) for token, end in self._ending[1]]
+            ends = self._texts(state.text, chars)
+            self._ending = state.text, [(token, _as_end(sign)) for token, sign in ends]
+        return self._ending[1]
 
     def possible(self, state: _GrammarState, tokens: Iterable[int]) -> list[int]:
         mask = self._mask
@@ -168,9 +159,7 @@ class GrammarCursor(Cursor):
             if self._is_lost or not self._grammar.accept(token):
                 self._is_lost = True
                 return
-            text = self._text.read(self._words.of(token), self._spacing)
-            self._length = self._length + 1 if text is self._text else 0
-            self._text = text
+            self._text = self._text.read(self._words.of(token), self._spacing)
 
     def _go(self, path: tuple[int, ...]) -> bool:
         """Moves the grammar to the place after some tokens; False where it can't."""
@@ -248,9 +237,9 @@ class GrammarCursor(Cursor):
         return True
 
 
-def _after(length: int, end: Evidence) -> Evidence:
-    """The end of a value that has some tokens; a chance of one in six is assumed."""
-    return Evidence("grammar", 0, end.rank, min(length, _LONG), probability_bin=2)
+def _as_end(sign: Evidence) -> Evidence:
+    """The end of a free value; a chance of one in six is assumed."""
+    return Evidence("grammar", rank=sign.rank, probability_bin=2)
 
 
 def _has(mask: NDArray[np.uint32], token: int) -> bool:

@@ -3,8 +3,7 @@
 A cursor knows the place of the text in the prediction. After n tokens that the prediction does not
 have there, it offers to continue where the prediction was left, n tokens later, or one token later:
 they were inserted, or they replace n tokens or one. It also continues wherever else the last tokens
-occur in the prediction, as after a deletion. A change that was made once is offered again. Serves
-one call; knows nothing of the prompt.
+occur in the prediction, as after a deletion. Serves one call; knows nothing of the prompt.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from selfspec.records import Candidate, Evidence, StepRecord
 _SURE = 4
 # Of a token, 4 occurrences ahead and 2 behind are looked at. The best 4 matches are kept.
 _NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
-# The first 6 tokens of a change are remembered. A replacement has 12 tokens at most.
-_LONGEST_CHANGE, _LONGEST_REPLACEMENT = 6, 12
+# A replacement has 12 tokens at most.
+_LONGEST_REPLACEMENT = 12
 # Runs of agreement between two of these lengths are the same evidence.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
 
@@ -32,13 +31,13 @@ _RUNS = (1, 2, 3, 4, 6, 9, 17)
 class PredictionState(NamedTuple):
     """The place of a text in a prediction, drafts included.
 
-    `left` is the position after the last agreement that was sure. `astray` are the first tokens
-    since then.
+    `left` is the position after the last agreement that was sure, and `num_astray` the number of
+    tokens since then, up to the longest replacement.
     """
 
     matches: tuple[Match, ...]
     left: int
-    astray: tuple[int, ...]
+    num_astray: int
 
 
 class Prediction(Source):
@@ -55,27 +54,22 @@ class Prediction(Source):
 
 
 class PredictionCursor(Cursor):
-    """The place of one row's text in its prediction, and the changes that the text has made."""
+    """The place of one row's text in its prediction."""
 
     def __init__(self, places: IndexedText) -> None:
         self._places = places
         # In front of the first token, which is expected with some trust.
-        self._end = PredictionState(((0, _SURE - 1),), 0, ())
-        # The token that came last between an expected one and the tokens written instead so far.
-        self._changes: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._end = PredictionState(((0, _SURE - 1),), left=0, num_astray=0)
 
     def root(self) -> PredictionState:
         return self._end
 
     def expand(self, state: PredictionState) -> list[Candidate]:
-        """What comes next at each match, then by an earlier change, then at the ways on."""
+        """What comes next at each match, then at the ways on."""
         named: dict[int, Evidence] = {}
         for token, run in self._places.next_tokens(state.matches):
             named.setdefault(token, _of_match(run, len(named) + 1))
-        again = self._changes.get(self._change(state))
-        if again is not None:
-            named.setdefault(again, _of_change(len(state.astray)))
-        if num_astray := len(state.astray):
+        if num_astray := state.num_astray:
             replaced = (0, num_astray, 1)  # How many tokens of the prediction they may stand for.
             ways_on = [(state.left + num, way) for way, num in enumerate(replaced)]
             for token, way in self._places.next_tokens(ways_on):
@@ -90,14 +84,12 @@ class PredictionCursor(Cursor):
             left, others = state.left, dict(self._near(state, token)) | dict(matches)
             matches = sorted(others.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
         if matches and matches[0][1] >= _SURE:
-            return PredictionState(tuple(matches[:_MAX_MATCHES]), matches[0][0], ())
-        astray = (*state.astray, token)[:_LONGEST_REPLACEMENT]
-        return PredictionState(tuple(matches[:_MAX_MATCHES]), state.left, astray)
+            return PredictionState(tuple(matches[:_MAX_MATCHES]), matches[0][0], 0)
+        num_astray = min(state.num_astray + 1, _LONGEST_REPLACEMENT)
+        return PredictionState(tuple(matches[:_MAX_MATCHES]), state.left, num_astray)
 
     def observe(self, record: StepRecord) -> None:
         for token in record.committed_ids:
-            if len(self._end.astray) < _LONGEST_CHANGE:
-                self._changes[self._change(self._end)] = token
             self._end = self.follow(self._end, token)
 
     def _near(self, state: PredictionState, token: int) -> list[Match]:
@@ -105,24 +97,14 @@ class PredictionCursor(Cursor):
         after, left = self._places.after(token), state.left
         middle = bisect_left(after, left + 1)
         near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
-        farthest = left + len(state.astray) + 2
+        farthest = left + state.num_astray + 2
         return [(p, _SURE if left < p <= farthest else 1) for p in near]
-
-    def _change(self, state: PredictionState) -> tuple[int, tuple[int, ...]]:
-        """The token at which the prediction was left, and what came since."""
-        return (*self._places.token_ids[state.left : state.left + 1], -1)[0], state.astray
 
 
 @lru_cache(maxsize=64)
 def _of_match(run: int, rank: int) -> Evidence:
     length = max(shortest for shortest in _RUNS if shortest <= run)
     return Evidence("prediction", match_length=length, rank=rank)
-
-
-@lru_cache(maxsize=_LONGEST_CHANGE + 1)
-def _of_change(num_written: int) -> Evidence:
-    """The more of an earlier change is written again, the surer is its next token."""
-    return Evidence("prediction", match_length=1 + min(num_written, 3), rank=2, count_bin=1)
 
 
 @lru_cache(maxsize=64)

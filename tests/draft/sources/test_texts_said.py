@@ -232,11 +232,6 @@ def test_rows_of_one_batch_copy_from_each_other_while_they_write():
     assert told(behind) == STORY[12:15]
 
 
-def test_a_row_never_finds_its_own_newest_tokens():
-    cursor = written(TextsSource(), STORY, [])
-    assert told(cursor) == []
-
-
 def test_nothing_is_written_where_nothing_is_learned():
     source = TextsSource()
     written(source, STORY, [])
@@ -247,21 +242,6 @@ def test_nothing_is_written_where_nothing_is_learned():
     assert told(after) == []
     frozen.observe(committed(STORY[30:40]))
     assert told(frozen) == STORY[40:]
-
-
-def test_a_copy_learns_for_itself():
-    source = TextsSource()
-    assert opened(source.copy(), []).root() is None
-    written(source, STORY[:30], [])
-    twin = source.copy()
-    written(twin, STORY[30:], [])
-    for memory, expected in ((source, STORY[10:30]), (twin, STORY[10:30])):
-        cursor = opened(memory, [])
-        cursor.observe(committed(STORY[:10]))
-        assert told(cursor) == expected
-    cursor = opened(source, [])
-    cursor.observe(committed(STORY[30:40]))
-    assert told(cursor) == []
 
 
 def test_what_was_saved_is_found_again():
