@@ -1,12 +1,18 @@
 """Attention in which query heads that share keys are one head with more queries.
 
 In most models several query heads share one head of keys and values. If there is a mask, stock's
-sdpa attention copies the keys and values of the whole text for each of these query heads, in each
-layer and each step. Here nothing is copied, and each query sees the same keys as before.
+sdpa attention copies the keys and values of the whole text for each of these query heads, in every
+layer and step. Here nothing is copied, and a query sees the same keys as before.
 
 `grouped_attention` lets forwards over drafts attend so. A plain step has no mask, and stock's
 attention computes it. The exception is half precision on a CPU, where torch is slow with a single
 query: there queries are joined too, and a single one is doubled.
+
+`EXACT_ATTENTION` names attention in float64, whose outcome does not depend on how many tokens a
+step has. Torch adds up keys and values in an order that depends on how many there are and
+where they stand. In float32 that changes the last bit of an outcome. Where inputs are rounded to 8
+bits, that bit can change a whole step of rounding, and layers make more of it. In float64 the order
+changes only bits that are lost when the outcome is rounded to float32.
 """
 
 from __future__ import annotations
@@ -20,16 +26,25 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from selfspec.compat.generation import ALL_ATTENTION_FUNCTIONS, sdpa_attention_forward
+from selfspec.compat.generation import (
+    ALL_ATTENTION_FUNCTIONS,
+    register_attention,
+    sdpa_attention_forward,
+)
 
+EXACT_ATTENTION = "selfspec_float64"
 # Queries (B, heads, Q, D), keys (B, heads of keys, columns, D) and values.
 States = tuple[torch.Tensor, ...]
 _HALVES = (torch.bfloat16, torch.float16)
 _TASK = 32  # On a CPU, one thread works on this many queries of a head at a time.
 # About this many keys' values are widened at once: 2 MB, which stay in the cache. Larger pieces of
-# memory are given back to the system and fetched again for each layer.
+# memory are given back to the system and fetched again for every layer.
 _AT_ONCE = 1 << 18
 _NAME = "sdpa"
+# More tokens than this are a step only if they come with a mask that is added, as trees do. Others
+# are a prompt. There float64 would cost as much as 8 bits save. Texts with and without drafts read
+# their prompts in the same way.
+_MOST_TOKENS = 64
 # Arguments that only stock's own code understands.
 _STOCK_ONLY = ("position_bias", "cache", "softcap")
 
@@ -60,10 +75,10 @@ class _Masks:
         self._known: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
-        """The outcome of `joined_mask`, made once."""
+        """The outcome of `_joined_mask`, made once."""
         place = id(mask), number
         if place not in self._known:  # Holding the mask keeps its id from being used again.
-            self._known[place] = mask, joined_mask(mask, number, width)
+            self._known[place] = mask, _joined_mask(mask, number, width)
         return self._known[place][1]
 
 
@@ -93,10 +108,10 @@ def _attend(
         options = {"dropout": dropout, "scaling": scaling, **others}
         return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
     if mask is not None:
-        join = joined_mask if masks is None else masks.joined
+        join = _joined_mask if masks is None else masks.joined
         mask = join(mask, number, query.shape[2])
     states = query, key, value
-    return joined_attention(states, mask, number, dropout_p=dropout, scale=scaling), None
+    return _joined_attention(states, mask, number, dropout_p=dropout, scale=scaling), None
 
 
 def _num_heads_to_join(
@@ -117,7 +132,7 @@ def _num_heads_to_join(
     if mask is None or num_sharing == 1:
         is_slow = query.device.type == "cpu" and width == 1 and query.dtype in _HALVES
         return num_sharing if is_slow else 0
-    number = num_sharing if joins_all or width == 1 else num_joined(query, num_sharing)
+    number = num_sharing if joins_all or width == 1 else _num_joined(query, num_sharing)
     return 0 if number == 1 else number
 
 
@@ -147,7 +162,40 @@ class _Replacement:
             ALL_ATTENTION_FUNCTIONS.register(_NAME, wanted)
 
 
-def num_joined(query: torch.Tensor, num_sharing: int) -> int:
+def _attend_in_double(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, Any]:
+    """What ``"sdpa"`` does, in float64 for a step."""
+    mask, width = attention_mask, query.shape[2]
+    if width > _MOST_TOKENS and (mask is None or mask.dtype is torch.bool):
+        return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
+    bias = options.pop("position_bias", None)
+    mask = None if mask is None else _wide(mask)
+    bias = None if bias is None else _wide(bias)
+    if bias is not None or (width > 1 if mask is None else mask.shape[1] > 1):
+        states = (_wide(query), _wide(key), _wide(value))
+        outcome, _ = sdpa_attention_forward(module, *states, mask, position_bias=bias, **options)
+        return outcome.to(query.dtype), None
+    number = _num_joined(query, query.shape[1] // key.shape[1])
+    if mask is not None:
+        mask = _joined_mask(mask, number, width)
+    outcome = _joined_attention(
+        (query, key, value),
+        mask,
+        number,
+        in_double=True,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+    )
+    return outcome, None
+
+
+def _num_joined(query: torch.Tensor, num_sharing: int) -> int:
     """How many heads of queries (B, heads, Q, D) become one: at most all that share keys.
 
     On a CPU, fewer are joined if some threads would have no work; keys are then copied once for
@@ -162,14 +210,14 @@ def num_joined(query: torch.Tensor, num_sharing: int) -> int:
     return 1
 
 
-def joined_mask(mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
+def _joined_mask(mask: torch.Tensor, number: int, width: int) -> torch.Tensor:
     """The mask (B, 1, number * Q, columns) for joined heads; `mask` may have one row for all."""
     if number == 1 or mask.shape[2] == 1 == width:
         return mask
     return mask[:, :, None].expand(-1, -1, number, width, -1).flatten(2, 3)
 
 
-def joined_attention(
+def _joined_attention(
     states: States,
     mask: torch.Tensor | None,
     number: int,
@@ -190,7 +238,7 @@ def joined_attention(
         sizes = at_once * queries.shape[1] // num_keys, at_once, at_once
         heads = map(partial(torch.split, dim=1), (queries, *keys), sizes)
         parts = [
-            _attend_joined(tuple(map(wide, part)), mask, options)
+            _attend_joined(tuple(map(_wide, part)), mask, options)
             for part in zip(*heads, strict=True)
         ]
         outcome = torch.cat(parts, 1).to(query.dtype)
@@ -214,12 +262,13 @@ def _attend_joined(
     return outcome[:, :, :num_queries]
 
 
-def wide(values: torch.Tensor) -> torch.Tensor:
+def _wide(values: torch.Tensor) -> torch.Tensor:
     """The same in float64 without gaps, but for a mask that only says which keys are seen."""
     if values.dtype is torch.bool:
         return values
     return values.to(torch.float64, memory_format=torch.contiguous_format)
 
 
+register_attention(EXACT_ATTENTION, _attend_in_double)
 _this_thread = _ThisThread()
 _replacement = _Replacement()

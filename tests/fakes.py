@@ -23,7 +23,7 @@ from selfspec import SelfSpec, attach, detach
 from selfspec.draft.sources import LutSource
 from selfspec.records import Evidence
 from selfspec.weights import packing as packing_module
-from selfspec.weights.formats import packer_for
+from selfspec.weights.formats import packers_for
 from selfspec.weights.product_times import ProductTimes
 from tests.scripted import TextSource
 from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
@@ -76,7 +76,7 @@ def of_library(function: Any, package: str = "torch") -> Any:
 
 def packs_here(dtype: torch.dtype = torch.float32) -> bool:
     """Can this machine's torch pack weights?"""
-    return packer_for(dtype) is not None
+    return bool(packers_for(dtype))
 
 
 @dataclass
@@ -105,7 +105,8 @@ def fake_trials(
     def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
         trials.timed.append(weights[0].dtype)
         seconds = 1.0 - saves if pays else 1.0
-        return ProductTimes((1.0, 1.0), (seconds, seconds), packing)
+        packer = packers_for(weights[0].dtype)[0]
+        return ProductTimes(packer, (1.0, 1.0), (seconds, seconds), packing)
 
     monkeypatch.setattr(packing_module, "_LEAST_WEIGHTS", 0)
     monkeypatch.setattr(packing_module, "product_times", product_times)

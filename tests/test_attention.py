@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -81,15 +80,6 @@ def test_keys_are_not_copied(asked, width):
     assert key.data_ptr() == args[2].data_ptr()
     assert query.shape == (2, 2, 3 * width, 8)
     assert mask.shape == (2, 1, 3 * width if width > 1 else 1, COLUMNS)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_query_alone_is_asked_twice_in_half_precision(asked, dtype):
-    with grouped_attention():
-        attend(*inputs(1, 1, dtype=dtype))
-        attend(*inputs(1, 2, dtype=dtype))
-        attend(*inputs(1, 1))
-    assert [query.shape[2] for query, _, _ in asked] == [2]
 
 
 def without_mask(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -232,22 +222,8 @@ def test_drafts_are_verified_so(asked):
 
 
 def test_outside_of_forwards_stocks_attention_has_its_place():
-    def place() -> Any:
-        return ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-    inside, outside = threading.Event(), threading.Event()
-
-    def other_forward() -> None:
-        with grouped_attention():
-            inside.set()
-            assert outside.wait(60)
-
-    thread = threading.Thread(target=other_forward)
     with grouped_attention():
-        assert place() is not sdpa_attention_forward
-        thread.start()
-        assert inside.wait(60)
-    assert place() is not sdpa_attention_forward  # The other thread is still inside.
-    outside.set()
-    thread.join()
-    assert place() is sdpa_attention_forward
+        with grouped_attention():
+            pass
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

@@ -352,12 +352,3 @@ def test_forgetting_drops_what_was_read() -> None:
     spec.forget()
     assert spec.runner(model).kept_kv_bytes == 0
     assert kept_after(spec, model, inputs) == 0
-
-
-def test_nothing_is_kept_for_calls_that_share_nothing() -> None:
-    model, inputs = attached_model(), prompt(1, 20)
-    spec = SelfSpec(**{**FIXED, "learning": "request"}, kept_kv="1GB")
-    for _ in range(2):
-        assert kept_after(spec, model, inputs) == 0
-        assert spec.runner(model).kept_kv_bytes == 0
-        assert "learning='request'" in str(spec.stats.kept_reason)

@@ -21,6 +21,7 @@ from selfspec.ability.families import NO_TREES, PERIOD, PLAIN, family_number, fa
 from selfspec.ability.state import has_adapters_of_one_call
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.ability.trials import check_tree
+from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import attention_implementation
 from selfspec.compat.kernels import is_out_of_memory
@@ -30,7 +31,6 @@ from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
 from selfspec.forward.model import STATE_TYPES, AttentionTypes, device_of, takes
 from selfspec.machine.device import own_seed
-from selfspec.weights import EXACT_ATTENTION
 
 _ATTENTIONS = ("sdpa", "eager", EXACT_ATTENTION)
 _NUM_PROBE_IDS = 10

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
-from selfspec.errors import CliError, SelfSpecError, one_line
+from selfspec.errors import CliError, ConfigError, SelfSpecError, one_line
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.machine.model_names import check_model_name, file_here
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # and for two more: one whose prompt is being read, and one for copies when rows come or go.
 TOKENS_A_TEXT = 512
 OTHER_TEXTS = 2
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_FILES = ("config.json", "adapter_config.json")  # Every model or adapter has one of them.
 
 
 @dataclass
@@ -163,6 +166,17 @@ def check_options(options: ModelOptions) -> None:
             check_model_name(name, option)
 
 
+def check_model_name(name: str, option: str) -> None:
+    """Refuses what is neither a model's folder nor has the form of a Hub id."""
+    path = Path(name)
+    has_form = not path.exists() and _HUB_ID.fullmatch(name)
+    if not has_form and not any((path / file).is_file() for file in _FILES):
+        raise ConfigError(
+            f"{option} must be a folder with a config.json, or a Hub id such as "
+            f"HuggingFaceTB/SmolLM2-135M-Instruct (got {name!r})"
+        )
+
+
 def memory_note(options: RunOptions) -> str | None:
     """What to do if the weights take more memory than is free; None if they fit.
 
@@ -175,9 +189,8 @@ def memory_note(options: RunOptions) -> str | None:
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
-    folder = file_here(options.source, "config.json").parent
     has_less = options.max_memory is not None or options.weights is not None
-    if has_less or is_on_gpu or not folder.is_dir():
+    if has_less or is_on_gpu or (folder := _folder_of(options.source)) is None:
         return None
     try:
         needed = stored_bytes(str(folder), getattr(torch, options.dtype, None))
@@ -191,6 +204,16 @@ def memory_note(options: RunOptions) -> str | None:
         f"of memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"
         f"{less}"
     )
+
+
+def _folder_of(name: str) -> Path | None:
+    """The folder of a model on this machine; None if it was not downloaded. Asks no network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(name).is_dir():
+        return Path(name)
+    file = try_to_load_from_cache(name, "config.json")
+    return Path(file).parent if isinstance(file, str) else None
 
 
 def images_of(options: RunOptions) -> ImageReader:

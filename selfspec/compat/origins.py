@@ -10,6 +10,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+from huggingface_hub import constants
 from torch import nn
 from transformers import cache_utils
 
@@ -117,7 +118,24 @@ def is_of_library(code: Any) -> bool:
     >>> is_of_library(nn.Linear), is_of_library(len)
     (True, False)
     """
-    return all(_origin(part).partition(".")[0] in _LIBRARIES for part in _parts(code))
+    return all(_is_library(_origin(part).partition(".")[0]) for part in _parts(code))
+
+
+@cache
+def _is_library(package: str) -> bool:
+    """Is this a library of the list, or a kernel that the package `kernels` runs from its cache?
+
+    Without the second, a model that is loaded with `use_kernels=True` is decoded plainly.
+    """
+    is_kernel = any(path.is_relative_to(constants.HF_HUB_CACHE) for path in _paths_of(package))
+    return package in _LIBRARIES or is_kernel
+
+
+def _paths_of(package: str) -> list[Path]:
+    """The folders of a package, or the file of a module."""
+    spec = getattr(sys.modules.get(package), "__spec__", None)
+    paths = (spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+    return list(map(Path, paths))
 
 
 def replaced_functions(classes: Iterable[type[nn.Module]]) -> list[Replaced]:
@@ -176,11 +194,9 @@ def _is_installed(value: Any) -> bool:
 @cache
 def _is_package(name: str) -> bool:
     """Is this a package of Python, or was it installed, so that a description lies beside it?"""
-    if name in _LIBRARIES or name in sys.stdlib_module_names:
+    if _is_library(name) or name in sys.stdlib_module_names:
         return True
-    spec = getattr(sys.modules.get(name), "__spec__", None)
-    folders = (spec.submodule_search_locations or [spec.origin or ""]) if spec else []
-    return any(any(Path(folder).parent.glob("*.dist-info")) for folder in folders)
+    return any(any(path.parent.glob("*.dist-info")) for path in _paths_of(name))
 
 
 def is_harmless(hook: Any) -> bool:

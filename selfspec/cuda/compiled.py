@@ -1,8 +1,8 @@
 """Decoder layers that torch has compiled, inside captured forwards.
 
-Each kind of layer is compiled once for all layers of that kind. So that nothing which is traced
-depends on a layer's number, a layer is called with its own keys and values as its cache. Small
-kernels are most of a small model's time on a card, and a compiled layer has fewer of them.
+Layers of one form are compiled once. So that nothing which is traced depends on a layer's number,
+a layer is called with its own keys and values as its cache. Small kernels are most of a small
+model's time on a card, and a compiled layer has fewer of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 
 from selfspec.ability.readings import prefilled
 from selfspec.ability.trial_layers import TrialLayers, forms_of, layers_of
+from selfspec.ability.trials import tree_of
 from selfspec.compat.compilers import compiled, missing_compiler, tracing
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.kernels import is_out_of_memory
@@ -28,11 +29,10 @@ from selfspec.forward.layout import Layout
 from selfspec.forward.model import AttentionTypes, num_readable
 from selfspec.forward.sizes import Limits, Policy
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.records import DraftTree
 
 _log = logging.getLogger("selfspec")
 
-_WIDTHS = (16, 1)  # Of the trial's forwards; each is another graph.
+_WIDTHS = (16, 1)  # Of the trial's forwards; they are two graphs.
 _PROMPT = 12  # Tokens of the trial's prompt.
 # A layer's rounding may differ by this many times what its own differs from width to width, or by
 # this many steps of the dtype where it does not differ at all.
@@ -205,10 +205,8 @@ def _chains(
         backend = TreeBackend(model, attention, runner)
         rows = backend.add(kv, positions, max_columns=_PROMPT + max(_WIDTHS))
         for width in _WIDTHS:
-            tree = DraftTree.of_root(0)
-            for node in range(1, width):
-                tree.add(node - 1, tokens[node], 1.0)
-            run = backend.lay_out(rows, [tree] * num_rows)
+            chain = tree_of(tokens[0], (), tokens[1:width])
+            run = backend.lay_out(rows, [chain] * num_rows)
             outcomes.append(backend.forward(run).logits.clone())
         runner.check_memory()
     return outcomes

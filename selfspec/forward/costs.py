@@ -30,14 +30,14 @@ _QUERY = {
 }
 
 
-def context_bucket(num_columns: int) -> tuple[int, int]:
-    """The shortest and longest text that share a curve with one of `num_columns` tokens.
+def context_bucket(num_columns: int) -> int:
+    """The length of the shortest text that shares a curve with one of `num_columns` tokens.
 
     >>> [context_bucket(number) for number in (0, 255, 256, 900, 1024)]
-    [(0, 255), (0, 255), (256, 511), (512, 1023), (1024, 2047)]
+    [0, 0, 256, 512, 1024]
     """
     least = 1 << (_doublings(num_columns) - 1)
-    return (0 if least == _LEAST_CONTEXT else least), 2 * least - 1
+    return 0 if least == _LEAST_CONTEXT else least
 
 
 class Costs:
@@ -53,7 +53,7 @@ class Costs:
         Runs no forward. Of two threads that ask for a new one, one may learn for itself alone.
         """
         curves = self.curves.setdefault((num_rows, _forward_of(backend)), {})
-        first, _ = context_bucket(backend.front)
+        first = context_bucket(backend.front)
         if first not in curves:
             curves[first] = (
                 nearest(curves, first).of_other_length()

@@ -53,7 +53,7 @@ class InputShape(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers each part of the inputs has, in their order."""
+        """How many numbers the parts of the inputs have, in their order."""
         rows, width, lead, num_types = self
         unseen = -(-rows * width * width // 8)  # Eight bytes are a number.
         by_type = num_types * (2 * rows + width + 1)
@@ -101,7 +101,7 @@ def ancestors(parents: Sequence[Sequence[int]], width: int) -> NDArray[np.bool_]
 
 
 def _ancestor_rows(parents: Sequence[int], width: int) -> list[bytearray]:
-    """One byte for each node. For trees this small, arrays would be many times slower."""
+    """One byte for a node. For trees this small, arrays would be many times slower."""
     root = bytearray(width)
     root[0] = 1
     rows = [root]
@@ -226,9 +226,9 @@ def _mask(
 def _is_outside(
     window: Window, keys: torch.Tensor, queries: torch.Tensor, starts: torch.Tensor
 ) -> torch.Tensor:
-    """Whether each key is in front of each query's window; all are given by column.
+    """Whether keys are in front of queries' windows; all are given by column.
 
-    `starts` are the columns where each row's first chunk begins.
+    `starts` are the columns where the rows' first chunks begin.
     """
     if window.form == "sliding":
         return keys <= queries - window.size

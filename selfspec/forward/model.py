@@ -1,4 +1,4 @@
-"""What is asked of a model itself: its logits, where it computes, its layers' attention types."""
+"""What a model itself says: its logits, where it computes, its layers' attention types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATE_TYPES = ("linear_attention", "conv")
 
 
 class AttentionTypes(NamedTuple):
-    """The attention type of each layer, the window of each type, and where scales change.
+    """The attention types of the layers, their windows, and where scales change.
 
     `scale_period` is 0 for all models but Llama 4. That one scales a query by the block of
     `scale_period` columns that it is in, and takes its column from the length of the KV.

@@ -33,16 +33,9 @@ from selfspec.forward.model import at_output_head
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# The LUTs learn from the last tokens of each row. More tokens bring very little, and the head has
-# to be run for each of them, which is slow on a CPU.
-_NUM_TEACHING = {"cpu": 16, "other": 64}
 # Where the logits of a whole prompt are asked for, it is read in parts of 128 tokens.
 _PART_OF_LOGITS = 128
 OnLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
-
-
-def num_teaching(states: torch.Tensor) -> int:
-    return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
 
 
 def given_positions(
@@ -112,7 +105,7 @@ class Prefilled:
         return [ids[seen[-len(ids) :]].tolist() for ids, seen in pairs]
 
     def repeated(self, number: int) -> Prefilled:
-        """The same for a number of copies of each row; its cache gets them too."""
+        """The same for a number of copies of every row; its cache gets them too."""
         if number == 1:
             return self
         self.cache.batch_repeat_interleave(number)
@@ -173,8 +166,6 @@ class PromptReader:
         """
         if self._model.config.is_encoder_decoder:
             return "an encoder reads its prompt"
-        if len(self.input_ids) > 1:
-            return "it has several rows"
         if self._has_one_part:
             return "its prompt is read in one part, as one with images, or in chunks of its own"
         if self._on_logits is not None:
@@ -182,11 +173,11 @@ class PromptReader:
         if belongs_to_caller(self.cache):
             return "its KV cache may be the caller's"
         mask, positions = (self.arguments.get(name) for name in ("attention_mask", "position_ids"))
-        if mask is not None and (mask.dim() != 2 or not mask.all()):
-            return "its prompt is padded, or has a mask of its own"
         counted = torch.arange(self.input_ids.shape[1], device=self.input_ids.device)
-        if positions is not None and not torch.equal(positions, counted.expand_as(positions)):
-            return "its prompt has positions of its own"
+        has_mask = mask is not None and (mask.dim() != 2 or not mask.all())
+        is_counted = positions is None or torch.equal(positions, counted.expand_as(positions))
+        if len(self.input_ids) > 1 or has_mask or not is_counted:
+            return "its prompt has several rows, padding, or a mask or positions of its own"
         config = self._model.config.get_text_config(decoder=True)
         return layers_reason(self.cache, config.num_hidden_layers)
 
@@ -215,7 +206,7 @@ class PromptReader:
         """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
 
         Images and the like have their places in the whole prompt, which is then read in one part.
-        At least `num_states` of the last hidden states are kept, if any are.
+        `num_states` of the last hidden states are kept, if anybody may learn from them.
         """
         self._num_states = max(self._num_states, num_states)
         length = int(self.input_ids.shape[1])
@@ -269,12 +260,13 @@ class PromptReader:
     @contextmanager
     def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        if not self._keeps_states or model_kwargs.get("logits_to_keep") != 1:
+        is_wanted = self._keeps_states and self._num_states
+        if not is_wanted or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
 
         def keep_last(hidden: torch.Tensor) -> torch.Tensor:
-            number = max(num_teaching(hidden), self._num_states)
+            number = self._num_states
             earlier = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]

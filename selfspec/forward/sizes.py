@@ -18,7 +18,7 @@ _LEAST_LENGTH = 256
 
 
 class Size(NamedTuple):
-    """The slots of each row, and which column of the text the first slot holds."""
+    """The slots of a row, and which column of the text the first slot holds."""
 
     rows: int
     columns: int
@@ -123,7 +123,7 @@ def grown(now: Size, need: Need, limits: Limits | None, more: int) -> Size:
 
 
 def within(now: Size, need: Need, limits: Limits, max_tokens: int) -> Size:
-    """As many rows as there may be tokens for, where each has at once all that it may need.
+    """As many rows as there may be tokens for, where all have at once what they may need.
 
     >>> within(Size(2, 256), Need(2, 200, most=900), Limits(8), max_tokens=2000)
     Size(rows=2, columns=960, first=0)

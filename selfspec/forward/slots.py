@@ -1,7 +1,7 @@
 """Preallocated slots for keys and values: one large tensor for several layers that are alike.
 
-So keeping a path takes a few copies for each such tensor, not for each layer. Knows columns, slots
-and stock's cache layers; not which rows there are, nor how many slots they need.
+So keeping a path takes a few copies for every such tensor, not for every layer. Knows columns,
+slots and stock's cache layers; not which rows there are, nor how many slots they need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from selfspec.machine.device import upload
 
 LARGE = 1 << 20  # Rows that come and go are taken to have this many tokens together.
 _SMALL = 16 << 20  # Larger slots are split into parts of this many bytes, filled one by one.
-_MAX_PARTS = 12  # Each part needs a few more copies in each step.
+_MAX_PARTS = 12  # A part needs a few more copies in every step.
 _FEW_MOVES = 3  # Up to this many single copies cost less than one copy by index.
 
 ColumnMove = tuple[int, int, int]  # row, column from, column to

@@ -34,7 +34,7 @@ _NO_FORWARD = Forward((), 0, {})
 
 
 class _Due(NamedTuple):
-    """What a commit is to do: rows, each with its new length and position, and moves of states."""
+    """What a commit is to do: rows with their new lengths and positions, and moves of states."""
 
     rows: Sequence[tuple[KVRow, int, Any]] = ()
     moves: Moves = []  # noqa: RUF012
@@ -43,7 +43,7 @@ class _Due(NamedTuple):
 class TreeKV:
     """Committed columns of rows, with room after them for one tree per row.
 
-    Each row knows its place among the slots and its number of columns. The model is given `cache`,
+    A row knows its place among the slots and its number of columns. The model is given `cache`,
     whose layers look at `forward`, the one for which room was made last. `visible` says which
     columns of the prompt count, row by row; None if all do. `generation` grows when slots get
     another address; captures of an earlier generation must not be replayed.
@@ -84,7 +84,7 @@ class TreeKV:
 
     @property
     def num_columns(self) -> int:
-        """How many columns each row has slots for."""
+        """How many columns a row has slots for."""
         return max((part.size.columns for part in self._parts), default=0)
 
     @property

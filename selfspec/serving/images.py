@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import re
 from collections.abc import Iterator, Mapping
@@ -34,21 +35,27 @@ class ImageReader:
 
         The sizes of all are checked before the first one is decoded.
         """
-        urls = [part["image_url"]["url"] for part in _images_in(prompt)]
-        if not urls:
+        if not has_images(prompt):
             return prompt
-        names = [f"image {number} of {field}" for number in range(1, len(urls) + 1)]
-        if self.processor is None:
-            rule = f"must be left out, since this model reads no images ({self.reason})"
-            raise RequestError(f"{names[0]} {rule}", field=field)
-        if len(urls) > _MOST_IMAGES:
-            rule = f"must be left out, since a request may have {_MOST_IMAGES} images"
-            raise RequestError(f"{names[_MOST_IMAGES]} {rule} (got {len(urls)})", field=field)
+        prompt = copy.deepcopy(prompt)
+        parts = {f"image {n} of {field}": part for n, part in enumerate(_images_in(prompt), 1)}
         try:
-            pictures = _pictures(dict(zip(names, urls, strict=True)))
+            self._check(list(parts))
+            pictures = _pictures({name: part["image_url"]["url"] for name, part in parts.items()})
         except ValueError as error:
             raise RequestError(str(error), field=field) from None
-        return [_with_pictures(message, pictures) for message in prompt]
+        for part, picture in zip(parts.values(), pictures, strict=True):
+            part.clear()
+            part.update(type="image", image=picture)
+        return prompt
+
+    def _check(self, names: list[str]) -> None:
+        if self.processor is None:
+            rule = f"must be left out, since this model reads no images ({self.reason})"
+            raise ValueError(f"{names[0]} {rule}")
+        if len(names) > _MOST_IMAGES:
+            rule = f"must be left out, since a request may have {_MOST_IMAGES} images"
+            raise ValueError(f"{names[_MOST_IMAGES]} {rule} (got {len(names)})")
 
 
 def has_images(prompt: object) -> bool:
@@ -63,19 +70,7 @@ def _images_in(prompt: Any) -> Iterator[dict[str, Any]]:
             yield from (part for part in message["content"] if part["type"] != "text")
 
 
-def _with_pictures(message: Mapping[str, Any], pictures: Iterator[Any]) -> Mapping[str, Any]:
-    """The same message, with the next pictures in place of its images."""
-    parts = message["content"]
-    if not isinstance(parts, list):
-        return message
-    pictured = [
-        part if part["type"] == "text" else {"type": "image", "image": next(pictures)}
-        for part in parts
-    ]
-    return {**message, "content": pictured}
-
-
-def _pictures(urls: Mapping[str, str]) -> Iterator[Any]:
+def _pictures(urls: Mapping[str, str]) -> list[Any]:
     """The pictures of named data URLs, upright and in RGB, as transformers has them."""
     from PIL import ImageOps
 
@@ -89,7 +84,7 @@ def _pictures(urls: Mapping[str, str]) -> Iterator[Any]:
     for name in urls:
         with _opened(name, data[name]) as image:
             pictures.append(ImageOps.exif_transpose(image).convert("RGB"))
-    return iter(pictures)
+    return pictures
 
 
 def _data(name: str, url: str) -> bytes:

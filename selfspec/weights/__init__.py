@@ -13,10 +13,8 @@ from selfspec.weights.eight_bits import (
 )
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
 from selfspec.weights.packing import Packing, pack_loaded
-from selfspec.weights.step_attention import EXACT_ATTENTION
 
 __all__ = [
-    "EXACT_ATTENTION",
     "PackedWeight",
     "Packing",
     "gives_rows",

@@ -19,6 +19,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from selfspec.attention import EXACT_ATTENTION
+from selfspec.compat.generation import attention_implementation, keeps_a_state
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
@@ -26,7 +28,6 @@ from selfspec.weights.copies import linears_of
 from selfspec.weights.formats import PackedMatrix
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.rounding import BYTES, NARROW, Int8Rows, Kernels, Products
-from selfspec.weights.step_attention import attend_exactly, attends_exactly
 
 _KEPT = (
     "weights in 8 bits can't be written, trained, compiled, moved or converted, nor adapters be "
@@ -106,6 +107,19 @@ class EightBitRows:
 
 
 _FORMS = (EightBits, EightBitRows)
+
+
+def attend_exactly(model: PreTrainedModel) -> None:
+    """Gives a model attention in float64 in place of ``"sdpa"``, where that alone mixes tokens.
+
+    A model that keeps a state mixes them elsewhere too.
+    """
+    if attention_implementation(model.config) == "sdpa" and not keeps_a_state(model):
+        model.set_attn_implementation(EXACT_ATTENTION)
+
+
+def attends_exactly(model: PreTrainedModel) -> bool:
+    return attention_implementation(model.config) == EXACT_ATTENTION
 
 
 def to_eight_bits(model: PreTrainedModel, dtype: torch.dtype) -> None:

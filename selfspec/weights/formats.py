@@ -52,17 +52,10 @@ Packer = Callable[[Sequence[torch.Tensor]], list[PackedMatrix | None]]
 
 
 @cache
-def packer_for(dtype: torch.dtype) -> Packer | None:
+def packers_for(dtype: torch.dtype) -> tuple[Packer, ...]:
     """What packs weights of a dtype, rightly, with this build of torch on this CPU."""
     packers = (reorder, pack_float16) if dtype in _HALVES else (reorder,)
-    return next((packer for packer in packers if _is_right(packer, dtype)), None)
-
-
-def pack(weights: Sequence[torch.Tensor]) -> list[PackedMatrix | None]:
-    """Packs weights of one dtype; None for one that the format can't hold."""
-    packer = packer_for(weights[0].dtype)
-    assert packer is not None
-    return packer(weights)
+    return tuple(packer for packer in packers if _is_right(packer, dtype))
 
 
 def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -88,7 +81,7 @@ def own_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 
 def _is_slow(dtype: torch.dtype) -> bool:
     """Is this half precision that FBGEMM can pack and the CPU can't calculate in?"""
-    return packer_for(dtype) is pack_float16
+    return packers_for(dtype) == (pack_float16,)
 
 
 class _Reordered:

@@ -22,7 +22,7 @@ from transformers.utils import logging as hf_logging
 from selfspec.machine.busy import LEAST_SHARE, processor_share
 from selfspec.machine.memory import free_memory, return_freed_memory
 from selfspec.weights.copies import Origin, PackedCopy, StandIns, linears_of, num_owners
-from selfspec.weights.formats import PackedMatrix, pack, packer_for
+from selfspec.weights.formats import PackedMatrix, Packer, packers_for
 from selfspec.weights.held_weight import PackedWeight, is_packed_in_place
 from selfspec.weights.product_times import SAMPLE, WIDE, ProductTimes, product_times
 
@@ -121,10 +121,11 @@ class Packing:
         """Packs those of some layers that get faster, if their weights come back bit by bit."""
         with self._lock:
             self._time()
-            if self._times is None or not self._times.suits_in_place:
+            times = self._times
+            if times is None or not times.suits_in_place:
                 return
             for part in _in_parts([module for module in self._packable if module in layers]):
-                for module, matrix in zip(part, _matrices(part), strict=True):
+                for module, matrix in zip(part, _matrices(times.packer, part), strict=True):
                     if matrix is not None and torch.equal(matrix.unpacked(), module.weight):
                         module.weight = PackedWeight.of(module.weight, matrix, kept)
 
@@ -209,7 +210,9 @@ class Packing:
             return f"packed weights would take {num_bytes / 1e6:.0f} MB, too much of what is free"
         for part in _in_parts(missing):
             origins = [Origin.of(m.weight) for m in part]  # What is written now is seen later.
-            for module, origin, matrix in zip(part, origins, _matrices(part), strict=True):
+            for module, origin, matrix in zip(
+                part, origins, _matrices(times.packer, part), strict=True
+            ):
                 self._copies[module] = PackedCopy(origin, matrix, times.least_tokens)
         self._note_packed()
         return None
@@ -241,14 +244,13 @@ def _can_be_packed(module: nn.Linear) -> bool:
         and weight.is_contiguous()
         and weight.device.type == "cpu"
         and weight.numel() >= _LEAST_WEIGHTS
-        and packer_for(weight.dtype) is not None
+        and bool(packers_for(weight.dtype))
     )
 
 
-def _matrices(modules: Sequence[nn.Linear]) -> list[PackedMatrix | None]:
-    """The packed weights of some layers."""
+def _matrices(packer: Packer, modules: Sequence[nn.Linear]) -> list[PackedMatrix | None]:
     with torch.inference_mode(False):
-        return pack([module.weight for module in modules])
+        return packer([module.weight for module in modules])
 
 
 def _num_weights(modules: Sequence[nn.Linear]) -> int:

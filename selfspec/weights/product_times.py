@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.weights.formats import own_linear, pack
+from selfspec.weights.formats import Packer, own_linear, packers_for
 
 _PLAIN, WIDE = 1, 8  # Tokens of a plain step, and of a step with drafts: both are timed.
 # This many weights are timed. They leave the CPU's cache before they are used again.
@@ -30,15 +30,21 @@ _IN_PLACE = 1.25
 class ProductTimes(NamedTuple):
     """Seconds of products, divided by the number of weights: with one token and with eight."""
 
+    packer: Packer
     plain: Sequence[float]  # as torch computes them
     packed: Sequence[float]
     packing: float = 0.0  # to pack
 
     @property
+    def share(self) -> float:
+        """Of the time, what is left where layers are packed if that is faster."""
+        shares = [min(self.packed[index] / self.plain[index], 1.0) for index in (0, 1)]
+        return sum(shares) / 2
+
+    @property
     def is_faster(self) -> bool:
         """Does packing cut the time enough?"""
-        shares = [min(self.packed[index] / self.plain[index], 1.0) for index in (0, 1)]
-        return sum(shares) / 2 <= _PAYS
+        return self.share <= _PAYS
 
     @property
     def least_tokens(self) -> int:
@@ -59,11 +65,20 @@ class ProductTimes(NamedTuple):
 
 
 def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
-    """Times some weights of one dtype as they are and packed, in turns. Draws no randomness."""
+    """Times some weights of one dtype as they are and in the format that is best for them.
+
+    Draws no randomness.
+    """
     sample = _sample(weights)
+    times = [_times_of(packer, sample) for packer in packers_for(sample[0].dtype)]
+    return min(times, key=lambda times: times.share)
+
+
+def _times_of(packer: Packer, sample: Sequence[torch.Tensor]) -> ProductTimes:
+    """Products as they are and packed, in turns."""
     number = sum(weight.numel() for weight in sample)
     start = perf_counter()
-    matrices = pack(sample)
+    matrices = packer(sample)
     packing = (perf_counter() - start) / number
     plain, packed = [math.inf, math.inf], [math.inf, math.inf]
     as_they_are = [partial(own_linear, weight=weight) for weight in sample]
@@ -74,7 +89,7 @@ def product_times(weights: Sequence[torch.Tensor]) -> ProductTimes:
             plain[index] = min(plain[index], _seconds(as_they_are, inputs) / number)
             if None not in matrices:  # As where a weight is not finite.
                 packed[index] = min(packed[index], _seconds(matrices, inputs) / number)
-    return ProductTimes(plain, packed, packing)
+    return ProductTimes(packer, plain, packed, packing)
 
 
 def _sample(weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 
 from selfspec.cli import loading
 from selfspec.cli.app import app
-from selfspec.cli.loading import Loaded, load_model, load_tokenizer, memory_note
+from selfspec.cli.loading import Loaded, check_model_name, load_model, load_tokenizer, memory_note
 from selfspec.cli.options import DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError
 from selfspec.machine import memory
@@ -123,3 +123,13 @@ def test_which_commands_pack(
     with pytest.raises(Asked) as caught:
         app([command, chat_folder, *map(str, files), *more], result_action="return_value")
     assert caught.value.args == (packs and not more,)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/at all", "a/b/c", "", "two words"])
+def test_what_has_no_form_of_a_name_is_refused(name, tmp_path):
+    for wrong in (name, str(tmp_path)):
+        with pytest.raises(ConfigError, match=r"MODEL must be a folder with a config\.json"):
+            check_model_name(wrong, "MODEL")
+    (tmp_path / "adapter_config.json").touch()
+    check_model_name(str(tmp_path), "MODEL")
+    check_model_name("owner/model", "MODEL")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import pipeline
 
 from selfspec import SelfSpec, attach
 from selfspec import runner as run
@@ -51,34 +51,6 @@ def test_pipeline(model: Any, tokenizer: Any) -> None:
     def program(given: Given) -> Any:
         pipe = pipeline("text-generation", model=given(model), tokenizer=tokenizer)
         return pipe(PROMPT, max_new_tokens=16)
-
-    drafted(program)
-
-
-def test_peft(model: Any, tokenizer: Any) -> None:
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
-    adapted = peft.get_peft_model(model, config).eval()
-
-    def program(given: Given) -> Any:
-        inputs = tokenizer(PROMPT, return_tensors="pt")
-        return given(adapted).generate(**inputs, max_new_tokens=16).tolist()
-
-    drafted(program)
-
-
-def test_accelerate_offloads(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    model.save_pretrained(tmp_path / "model")
-    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu"}
-    places |= {"model.layers.1": "disk", "model.norm": "cpu", "lm_head": "cpu"}
-
-    def program(given: Given) -> Any:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
-        )
-        inputs = tokenizer(PROMPT, return_tensors="pt")
-        return given(loaded).generate(**inputs, max_new_tokens=16).tolist()
 
     drafted(program)
 

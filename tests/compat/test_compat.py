@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
     BartConfig,
@@ -288,23 +288,6 @@ def test_what_runs_in_each_step_beside_modules():
     assert changed == {model._update_model_kwargs_for_generation}
 
 
-def test_an_attention_of_ours_gets_the_masks_of_sdpa():
-    asked = []
-
-    def attend(module, query, key, value, mask, **options):
-        asked.append(mask)
-        return generation.sdpa_attention_forward(module, query, key, value, mask, **options)
-
-    model, inputs = new_model(), {"input_ids": torch.arange(8).view(2, 4) + 1}
-    inputs["attention_mask"] = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
-    expected = model(**inputs).logits
-    generation.register_attention("a_test", attend)
-    model.set_attn_implementation("a_test")
-    assert torch.equal(model(**inputs).logits, expected)
-    assert all(mask.shape == (2, 1, 4, 4) for mask in asked)
-    assert asked
-
-
 @pytest.mark.parametrize(
     ("kind", "keeps"), [("llama", False), ("gemma3", False), ("lfm2", True), ("mamba", True)]
 )
@@ -343,11 +326,11 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
             assert mask[token >> 5] >> (token & 31) & 1
             assert grammar.accept(token)
             grammar.rollback(1)
-            assert not grammar.accept(grammar.words.chars[ord("#")])
+            assert not grammar.accept(grammar.token_bytes.chars[ord("#")])
             assert not grammar.accept(len(TOKENIZER))
             assert grammar.accept(token)
     start = grammars.grammars_of(held, 1, TokenBytes)[0]
-    assert start.words.visible(start.mask()) == [ord("{")]
+    assert start.token_bytes.visible(start.mask()) == [ord("{")]
     allowed = torch.isfinite(first[0]).nonzero().flatten().tolist()
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 
@@ -450,19 +433,6 @@ def test_adapters_are_seen():
     assert modules.inside_wrappers(wrapper) is modules.inside_wrappers(model) is model
 
 
-@pytest.mark.filterwarnings(PEFT_NOTE)
-def test_adapters_of_one_call_are_seen():
-    wrapper = get_peft_model(new_model(), LoraConfig(target_modules=["q_proj"])).eval()
-
-    def look(model, _ids, _kwargs):
-        hooks = [hook for part in model.modules() for hook in modules.hooks_on(part).values()]
-        return bool(hooks) and all(map(modules.is_of_one_call, hooks))
-
-    assert not inside_a_call(wrapper, look)
-    assert inside_a_call(wrapper, look, adapter_names=["default"])
-    assert not modules.is_of_one_call(print)
-
-
 def state_of(module):
     return modules.modules_of(module).state
 
@@ -486,14 +456,6 @@ def test_the_state_of_a_module(change):
     assert after != before
     assert state_of(layer) == after
     assert hash(after) == hash(state_of(layer))
-
-
-@pytest.mark.filterwarnings(PEFT_NOTE)
-@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
-def test_virtual_tokens_are_seen():
-    config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    wrapper = get_peft_model(new_model(), config)
-    assert inside_a_call(wrapper, lambda model, *_: modules.prompt_learning(model))
 
 
 # --- kernels

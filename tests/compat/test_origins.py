@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from functools import partial, wraps
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -129,6 +132,23 @@ def test_what_torch_has_compiled_replaces_nothing() -> None:
     torch.compile(norm.forward, backend="eager")(torch.ones(1, norm.weight.numel()))
     assert any(name.startswith("__compiled_fn_") for name in vars(modeling_lfm2))
     assert origins.replaced_functions({type(module) for module in model.modules()}) == []
+
+
+def test_kernels_of_the_hub_are_of_a_library(monkeypatch: Any, tmp_path: Path) -> None:
+    """As `kernels` loads them: from the Hub's cache, with a number behind the name."""
+    file = tmp_path / "models--owner--rotary" / "build" / "__init__.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def forward(self, x):\n    return x\n")
+    for name, is_of_library in (("rotary_1a2b", True), ("rotary_of_a_user", False)):
+        folder = tmp_path if is_of_library else tmp_path / "other"
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        assert origins.is_of_library(MethodType(module.forward, nn.ReLU())) is is_of_library
 
 
 def test_llm_int8_is_known_by_its_name() -> None:

@@ -277,36 +277,10 @@ def test_full_slots_double_and_windowed_ones_forget(policy, monkeypatch):
     assert len(capacities) <= 8  # That is how often it was copied on the way from 3 to 1203.
 
 
-def test_windowed_slots_forget_in_place_and_not_in_every_step(monkeypatch):
-    dropped = []
-    resize = module.Slots.resize
-    monkeypatch.setattr(
-        module.Slots, "resize", lambda part, *at: dropped.append(at) or resize(part, *at)
-    )
-    kv = adopt(prompted(1, 2, 3, window=16), 16, 1, FIXED)
-    chain_steps(kv, 16, 4, captured=True)
-    before = kv.cache.layers[1].stores["keys"].data_ptr()
-    chain_steps(kv, 100, 4, captured=True)
-    assert kv.cache.layers[1].stores["keys"].data_ptr() == before
-    num_parts = sum(part.attention_type == "sliding_attention" for part in kv._parts)
-    assert 0 < len(dropped) / num_parts < 100 / 4
-
-
 def test_a_path_that_is_in_place_costs_no_copy(monkeypatch):
     kv = adopt(prompted(1, 2), 4)
     monkeypatch.setattr("selfspec.forward.tree_kv.move_columns", lambda *_: pytest.fail("moved"))
     chain_steps(kv, 2, width=3)
-
-
-def test_a_single_write_fills_all_layers_of_a_kind():
-    """K of the first and third layer and V of the first share one tensor of three members."""
-    kv = adopt(prompted(1, 2), 4)
-    kv.reserve(kv.rows, 1)
-    storage = {
-        kv.cache.layers[i].stores[n].untyped_storage().data_ptr()
-        for i, n in [(0, "keys"), (0, "values"), (2, "keys")]
-    }
-    assert len(storage) == 1
 
 
 def test_its_memory_ends_with_its_last_user():
@@ -339,12 +313,6 @@ def test_what_breaks_off_while_slots_are_filled_leaves_the_cache_whole(at, error
     with pytest.raises(error):
         adopt(cache, 4, 1, policy)
     assert_same_cache(cache, prompted(1, 2, 3, 4, 5))
-
-
-def test_adopting_frees_the_stock_tensors():
-    cache = prompted(1, 2, 3)
-    adopt(cache, 4)
-    assert all(layer.keys.numel() == layer.values.numel() == 0 for layer in cache.layers)
 
 
 def scarce(monkeypatch, num_before: int) -> None:
@@ -404,28 +372,6 @@ def test_sizes_suit_both_calls_unless_that_is_dear():
     assert sizes == [(1, 640), (1, 640), (2, 640), (64, 64), (64, 64)]
     first, second, third, fourth, fifth = generations
     assert first == second < third < fourth == fifth
-
-
-def test_no_call_finds_what_another_left():
-    """A hidden slot weighs 0, and 0 times a NaN would be a NaN."""
-    kv = adopt(prompted(1, 2), 4, 1, FIXED)
-    kv.reserve(kv.rows, 1)
-    for layer in kv.cache.layers:
-        layer.stores["values"].fill_(torch.nan)
-    kv.release()
-    kv.admit(prompted(1, 2))
-    kv.reserve(kv.rows, 1)
-    assert not any(layer.stores["values"].isnan().any() for layer in kv.cache.layers)
-
-
-@pytest.mark.parametrize(
-    ("front", "width", "num_keys"), [(5, 8, 256), (248, 8, 256), (249, 8, 320), (300, 4, 320)]
-)
-def test_lengths_come_in_buckets_up_to_what_there_is(front, width, num_keys):
-    kv = new_kv(4, FIXED)
-    kv.admit(prompted(*range(front)), most=320)
-    kv.reserve(kv.rows, width)
-    assert kv.num_keys(width) == {"full_attention": num_keys, "sliding_attention": 64}
 
 
 def test_what_is_handed_back_is_no_slot():

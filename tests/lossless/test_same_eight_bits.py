@@ -15,9 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from selfspec import ConfigError, UnsupportedError, WeightsError, attention, generate_many, load
+from selfspec.attention import EXACT_ATTENTION
 from selfspec.compat.generation import KV
 from selfspec.plugin import loading
-from selfspec.weights import EXACT_ATTENTION, held_weight, is_in_eight_bits
+from selfspec.weights import held_weight, is_in_eight_bits
 from selfspec.weights.held_weight import PackedWeight
 from selfspec.weights.streamed import is_streamed, rounded_file
 from tests.fakes import prompt, tiny_tokenizer

@@ -22,7 +22,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from selfspec import SelfSpec, UnsupportedError
+from selfspec import SelfSpec
 from selfspec.cuda.runner import ForwardKey, StaticRunner
 from selfspec.forward import sizes
 from tests.fakes import new_model, of_library, prompt, tiny_model
@@ -300,9 +300,6 @@ def test_a_model_that_can_not_be_captured_goes_on_eagerly(
     assert both.stats.forward == "eager"
     assert reason in str(both.stats.eager_reason)
     assert "replay" not in log
-    strict = SelfSpec(strict=True, forward="graph")
-    with pytest.raises(UnsupportedError, match="strict=True"):
-        run(model, prompt(), custom_generate=strict, **GREEDY)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
@@ -338,8 +335,6 @@ def test_a_cpu_captures_no_graphs() -> None:
     assert asked.stats.eager_reason == "a CPU captures no graphs"
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
     assert (auto.stats.forward in ("eager", "packed"), auto.stats.eager_reason) == (True, None)
-    with pytest.raises(UnsupportedError, match="a CPU captures no graphs"):
-        run(model, inputs, custom_generate=SelfSpec(forward="graph", strict=True), **GREEDY)
     asked = run_both(model, inputs, SelfSpec(compile=True), drafts=False, **GREEDY)
     assert "compiled layers are for captured forwards alone" in str(asked.stats.eager_reason)
 
@@ -473,16 +468,6 @@ def test_without_memory_for_a_capture_forwards_are_run_eagerly(
     short(64)
     both = run_both(model, inputs, spec, **GREEDY)
     assert (both.stats.forward, both.stats.eager_reason) == ("graph", None)
-
-
-def test_what_nodes_tell_of_states_counts(log: list[str]) -> None:
-    model, spec = tiny_model("qwen3-5"), SelfSpec(budget="fixed", max_nodes=8)
-    both = run_graphs(model, prompt(), spec, drafts=False, **GREEDY)
-    runner = spec.runner(model)._captured._runner
-    told = [captured.branches.nbytes for captured in runner._captures.values()]
-    assert min(told) > 0
-    outputs = 64 * model.config.vocab_size * 4
-    assert both.stats.captured_bytes == runner.kv.nbytes + outputs + sum(told)
 
 
 def test_logits_have_one_buffer_for_all_forwards(log: list[str]) -> None:

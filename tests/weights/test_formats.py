@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from selfspec.weights import formats
 from selfspec.weights.copies import Origin, PackedCopy, StandIns
-from selfspec.weights.formats import Packer, pack_float16, packer_for, reorder
+from selfspec.weights.formats import Packer, pack_float16, packers_for, reorder
 from tests.fakes import packs_here
 
 needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
@@ -90,9 +90,9 @@ def test_what_stock_converts_is_left_to_stock():
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    packer_for.cache_clear()
+    packers_for.cache_clear()
     yield
-    packer_for.cache_clear()
+    packers_for.cache_clear()
 
 
 @pytest.mark.parametrize("error", [AttributeError, NotImplementedError, RuntimeError, TypeError])
@@ -104,12 +104,12 @@ def test_a_torch_without_the_private_operators_packs_nothing(error, fresh, monke
 
     monkeypatch.setattr(formats, "reordered", gone)
     monkeypatch.setattr(formats, "float16_packed", gone)
-    assert not any(packer_for(dtype) for dtype in ROUNDING)
+    assert not any(packers_for(dtype) for dtype in ROUNDING)
 
 
 def test_operators_that_compute_something_else_are_not_used(fresh, monkeypatch):
     monkeypatch.setattr(formats, "reordered", lambda weight: weight)
     monkeypatch.setattr(formats, "reordered_product", lambda x, packed, bias: x)
     monkeypatch.setattr(formats, "float16_product", lambda x, packed: x)
-    assert not packer_for(torch.float32)
-    assert not packer_for(torch.bfloat16)
+    assert not packers_for(torch.float32)
+    assert not packers_for(torch.bfloat16)

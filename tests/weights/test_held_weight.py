@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from selfspec.errors import UnsupportedError
 from selfspec.weights import PackedWeight
 from selfspec.weights.copies import contents_of
-from selfspec.weights.formats import pack
+from selfspec.weights.formats import reorder
 from tests.fakes import packs_here
 from tests.lossless.same import in_threads
 from tests.weights.test_formats import PACKINGS, needs
@@ -38,7 +38,7 @@ def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
 def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
     """Python gives the address of an object that is gone to a new one."""
     weight = torch.randn(24, 16)
-    (copy,) = pack([weight])
+    (copy,) = reorder([weight])
     seen = set()
     for _ in range(20):
         module = nn.Linear(16, 24, bias=False)
@@ -51,7 +51,7 @@ def test_a_weight_is_not_taken_for_one_that_is_gone() -> None:
 
 def packed_layer(kept: str | None) -> nn.Linear:
     layer = nn.Linear(16, 24).requires_grad_(False)
-    (matrix,) = pack([layer.weight])
+    (matrix,) = reorder([layer.weight])
     assert matrix is not None
     layer.weight = PackedWeight.of(layer.weight, matrix, kept)
     return layer
@@ -92,7 +92,7 @@ def test_a_weight_is_given_back_while_other_threads_compute_from_it():
     x, wrong = torch.randn(2, 16), []
     layers = [nn.Linear(16, 24).requires_grad_(False) for _ in range(200)]
     expected = [layer(x) for layer in layers]
-    for layer, matrix in zip(layers, pack([each.weight for each in layers]), strict=True):
+    for layer, matrix in zip(layers, reorder([each.weight for each in layers]), strict=True):
         assert matrix is not None
         layer.weight = PackedWeight.of(layer.weight, matrix, None)
 

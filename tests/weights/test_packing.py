@@ -141,7 +141,7 @@ def test_the_copy_of_a_weight_that_is_no_longer_packed_is_dropped(change, model)
 def test_weights_that_no_format_can_hold_end_no_call(monkeypatch, trials):
     """As one with a NaN, of which there is no float16 copy."""
     needs(formats.pack_float16, torch.bfloat16)
-    monkeypatch.setattr(formats, "packer_for", lambda dtype: formats.pack_float16)
+    monkeypatch.setattr("tests.fakes.packers_for", lambda dtype: (formats.pack_float16,))
     layers = (nn.Linear(16, 24, dtype=torch.bfloat16) for _ in range(2))
     model = nn.Sequential(*layers).requires_grad_(False)
     model[0].weight.data[3, 4] = torch.nan

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from selfspec.weights import product_times as module
+from selfspec.weights.formats import reorder
 from selfspec.weights.product_times import ProductTimes, product_times
 from tests.fakes import packs_here
 
@@ -54,7 +55,7 @@ def test_weights_are_packed_where_that_is_faster(
 
 def test_weights_that_no_format_can_hold_are_never_faster():
     """As those with a NaN, of which there is no float16 copy."""
-    times = ProductTimes((1.0, 1.0), (math.inf, math.inf))
+    times = ProductTimes(reorder, (1.0, 1.0), (math.inf, math.inf))
     assert not times.is_faster
     assert not times.saved
 
