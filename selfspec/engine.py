@@ -23,7 +23,7 @@ from selfspec.forward.costs import context_bucket
 from selfspec.forward.model import num_readable
 from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
-from selfspec.learning import Committed, Seen, learn, teach
+from selfspec.learning import Committed, Seen, learn
 from selfspec.machine.device import CPU, Device, Fetched, device_for
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
@@ -129,11 +129,7 @@ class Engine:
         # A streamer has the first tokens before there are tables, or slots for drafts.
         logits = StepLogits(prefilled.logits[:, None], self._device)
         records = walked(rows, logits, of_prompt=True)
-        start = self._clock()
-        if learned.learns:
-            teach(learned, prefilled, model.get_output_embeddings(), self._num_readable)
         stats.table_bytes = learned.nbytes
-        stats.spend("learn", self._clock() - start)
         admit = partial(
             self.backend.admit,
             prefilled,

@@ -27,7 +27,6 @@ from selfspec.cuda.kept import KeptRunner
 from selfspec.cuda.runner import StaticRunner, stepped
 from selfspec.draft.sources import Source
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.errors import UnsupportedError
 from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
@@ -172,7 +171,7 @@ class ModelRunner:
                 reason = packing.pack(whatever_memory=True)
         if self.config.compile and not self._captures:
             reason = reason or "compiled layers are for captured forwards alone, and it has none"
-        self.packing, self._reason = packing, self._checked(reason)
+        self.packing, self._reason = packing, reason
 
     @property
     def reason(self) -> str | None:
@@ -283,21 +282,8 @@ class ModelRunner:
                 assert attention is not None
                 yield TreeBackend(model, attention, captured)
                 return
-            reason = self._checked(captured)
             if attention is None:
-                yield ChainBackend(model, kind=self.forward_kind, reason=reason)
+                yield ChainBackend(model, kind=self.forward_kind, reason=captured)
                 return
-            yield TreeBackend(
-                model,
-                attention,
-                policy=Policy(limits),
-                eager_kind=self.forward_kind,
-                reason=reason,
-            )
-
-    def _checked(self, reason: str | None) -> str | None:
-        """Why the model is run in another way; an error if the config insists on its own."""
-        forward = self.config.forward
-        if reason is not None and self.config.strict and forward not in ("auto", "eager"):
-            raise UnsupportedError(f"strict=True and {forward=!r} can't be had: {reason}")
-        return reason
+            kind, policy = self.forward_kind, Policy(limits)
+            yield TreeBackend(model, attention, policy=policy, eager_kind=kind, reason=captured)

@@ -33,16 +33,9 @@ from selfspec.forward.model import at_output_head
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
 
-# The LUTs learn from the last tokens of a row. More tokens bring very little, and the head has
-# to be run for all of them, which is slow on a CPU.
-_NUM_TEACHING = {"cpu": 16, "other": 64}
 # Where the logits of a whole prompt are asked for, it is read in parts of 128 tokens.
 _PART_OF_LOGITS = 128
 OnLogits = Callable[[int, torch.Tensor], None]  # The number of the first token; (B, L, V).
-
-
-def num_teaching(states: torch.Tensor) -> int:
-    return _NUM_TEACHING.get(states.device.type, _NUM_TEACHING["other"])
 
 
 def given_positions(
@@ -213,7 +206,7 @@ class PromptReader:
         """Reads `num_tokens` more, or all that is left; returns the prompt at its end.
 
         Images and the like have their places in the whole prompt, which is then read in one part.
-        At least `num_states` of the last hidden states are kept, if any are.
+        `num_states` of the last hidden states are kept, if anybody may learn from them.
         """
         self._num_states = max(self._num_states, num_states)
         length = int(self.input_ids.shape[1])
@@ -267,12 +260,13 @@ class PromptReader:
     @contextmanager
     def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        if not self._keeps_states or model_kwargs.get("logits_to_keep") != 1:
+        is_wanted = self._keeps_states and self._num_states
+        if not is_wanted or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
 
         def keep_last(hidden: torch.Tensor) -> torch.Tensor:
-            number = max(num_teaching(hidden), self._num_states)
+            number = self._num_states
             earlier = [] if self.hidden is None else [self.hidden]
             # A copy, since a view would keep the whole prompt's.
             self.hidden = torch.cat([*earlier, hidden[:, -number:]], dim=1)[:, -number:]

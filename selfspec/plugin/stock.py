@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.logits_process import LogitsProcessor
@@ -18,7 +20,7 @@ from selfspec.compat.generation import decode_assisted
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart
 from selfspec.forward.model import num_readable
-from selfspec.learning import last_pairs, top_k_of
+from selfspec.learning import top_k_of
 from selfspec.plugin.loop import loop_for
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
@@ -87,8 +89,7 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         learned = drafter.learned
         if learned.learns:
             top = top_k_of(scores[0, : num_matches + 1], learned.top_k)
-            pairs = last_pairs(input_ids[:, :-1].cpu(), None, num_matches + 1)
-            learned.observe_pairs(pairs.numpy(), top)
+            learned.observe_pairs(_last_pairs(input_ids[:, :-1], num_matches + 1), top)
         if is_first:
             return
         committed = input_ids[0, -num_matches - 1 :].tolist()
@@ -125,6 +126,11 @@ class LutRecorder(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
         if self._spec.config.learning == "session" and input_ids.shape[1]:
             learned = self._spec.learned(scores.shape[-1])
-            pairs = last_pairs(input_ids.cpu(), None, 1)
-            learned.observe_pairs(pairs.numpy(), top_k_of(scores, learned.top_k))
+            learned.observe_pairs(_last_pairs(input_ids, 1), top_k_of(scores, learned.top_k))
         return scores
+
+
+def _last_pairs(input_ids: torch.Tensor, length: int) -> NDArray[np.int64]:
+    """(B * length, 2): the last two tokens at each of the last columns; -1 means none."""
+    ids = np.pad(input_ids.cpu().numpy(), [(0, 0), (1, 0)], constant_values=-1)
+    return np.stack([ids[:, -length - 1 : -1], ids[:, -length:]], axis=-1).reshape(-1, 2)

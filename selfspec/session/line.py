@@ -20,7 +20,7 @@ _MOST_SHOWN = 256  # The most prompts that a scheduler chooses among.
 
 
 class Scheduler(Protocol):
-    """Chooses among waiting prompts whenever a row ends."""
+    """Chooses among waiting prompts whenever there is a place, until none starts any more."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
         """The indices of the waiting prompts to start now, in this order.
@@ -34,18 +34,14 @@ class Scheduler(Protocol):
 
 
 class ArrivalOrder:
-    """The prompts that came first, up to the first that does not fit: none overtakes another."""
+    """The prompt that came first: none overtakes another."""
 
     def choose(self, waiting: Sequence[int], running: Sequence[int], num_free: int) -> list[int]:
-        """
-        >>> ArrivalOrder().choose([10, 20, 5], running=[20], num_free=40)
-        [0, 1]
-        """
-        return _that_fit(range(len(waiting)), waiting, running, num_free)
+        return [0]
 
 
 class ShortestFirst:
-    """The shortest prompts, as many as fit, so that rows of similar lengths run together.
+    """The shortest prompt, so that rows of similar lengths run together.
 
     So more of them fit than in order of arrival. While shorter prompts arrive, a long one waits.
     """
@@ -55,20 +51,7 @@ class ShortestFirst:
         >>> ShortestFirst().choose([10, 20, 5], running=[20], num_free=20)
         [2]
         """
-        order = sorted(range(len(waiting)), key=waiting.__getitem__)
-        return _that_fit(order, waiting, running, num_free)
-
-
-def _that_fit(
-    order: Sequence[int], waiting: Sequence[int], running: Sequence[int], num_free: int
-) -> list[int]:
-    longest = max(running, default=0)
-    total = num_free + len(running) * longest
-    for number, index in enumerate(order):
-        longest = max(longest, waiting[index])
-        if (len(running) + number + 1) * longest > total:
-            return list(order[:number])
-    return list(order)
+        return [min(range(len(waiting)), key=waiting.__getitem__)]
 
 
 class Waiting:
