@@ -326,11 +326,11 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
             assert mask[token >> 5] >> (token & 31) & 1
             assert grammar.accept(token)
             grammar.rollback(1)
-            assert not grammar.accept(grammar.words.chars[ord("#")])
+            assert not grammar.accept(grammar.token_bytes.chars[ord("#")])
             assert not grammar.accept(len(TOKENIZER))
             assert grammar.accept(token)
     start = grammars.grammars_of(held, 1, TokenBytes)[0]
-    assert start.words.visible(start.mask()) == [ord("{")]
+    assert start.token_bytes.visible(start.mask()) == [ord("{")]
     allowed = torch.isfinite(first[0]).nonzero().flatten().tolist()
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 
