@@ -12,9 +12,9 @@ import torch
 pytest.importorskip("PIL", reason="needs the extra: pip install '.[serve]'")
 
 from PIL import Image
-from transformers import AutoConfig, AutoModelForImageTextToText, CLIPImageProcessor, LlavaProcessor
+from transformers import AutoModelForImageTextToText, CLIPImageProcessor, LlavaProcessor
 
-from tests.lossless.seeing import LLAVA
+from tests.lossless.seeing import seeing_config
 from tests.tiny import make_tokenizer
 
 TEMPLATE = (
@@ -41,11 +41,12 @@ def seeing_pair() -> tuple[Any, Any]:
 
 
 def _model(num_tokens: int, place: int) -> Any:
-    text = LLAVA["text_config"] | {"vocab_size": num_tokens, "eos_token_id": 1}
-    ids = {"image_token_index": place, "pad_token_id": 0, "eos_token_id": 1}
-    config = AutoConfig.for_model("llava", **LLAVA | {"text_config": text} | ids)
+    config = seeing_config("llava")
+    for part in (config, config.text_config):
+        part.pad_token_id, part.eos_token_id = 0, 1
+    config.image_token_index, config.text_config.vocab_size = place, num_tokens
     with torch.random.fork_rng():
-        torch.manual_seed(7)
+        torch.manual_seed(3)
         model = AutoModelForImageTextToText.from_config(config)
     model.generation_config.pad_token_id = 0
     return model.eval()

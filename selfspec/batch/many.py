@@ -80,6 +80,12 @@ def generate_many(
     common = {**generate_kwargs, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     pairs: Iterator[tuple[PromptLike, Any]]
     if isinstance(schema, (list, tuple)):
+        prompts = list(prompts)
+        if len(schema) != len(prompts):
+            raise UnsupportedError(
+                f"schema must be one for all prompts, or a list with one for each of the "
+                f"{len(prompts)} prompts (got {len(schema)})"
+            )
         pairs = zip(prompts, schema, strict=True)
     else:
         pairs, common["schema"] = ((prompt, schema) for prompt in prompts), schema

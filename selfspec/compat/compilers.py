@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,23 +26,19 @@ def tracing() -> Iterator[None]:
     Without the first setting, a layer's own number is a constant of its graph, so that each layer
     becomes another graph. Without the second, so does a width that equals a fixed size, such as the
     number of heads. Without the last, half precision is rounded in other places than by the single
-    operations. An older torch that lacks one of them does without it.
+    operations. Captured forwards need torch 2.12, which has all of them.
     """
     import torch._dynamo.config as of_dynamo
     import torch._inductor.config as of_inductor
     import torch.compiler.config as of_compiler
     import torch.fx.experimental._config as of_shapes
 
-    wanted: list[tuple[Any, str, Any]] = [
-        (of_compiler, "dynamic_sources", r".*\.layer_idx?$"),
-        (of_shapes, "use_duck_shape", False),
-        (of_dynamo, "recompile_limit", _MOST_GRAPHS),
-        (of_inductor, "emulate_precision_casts", True),
-    ]
-    with ExitStack() as stack:
-        for config, name, value in wanted:
-            if hasattr(config, name):
-                stack.enter_context(config.patch(name, value))
+    with (
+        of_compiler.patch(dynamic_sources=r".*\.layer_idx?$"),  # type: ignore[attr-defined]
+        of_shapes.patch(use_duck_shape=False),  # type: ignore[attr-defined]
+        of_dynamo.patch(recompile_limit=_MOST_GRAPHS),
+        of_inductor.patch(emulate_precision_casts=True),
+    ):
         yield
 
 

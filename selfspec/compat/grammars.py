@@ -19,12 +19,12 @@ _MAX_KEPT = 4
 _vocabularies: list[tuple[Any, Any]] = []  # Listing one takes a third of a second.
 
 
-def grammars_of(processors: Sequence[Any], num_rows: int, words: NewTokenBytes) -> list[Any]:
+def grammars_of(processors: Sequence[Any], num_rows: int, make: NewTokenBytes) -> list[Any]:
     """A grammar for each row, by the first processor that holds one; None for rows without."""
     for processor in processors:
-        for makers in (_of_xgrammar(processor, words), _of_llguidance(processor, words)):
-            if makers:
-                return [makers[row % len(makers)]() for row in range(num_rows)]
+        makers = _of_xgrammar(processor, make) or _of_llguidance(processor, make)
+        if makers:
+            return [makers[row % len(makers)]() for row in range(num_rows)]
     return [None] * num_rows
 
 
@@ -38,7 +38,7 @@ def _objects_in(processor: Any, library: str, name: str) -> list[Any]:
 
 
 def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
-    """The words of a tokenizer, which are listed once for the last few tokenizers."""
+    """The bytes of the tokens of a tokenizer, which are listed once for the last few tokenizers."""
     for known, vocabulary in list(_vocabularies):
         if known == tokenizer:
             return vocabulary
@@ -48,18 +48,18 @@ def _vocabulary(tokenizer: Any, listed: Callable[[], Any]) -> Any:
     return vocabulary
 
 
-def _of_xgrammar(processor: Any, words: NewTokenBytes) -> list[Callable[[], Any]]:
+def _of_xgrammar(processor: Any, make: NewTokenBytes) -> list[Callable[[], Any]]:
     compiled = _objects_in(processor, "xgrammar", "CompiledGrammar")
-    return [partial(_XGrammar, grammar, words) for grammar in compiled]
+    return [partial(_XGrammar, grammar, make) for grammar in compiled]
 
 
 class _XGrammar:
-    def __init__(self, grammar: Any, words: NewTokenBytes) -> None:
+    def __init__(self, grammar: Any, make: NewTokenBytes) -> None:
         info = grammar.tokenizer_info
         special = set(info.special_token_ids)
-        self.words = _vocabulary(
+        self.token_bytes = _vocabulary(
             info,
-            lambda: words(b"" if i in special else w for i, w in enumerate(info.decoded_vocab)),
+            lambda: make(b"" if i in special else w for i, w in enumerate(info.decoded_vocab)),
         )
         self._matcher = sys.modules["xgrammar"].GrammarMatcher(grammar)
         self._num_tokens = info.vocab_size
@@ -84,18 +84,18 @@ class _XGrammar:
         return b"" if ended else self._matcher.find_jump_forward_string().encode()
 
 
-def _of_llguidance(processor: Any, words: NewTokenBytes) -> list[Callable[[], Any]]:
+def _of_llguidance(processor: Any, make: NewTokenBytes) -> list[Callable[[], Any]]:
     tokenizers = _objects_in(processor, "llguidance", "LLTokenizer")
     matchers = _objects_in(processor, "llguidance", "LLMatcher") if tokenizers else []
-    return [partial(_LLGuidance, matcher, tokenizers[0], words) for matcher in matchers]
+    return [partial(_LLGuidance, matcher, tokenizers[0], make) for matcher in matchers]
 
 
 class _LLGuidance:
-    def __init__(self, matcher: Any, tokenizer: Any, words: NewTokenBytes) -> None:
+    def __init__(self, matcher: Any, tokenizer: Any, make: NewTokenBytes) -> None:
         special, decode = tokenizer.is_special_token, tokenizer.decode_bytes
-        self.words = _vocabulary(
+        self.token_bytes = _vocabulary(
             tokenizer,
-            lambda: words(b"" if special(i) else decode([i]) for i in range(tokenizer.vocab_size)),
+            lambda: make(b"" if special(i) else decode([i]) for i in range(tokenizer.vocab_size)),
         )
         self._num_tokens = tokenizer.vocab_size
         self._matcher = matcher.deep_copy()

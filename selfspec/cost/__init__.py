@@ -6,12 +6,11 @@ Knows widths, seconds and scores; not what runs, and nothing of tensors.
 from selfspec.cost.budget import Budget, MeasuredBudget, Step, StepTime
 from selfspec.cost.curve import WIDTHS, CostCurve
 from selfspec.cost.ledger import Ledger
-from selfspec.cost.width import Choice, WidthSearch, best_width
+from selfspec.cost.width import WidthSearch, best_width
 
 __all__ = [
     "WIDTHS",
     "Budget",
-    "Choice",
     "CostCurve",
     "Ledger",
     "MeasuredBudget",

@@ -21,7 +21,6 @@ from selfspec.forward.model import (
     Forwarded,
     Logits,
     device_of,
-    eager,
     forwarded,
     logits_of,
 )
@@ -83,7 +82,7 @@ class TreeBackend:
         captured: CapturedForwards | None = None,
         *,
         policy: Policy = Policy(),  # noqa: B008 has no state
-        eager_kind: Callable[[], str] = eager,
+        eager_kind: Callable[[], str] = lambda: "eager",
         reason: str | None = None,
     ) -> None:
         """`policy` is that of the slots which captured forwards do not have.

@@ -14,7 +14,7 @@ from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
-from selfspec.forward.model import Forwarded, Logits, eager, forwarded, takes
+from selfspec.forward.model import Forwarded, Logits, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.seam import branching
@@ -42,7 +42,11 @@ class ChainBackend:
     shows_states = True
 
     def __init__(
-        self, model: PreTrainedModel, *, kind: Callable[[], str] = eager, reason: str | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        kind: Callable[[], str] = lambda: "eager",
+        reason: str | None = None,
     ) -> None:
         self.reason = reason
         self._kind = kind

@@ -64,16 +64,10 @@ def layers_reason(cache: Cache, num_layers: int) -> str | None:
     return None
 
 
-def window_of(layer: CacheLayerMixin) -> int:
-    """How many columns back a stock layer lets a token see; 0: all."""
-    is_windowed = isinstance(layer, DynamicSlidingWindowLayer)
-    return int(layer.sliding_window) if is_windowed else 0
-
-
 def first_needed(layer: CacheLayerMixin, length: int) -> int:
     """The first column that a stock layer holds of a text of some length."""
-    window = window_of(layer)
-    return max(length - window + 1, 0) if window else 0
+    is_windowed = isinstance(layer, DynamicSlidingWindowLayer)
+    return max(length - int(layer.sliding_window) + 1, 0) if is_windowed else 0
 
 
 def text_kv_in(cache: Cache) -> TextKV:
@@ -97,7 +91,7 @@ def fill(cache: Cache, beginning: Beginning) -> None:
         layer = cache.layers[index]
         if not layer.is_initialized:
             layer.lazy_initialization(columns, columns)
-        if window_of(layer):
+        if isinstance(layer, DynamicSlidingWindowLayer):
             layer.cumulative_length = beginning.num_columns
         setattr(layer, name, columns)
     put_states(cache.layers, beginning.kv.states)

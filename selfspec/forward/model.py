@@ -84,11 +84,6 @@ def at_output_head(
     return in_this_thread(model.get_output_embeddings().register_forward_pre_hook, at_head)
 
 
-def eager() -> str:
-    """How a model is run that nothing else is known of."""
-    return "eager"
-
-
 class Forwarded(NamedTuple):
     logits: torch.Tensor  # (B, Q, V)
     states: torch.Tensor | None = None  # (B, Q, D): what entered the output head, where asked for

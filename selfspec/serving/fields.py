@@ -101,7 +101,9 @@ def _path(value: Any, error: ErrorDetails) -> list[int | str]:
         if is_there:
             value = value[part]
             path.append(part)
-    return [*path, *error["loc"][-1:]] if error["type"] == "missing" else path
+    if error["type"] == "missing":
+        return [*path, *error["loc"][-1:]]
+    return path or [*error["loc"][:1]]  # A field that has come of others.
 
 
 def json_object(data: bytes, what: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ _LEAST_TEMPERATURE = 0.001  # A smaller one means 0: the likeliest token.
 _MOST_TOKENS = 1 << 20  # What the model's positions allow is checked when the prompt is encoded.
 _LENGTHS = ("max_completion_tokens", "max_tokens", "max_new_tokens")  # The first one counts.
 
+_GUIDED = {"guided_json": "json", "guided_choice": "choice", "guided_regex": "regex"}
+
 _CACHE = {"prompt_cache_key", "prompt_cache_retention"}  # What was read is found without them.
 
 _log = logging.getLogger("selfspec")
@@ -165,6 +167,18 @@ class Settings(Fields):
             return None
         schema = self.response_format.json_schema
         return {"type": "object"} if schema is None else schema.schema_
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_guided(cls, fields: Any) -> Any:
+        """Takes what vLLM had as fields of their own before it had `structured_outputs`."""
+        guided = {}
+        if isinstance(fields, dict):
+            guided = {new: fields[old] for old, new in _GUIDED.items() if fields.get(old)}
+            fields = {name: value for name, value in fields.items() if name not in _GUIDED}
+        if guided:
+            fields["structured_outputs"] = {**(fields.get("structured_outputs") or {}), **guided}
+        return fields
 
     @model_validator(mode="after")
     def _check_schemas(self) -> Settings:

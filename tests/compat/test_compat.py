@@ -273,19 +273,14 @@ def test_what_chooses_columns_is_cropped_where_a_forward_broke_off():
         assert layer.indexer_position_ids.shape == (3, 1, 6)
 
 
-_UPDATE = "_update_model_kwargs_for_generation"
-
-
-def test_what_runs_in_each_step_beside_modules():
-    model = new_model()
-    code = generation.code_of_steps(model)
-    assert len(code) == 4
-    assert all(map(is_of_library, code.values()))
-    setattr(model, _UPDATE, lambda *_args, **_kwargs: {})
-    changed = {
-        part for part in generation.code_of_steps(model).values() if part not in code.values()
-    }
-    assert changed == {model._update_model_kwargs_for_generation}
+def test_functions_that_a_model_finds_by_name():
+    for kind, names in (("llama", 2), ("mixtral", 3)):
+        model = new_model(kind)
+        if kind == "mixtral":
+            model.set_experts_implementation("grouped_mm")
+        functions = generation.functions_by_name(model)
+        assert len(functions) == names
+        assert all(map(is_of_library, functions.values()))
 
 
 @pytest.mark.parametrize(
@@ -326,11 +321,11 @@ def test_a_grammar_is_found_and_is_another_than_that_of_the_processor(kind):
             assert mask[token >> 5] >> (token & 31) & 1
             assert grammar.accept(token)
             grammar.rollback(1)
-            assert not grammar.accept(grammar.words.chars[ord("#")])
+            assert not grammar.accept(grammar.token_bytes.chars[ord("#")])
             assert not grammar.accept(len(TOKENIZER))
             assert grammar.accept(token)
     start = grammars.grammars_of(held, 1, TokenBytes)[0]
-    assert start.words.visible(start.mask()) == [ord("{")]
+    assert start.token_bytes.visible(start.mask()) == [ord("{")]
     allowed = torch.isfinite(first[0]).nonzero().flatten().tolist()
     assert all(start.mask()[token >> 5] >> (token & 31) & 1 for token in allowed)
 

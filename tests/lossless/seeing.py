@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from transformers import (
     CONFIG_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
 )
 
 from tests.fakes import prompt
-from tests.zoo import ARCHITECTURES, NO_SPECIAL, PAD, VOCAB
+from tests.zoo import NO_SPECIAL, PAD, VOCAB
 from tools.census_families.inputs import medium
 from tools.census_families.shrink import open_gates, small_config
 
@@ -28,24 +27,6 @@ _IDS = {
 }
 _TEXT = NO_SPECIAL | {"bos_token_id": 1, "initializer_range": 0.3, "vocab_size": VOCAB}
 
-LLAVA = {  # Its processor is made by tests too.
-    "text_config": ARCHITECTURES["llama"].config | NO_SPECIAL | {"model_type": "llama"},
-    "vision_config": {
-        "hidden_size": 16,
-        "image_size": 8,
-        "initializer_range": 0.3,
-        "intermediate_size": 16,
-        "model_type": "clip_vision_model",
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "patch_size": 4,
-        "projection_dim": 16,
-    },
-    "image_token_index": IMAGE,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-    "vision_feature_layer": -1,
-}
 _KINDS = {
     "llava": "llava",
     "gemma3": "gemma3",  # The tokens of an image see each other.
@@ -57,11 +38,11 @@ _KINDS = {
 SEEING = {name: kind for name, kind in _KINDS.items() if kind in CONFIG_MAPPING}
 
 
-def _config(kind: str) -> Any:
+def seeing_config(kind: str) -> Any:
     """A config of the census, with the ids and the vocabulary of our texts."""
-    if kind == "llava":
-        return AutoConfig.for_model(kind, **LLAVA)
     config = small_config(kind)
+    if kind == "llava":
+        config.vision_config.image_size = 8  # An image has four places.
     for name, value in _TEXT.items():
         setattr(config.get_text_config(), name, value)
     for name, value in _IDS.items():
@@ -76,7 +57,7 @@ def seeing_model(name: str) -> Any:
     auto = AutoModelForCausalLM if name == "git" else AutoModelForImageTextToText
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = auto.from_config(_config(SEEING[name])).eval()
+        model = auto.from_config(seeing_config(SEEING[name])).eval()
         open_gates(model)
     model.generation_config.pad_token_id = PAD
     return model

@@ -114,8 +114,8 @@ def test_one_fitted_shape(call: Call) -> None:
         both = run_both(model, inputs, spec, **call.options)
     assert max(map(len, trees)) <= 4
     assert both.stats.num_steps < both.stats.num_new_tokens
-    chains = doubting(stock.ids, inputs, shape=tree, top_k=1)
     trees.clear()
+    chains = doubting(stock.ids, inputs, shape=tree, top_k=1)
     with chains.listening(lambda record: trees.append(record.tree.parents)):
         run_both(model, inputs, chains, **call.options)
     assert all(parents == [*range(-1, len(parents) - 1)] for parents in trees)

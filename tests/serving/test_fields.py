@@ -124,8 +124,12 @@ def test_structured_outputs_by_vllms_names(served: Served) -> None:
     assert answer(choice=choice) in choice
     assert re.fullmatch(regex, answer(regex=regex))
     assert answer(json={"enum": [7]}) == answer(json='{"enum": [7]}') == "7"
+    assert text_of(served, guided_choice=choice, seed=3, temperature=1) in choice
+    assert re.fullmatch(regex, text_of(served, guided_regex=regex, seed=3, temperature=1))
+    assert text_of(served, guided_json={"enum": [7]}) == "7"
     both = {"structured_outputs": {"regex": regex}, "response_format": {"type": "json_object"}}
-    for wrong in (both, *({"structured_outputs": {"regex": "("}}, {"structured_outputs": {}})):
+    two = {"guided_json": {"enum": [7]}, "guided_regex": regex}
+    for wrong in (both, *({"structured_outputs": {"regex": "("}}, {"structured_outputs": {}}, two)):
         error = served.post(COMPLETION, {**ASKED, **wrong}).json()["error"]
         assert error["param"] == "structured_outputs"
 

@@ -92,15 +92,6 @@ def draws_a_row_at_a_time(_num_rows: int) -> Draw:
     return lambda scores, row, step: int(torch.multinomial(scores.softmax(-1), 1))
 
 
-def mixes_up_rows(num_rows: int) -> Draw:
-    tape = NoiseTape(num_rows)
-    return lambda scores, row, step: tape.draw(scores, num_rows - 1 - row, step)
-
-
-def inverts_the_distribution(_num_rows: int) -> Draw:
-    return lambda scores, row, step: int((scores.softmax(-1).cumsum(-1) < torch.rand(1)).sum())
-
-
 def draws_once_too_often(num_rows: int) -> Draw:
     """Right ids, but the stream behind them is shifted for whoever draws next."""
     tape = NoiseTape(num_rows)
@@ -114,17 +105,9 @@ def draws_once_too_often(num_rows: int) -> Draw:
     return draw
 
 
-WRONG = [
-    draws_a_row_at_a_time,
-    draws_once_too_often,
-    inverts_the_distribution,
-    mixes_up_rows,
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize("wrong", [draws_a_row_at_a_time, draws_once_too_often])
 def test_a_wrong_sampler_is_found_out(wrong):
-    """Most of these draw from the right distribution; none is stock's stream."""
+    """Both draw from the right distribution, and neither is stock's stream."""
     table = scores_of(8, 2, 40, seed=1)
     order = [0, 1, 1, 0] * 4  # in step, one draw a row is the same stream on a CPU
     assert first_difference(lambda n: NoiseTape(n).draw, order, table, seed=4) is None
@@ -311,27 +294,15 @@ def test_noise_of_rows_that_are_far_apart_takes_little_memory(way, monkeypatch):
     assert all(tape._noise == {} for tape in tapes)
 
 
-# -- noise read ahead is the noise that will be drawn ------------------------------------------
-
-SEED = 5
-
-
-def stock(table: torch.Tensor) -> tuple[list[list[int]], list[int]]:
-    """Stock's tokens of each step and row, and the generator's state behind them."""
-    with seeded(SEED):
-        tokens = [torch.multinomial(s.softmax(-1), num_samples=1)[:, 0].tolist() for s in table]
-        return tokens, torch.get_rng_state().tolist()
-
-
 def test_scores_may_be_of_another_kind_in_each_step() -> None:
     """As where a logits processor of the user's cuts the vocabulary off in one step."""
     table = [scores_of(1, 1, size, seed=size)[0] for size in (50, 30, 50)]
-    with seeded(SEED):
+    with seeded(5):
         tape, tokens = NoiseTape(1), []
         for step, scores in enumerate(table):
             tokens.append(tape.draw(scores[0], 0, step))
         state = torch.get_rng_state()
-    with seeded(SEED):
+    with seeded(5):
         expected = [torch.multinomial(s.softmax(-1), num_samples=1).item() for s in table]
         assert torch.equal(torch.get_rng_state(), state)
     assert tokens == expected

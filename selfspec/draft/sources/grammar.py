@@ -66,7 +66,7 @@ class TokenBytes:
 class Grammar(Protocol):
     """A grammar at some place of the text of one row."""
 
-    words: TokenBytes
+    token_bytes: TokenBytes
 
     def accept(self, token: int) -> bool:
         """Goes on by a token; False where that is not allowed, and then nothing has changed."""
@@ -117,7 +117,7 @@ class GrammarCursor(Cursor):
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._words = grammar.words
+        self._words = grammar.token_bytes
         self._spacing = Spacing()
         self._text = JsonText()
         self._path: list[int] = []  # Tokens after the committed text that the grammar has taken.

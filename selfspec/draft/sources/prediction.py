@@ -17,13 +17,11 @@ from selfspec.draft.sources.matches import IndexedText, Match
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.records import Candidate, Evidence, StepRecord
 
-# When 4 tokens in a row agree, the text goes on from there. A token that is met again about where
-# the prediction was left counts as much.
+# When 4 tokens in a row agree, the text goes on from there. A token to which a way on leads counts
+# as much.
 _SURE = 4
 # Of a token, 4 occurrences ahead and 2 behind are looked at. The best 4 matches are kept.
 _NUM_AHEAD, _NUM_BEHIND, _MAX_MATCHES = 4, 2, 4
-# A replacement has 12 tokens at most.
-_LONGEST_REPLACEMENT = 12
 # Runs of agreement between two of these lengths are the same evidence.
 _RUNS = (1, 2, 3, 4, 6, 9, 17)
 
@@ -32,12 +30,17 @@ class PredictionState(NamedTuple):
     """The place of a text in a prediction, drafts included.
 
     `left` is the position after the last agreement that was sure, and `num_astray` the number of
-    tokens since then, up to the longest replacement.
+    tokens since then.
     """
 
     matches: tuple[Match, ...]
     left: int
     num_astray: int
+
+    @property
+    def ways_on(self) -> tuple[int, int, int]:
+        """Where it may go on: the tokens since then were inserted, or replace as many, or one."""
+        return self.left, self.left + self.num_astray, self.left + 1
 
 
 class Prediction(Source):
@@ -69,11 +72,10 @@ class PredictionCursor(Cursor):
         named: dict[int, Evidence] = {}
         for token, run in self._places.next_tokens(state.matches):
             named.setdefault(token, _of_match(run, len(named) + 1))
-        if num_astray := state.num_astray:
-            replaced = (0, num_astray, 1)  # How many tokens of the prediction they may stand for.
-            ways_on = [(state.left + num, way) for way, num in enumerate(replaced)]
+        if state.num_astray:
+            ways_on = [(position, way) for way, position in enumerate(state.ways_on)]
             for token, way in self._places.next_tokens(ways_on):
-                named.setdefault(token, _of_way_on(way, min(num_astray, 3)))
+                named.setdefault(token, _of_way_on(way, min(state.num_astray, 3)))
         return list(named.items())
 
     def follow(self, state: PredictionState, token: int) -> PredictionState:
@@ -85,20 +87,18 @@ class PredictionCursor(Cursor):
             matches = sorted(others.items(), key=lambda m: (-m[1], m[0] <= left, abs(m[0] - left)))
         if matches and matches[0][1] >= _SURE:
             return PredictionState(tuple(matches[:_MAX_MATCHES]), matches[0][0], 0)
-        num_astray = min(state.num_astray + 1, _LONGEST_REPLACEMENT)
-        return PredictionState(tuple(matches[:_MAX_MATCHES]), state.left, num_astray)
+        return PredictionState(tuple(matches[:_MAX_MATCHES]), state.left, state.num_astray + 1)
 
     def observe(self, record: StepRecord) -> None:
         for token in record.committed_ids:
             self._end = self.follow(self._end, token)
 
     def _near(self, state: PredictionState, token: int) -> list[Match]:
-        """Where else the prediction has a token: sure as far as a way on may have led."""
+        """Where else the prediction has a token; a way on that leads there is sure."""
         after, left = self._places.after(token), state.left
         middle = bisect_left(after, left + 1)
         near = after[max(middle - _NUM_BEHIND, 0) : middle + _NUM_AHEAD]
-        farthest = left + state.num_astray + 2
-        return [(p, _SURE if left < p <= farthest else 1) for p in near]
+        return [(p, _SURE if p - 1 in state.ways_on else 1) for p in near]
 
 
 @lru_cache(maxsize=64)

@@ -13,15 +13,7 @@ _PAUSE = 256  # A source that does not pay is believed anew after this many step
 
 
 class SourceWorth:
-    """What a source brings and takes with one model. A price tells the tokens that seconds cost.
-
-    >>> worth = SourceWorth()
-    >>> for _ in range(45):
-    ...     assert worth.should_ask(lambda seconds: 100 * seconds)
-    ...     worth.observe(seconds=0.001, tokens=0)
-    >>> sum(worth.should_ask(lambda seconds: 100 * seconds) for _ in range(256))
-    0
-    """
+    """What a source brings and takes with one model. A price tells the tokens that seconds cost."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)

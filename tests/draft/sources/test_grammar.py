@@ -25,7 +25,7 @@ TEXT = r'\{\s*"name"\s*:\s*"[a-z]*"\s*,\s*"age"\s*:\s*(?:[1-9][0-9]*|true|false)
 class Pattern:
     """A grammar that is a regular expression, and asks it for each text whether it may go on."""
 
-    words = WORDS
+    token_bytes = WORDS
 
     def __init__(self) -> None:
         self.texts = [""]

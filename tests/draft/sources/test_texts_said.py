@@ -148,17 +148,6 @@ def test_another_prompt_is_found_by_the_answer_itself():
     assert candidate[1].match_length == 4
 
 
-def test_a_place_is_followed_by_what_was_drafted():
-    source = TextsSource()
-    written(source, STORY, [])
-    cursor = opened(source, [])
-    cursor.observe(committed(STORY[:4]))
-    place = cursor.follow(cursor.root(), STORY[4])
-    assert [token for token, _ in cursor.expand(place)] == [STORY[5]]
-    assert cursor.follow(None, 7) is None
-    assert cursor.expand(None) == []
-
-
 @pytest.mark.parametrize("num_other", [1, 2, 5])
 def test_after_a_token_that_differs_the_texts_may_go_on_alike(num_other: int):
     """A token was replaced by one or by several; with six, the place is given up."""
@@ -230,18 +219,6 @@ def test_rows_of_one_batch_copy_from_each_other_while_they_write():
     ahead.observe(committed(STORY[10:15]))
     behind.observe(committed(STORY[10:12]))
     assert told(behind) == STORY[12:15]
-
-
-def test_nothing_is_written_where_nothing_is_learned():
-    source = TextsSource()
-    written(source, STORY, [])
-    frozen = opened(source, [], learns=False)
-    frozen.observe(committed([*STORY[:20], 1, 2, 3, 4, 5, 6]))
-    after = opened(source, [])
-    after.observe(committed([1, 2, 3, 4]))
-    assert told(after) == []
-    frozen.observe(committed(STORY[30:40]))
-    assert told(frozen) == STORY[40:]
 
 
 def test_what_was_saved_is_found_again():
