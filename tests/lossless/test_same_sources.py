@@ -143,11 +143,10 @@ def test_a_map_of_states_that_mean_nothing(
 def test_a_prompts_states_are_kept_where_a_map_learns_them_and_then_go(
     num_rows: int, sources: Any, num_kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, join = tiny_model(), Engine._join
-    sizes, storages = list[int](), list[StorageWeakRef]()
+    model, join, kept, storages = tiny_model(), Engine._join, list[int](), list[Any]()
 
     def note(self: Engine, call: Any, read: Prefilled) -> None:
-        sizes.append(0 if read.hidden is None else read.hidden.shape[1])
+        kept.append(0 if read.hidden is None else read.hidden.shape[1])
         if read.hidden is not None:
             storages.append(StorageWeakRef(read.hidden.untyped_storage()))
         join(self, call, read)
@@ -161,7 +160,7 @@ def test_a_prompts_states_are_kept_where_a_map_learns_them_and_then_go(
     with spec.listening(count):
         inputs = prompt(num_rows, length=200)
         run(model, inputs, custom_generate=spec, **(GREEDY | {"max_new_tokens": 4}))
-    assert sizes == [num_kept]
+    assert kept == [num_kept]
     assert spec.stats.num_steps
 
 
