@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from transformers import PreTrainedModel
 
-from selfspec.compat.generation import code_of_steps
+from selfspec.compat.generation import functions_by_name
 from selfspec.compat.modules import (
     Modules,
     accelerate_hooks,
@@ -25,6 +25,7 @@ from selfspec.compat.modules import (
     is_compiled,
 )
 from selfspec.compat.origins import (
+    NOT_IN_STEPS,
     functions_of,
     is_harmless,
     is_of_library,
@@ -74,7 +75,7 @@ def _foreign_code(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[st
     for place, function in replaced_functions(modules.classes):
         yield f"{place} is {name_of(function)!r} now", function
     yield from _in_modules(model, modules)
-    for what, code in code_of_steps(model).items():
+    for what, code in functions_by_name(model).items():
         if not is_of_library(code):
             yield f"it has the {what}, {name_of(code)!r}", code
 
@@ -94,16 +95,20 @@ def _in_modules(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[str,
 
 
 def _on_module(module: nn.Module, where: str) -> Iterator[tuple[str, Any]]:
-    """The hooks of one module, and its forward if that was replaced."""
+    """The hooks of one module, and the functions that stand in the place of its methods."""
     for hook in hooks_on(module).values():
         if not is_harmless(hook):
             yield f"{where} has the hook {name_of(hook)!r}", hook
     for hook in accelerate_hooks(module):
         if not is_of_library(hook):
             yield f"{where} has the accelerate hook {name_of(hook)!r}", hook
-    forward = vars(module).get("forward")
-    if forward is not None and not _is_usual(module, forward):
-        yield f"{where} has the forward {name_of(forward)!r}", forward
+    for name, function in vars(module).items():
+        if name in NOT_IN_STEPS or not callable(function) or not hasattr(type(module), name):
+            continue
+        if name != "forward" and not is_of_library(function):
+            yield f"{where} has the method {name!r}, {name_of(function)!r}", function
+        elif name == "forward" and not _is_usual(module, function):
+            yield f"{where} has the forward {name_of(function)!r}", function
 
 
 def _is_usual(module: nn.Module, forward: Callable[..., Any]) -> bool:

@@ -33,8 +33,6 @@ __all__ = ["ALL_ATTENTION_FUNCTIONS", "sdpa_attention_forward"]
 
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
-# transformers' mark on a KV cache that the caller of `generate()` has passed.
-_CALLERS = "_is_user_defined"
 _PLAIN = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain settings.
 
 
@@ -61,25 +59,13 @@ def mask_of_text(arguments: Mapping[str, Any]) -> torch.Tensor | None:
     return arguments.get("decoder_attention_mask" if of_two else "attention_mask")
 
 
-def mark_callers_cache(model: PreTrainedModel, kv: Cache | None) -> None:
-    """Marks a KV cache as the caller's, where the model's own code may not have said whose it is.
-
-    A model may take in caches by a method of its own. Without this, a cache that was handed in
-    would come back from captured forwards with the prompt alone.
-    """
-    prepare = getattr(model, "_prepare_cache_for_generation", None)
-    names = getattr(getattr(prepare, "__code__", None), "co_names", ())
-    if kv is not None and _CALLERS not in names and "super" not in names:
-        setattr(kv, _CALLERS, True)
-
-
 def belongs_to_caller(kv: Cache | None) -> bool:
-    """Did the caller of `generate()` pass this KV cache, as far as anybody knows?
+    """Did the caller of `generate()` pass this KV cache?
 
     transformers marks it with a private attribute. Without the mark, each row of a batch would go
     on at its own pace, and the cache would end where its shortest row ends.
     """
-    return bool(getattr(kv, _CALLERS, False))
+    return bool(getattr(kv, "_is_user_defined", False))
 
 
 def decode_plainly(model: PreTrainedModel, input_ids: torch.Tensor, **arguments: Any) -> Any:
@@ -198,19 +184,16 @@ def state_of_config(config: PreTrainedConfig, device: str) -> Hashable:
     return getattr(config, "_attn_implementation", None), experts, repr(plain)
 
 
-def code_of_steps(model: PreTrainedModel) -> dict[str, Any]:
-    """What runs in every step and is no module: methods of the model, and functions by name.
-
-    Without the private name, a method of a user's in its place would pass for one of transformers.
-    """
+def functions_by_name(model: PreTrainedModel) -> dict[str, Any]:
+    """The functions of attention and of experts that a model finds by name."""
     config = model.config.get_text_config(decoder=True)
     name = attention_implementation(config)
-    methods = ("prepare_inputs_for_generation", "_update_model_kwargs_for_generation")
-    code = {f"method {method!r}": getattr(model, method, None) for method in methods}
-    code["attention"] = ALL_ATTENTION_FUNCTIONS.get(name)
-    code["attention mask"] = ALL_MASK_ATTENTION_FUNCTIONS.get(name)
-    code["experts' function"] = ALL_EXPERTS_FUNCTIONS.get(getattr(config, _EXPERTS, None))
-    return {what: part for what, part in code.items() if part is not None}
+    functions = {
+        "attention": ALL_ATTENTION_FUNCTIONS.get(name),
+        "attention mask": ALL_MASK_ATTENTION_FUNCTIONS.get(name),
+        "experts' function": ALL_EXPERTS_FUNCTIONS.get(getattr(config, _EXPERTS, None)),
+    }
+    return {what: function for what, function in functions.items() if function is not None}
 
 
 def register_attention(name: str, function: Any) -> None:

@@ -157,7 +157,7 @@ class Modules(NamedTuple):
     """What one walk over the modules of a model shows."""
 
     state: tuple[Hashable, ...]  # Their classes, switches, adapters, dtypes and devices.
-    hooked: list[nn.Module]  # Those that have hooks, or a forward that was replaced.
+    hooked: list[nn.Module]  # Those that have hooks, or functions, which may replace methods.
     classes: set[type[nn.Module]]
 
 
@@ -174,7 +174,7 @@ def modules_of(model: nn.Module) -> Modules:
         parts += [part for part in attributes["_modules"].values() if part is not None]
         state.append(type(module))
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
-        if hooks or "forward" in attributes:
+        if hooks or any(map(callable, attributes.values())):
             hooked.append(module)
         if type(module) in _CONTAINERS:
             continue

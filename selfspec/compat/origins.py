@@ -62,7 +62,7 @@ _OF_FORWARDS = (
     "transformers.modeling_flash_attention_utils",
 )
 # Methods of models that call forwards, and that no forward calls.
-_OUTSIDE = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
+NOT_IN_STEPS = frozenset(("__init__", "from_pretrained", "generate", "save_pretrained"))
 # `torch.compile` puts what it has made into the modules of what it compiles, and calls it alone.
 _OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
@@ -169,7 +169,7 @@ def _replaced_in(owner: Any) -> list[Replaced]:
     replaced = [
         (f"{_name_in_full(owner)}.{name}", value)
         for name, value in contents.items()
-        if name not in _OUTSIDE and not name.startswith(_OF_DYNAMO) and not _is_installed(value)
+        if name not in NOT_IN_STEPS and not name.startswith(_OF_DYNAMO) and not _is_installed(value)
     ]
     if len(_known) >= _MOST_KNOWN:
         _known.clear()

@@ -21,7 +21,6 @@ from selfspec.compat.generation import (
     KV,
     belongs_to_caller,
     kv_of,
-    mark_callers_cache,
     runs_in_step,
 )
 from selfspec.errors import UnsupportedError
@@ -70,7 +69,6 @@ class Loop:
         if self.draft_model is not None:
             draft_model = new_draft_model(self.draft_model, model, input_ids.shape[1], spec.runner)
         num_returned = generation_config.num_return_sequences or 1
-        mark_callers_cache(model, kv_of(model_kwargs))
         prompt = Prompt(
             model=model,
             runner=spec.runner(model),

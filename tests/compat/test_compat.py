@@ -273,19 +273,14 @@ def test_what_chooses_columns_is_cropped_where_a_forward_broke_off():
         assert layer.indexer_position_ids.shape == (3, 1, 6)
 
 
-_UPDATE = "_update_model_kwargs_for_generation"
-
-
-def test_what_runs_in_each_step_beside_modules():
-    model = new_model()
-    code = generation.code_of_steps(model)
-    assert len(code) == 4
-    assert all(map(is_of_library, code.values()))
-    setattr(model, _UPDATE, lambda *_args, **_kwargs: {})
-    changed = {
-        part for part in generation.code_of_steps(model).values() if part not in code.values()
-    }
-    assert changed == {model._update_model_kwargs_for_generation}
+def test_functions_that_a_model_finds_by_name():
+    for kind, names in (("llama", 2), ("mixtral", 3)):
+        model = new_model(kind)
+        if kind == "mixtral":
+            model.set_experts_implementation("grouped_mm")
+        functions = generation.functions_by_name(model)
+        assert len(functions) == names
+        assert all(map(is_of_library, functions.values()))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from selfspec import SelfSpec, attach, generate_many
 from selfspec.compat.generation import KV, kv_of
 from selfspec.weights.copies import linears_of
-from tests.fakes import FutureSource, tiny_tokenizer
+from tests.fakes import FutureSource, of_library, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, SAMPLE, assert_same_kv, run, run_both, slow
 from tests.sessions import TextSession
 from tests.zoo import PAD, VOCAB
@@ -231,6 +231,7 @@ def test_embeddings_that_transformers_does_not_find(monkeypatch: Any) -> None:
     """As in PP-FormulaNet."""
     model = new_model("bart")
 
+    @of_library
     def not_found() -> None:
         raise NotImplementedError
 

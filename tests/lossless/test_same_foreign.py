@@ -212,6 +212,11 @@ def replaced_for_steps(model: Any) -> Undo:
     return lambda: delattr(model, "prepare_inputs_for_generation")
 
 
+def replaced_in_a_module(model: Any) -> Undo:
+    model.model.get_input_embeddings = lambda: model.model.embed_tokens
+    return lambda: delattr(model.model, "get_input_embeddings")
+
+
 def attention_of_ones_own(_model: Any) -> Undo:
     def attend(*args: Any, **kwargs: Any) -> Any:
         return sdpa_attention_forward(*args, **kwargs)
@@ -235,6 +240,7 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "compiled": (compiled_with_a_hook, "has the hook '<lambda>'"),
     "subclass": (of_class(Subclass), "it is a __main__.Subclass"),
     "method": (replaced_for_steps, "it has the method 'prepare_inputs_for_generation'"),
+    "method of a part": (replaced_in_a_module, "'model' has the method 'get_input_embeddings'"),
     "attention": (attention_of_ones_own, "it has the attention, 'attend'"),
     "remote": (of_class(Remote), "it is a transformers_modules.somebody.modeling.Remote"),
 }
