@@ -74,9 +74,11 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
         check_assistant(assistant)
     attributes = vars(target)
     method, attachment = attributes.get("generate"), attributes.get(_ATTACHMENT)
-    is_attached = getattr(method, "__func__", None) is _generate
-    if not is_attached:  # One that was attached when it was pickled has a method of its class.
-        attachment = Attachment(method=None if attachment else method)
+    # One that was attached when it was pickled has the method of its class.
+    of_class = getattr(type(target), "generate", None)
+    is_of_class = isinstance(method, types.MethodType) and method.__func__ is of_class
+    if attachment is None or method is None or is_of_class:
+        attachment = Attachment(method=None if is_of_class else method)
         # A bound method and no closure, so that a deep copy of the model is attached to itself.
         attributes["generate"] = types.MethodType(_generate, target)
     if assistant is not None:

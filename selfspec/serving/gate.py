@@ -61,8 +61,9 @@ def key_check(api_key: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
     """A dependency of routes that refuses requests without the key."""
 
     async def check(request: Request) -> None:
-        told = request.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(told, f"Bearer {api_key}".encode()):
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(key.encode("latin-1"), api_key.encode())
+        if scheme.lower() != "bearer" or not is_right:  # The name of a scheme has no case.
             rule = "Authorization must be 'Bearer' and the server's API key"
             raise RequestError(rule, status=401, code="invalid_api_key")
 

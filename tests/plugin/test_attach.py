@@ -225,6 +225,21 @@ def test_the_folder_of_a_model_is_no_cache(tmp_path: Path) -> None:
         SelfSpec.from_pretrained(tmp_path)
 
 
+def test_what_somebody_puts_around_an_attached_generate_stays() -> None:
+    model, lengths = attach(new_model("llama"), SelfSpec()), []
+    inside = model.generate
+
+    def around(*args: Any, **kwargs: Any) -> Any:
+        lengths.append(kwargs["max_new_tokens"])
+        return inside(*args, **kwargs)
+
+    model.generate = around
+    spec = SelfSpec()
+    attach(model, spec).generate(**prompt(), max_new_tokens=5)
+    assert lengths == [5]
+    assert spec.stats.num_calls == 1
+
+
 def test_a_call_goes_on_although_another_thread_has_detached_the_model() -> None:
     model, spec = attach(new_model()), SelfSpec()
     generate = model.generate  # As the other thread has looked it up.

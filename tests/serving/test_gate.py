@@ -31,6 +31,7 @@ def guarded(chat_folder: str) -> Iterator[Served]:
         ("Host", (("localhost", "evil.example.org"),), 403),
         ("Origin", (PAGE,), 200),
         ("Origin", (OTHER, "null", f"{PAGE}.evil.org", "http://localhost:8000"), 403),
+        ("Authorization", (f"Bearer {KEY}", f"bearer {KEY}"), 200),
         ("Authorization", ("Bearer another", f"Basic {KEY}", KEY, "", b"Bearer a s\xe9cret"), 401),
     ],
 )
