@@ -68,6 +68,7 @@ _OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
 # The attributes in which a wrapper may hold the function inside; the last one is of ours.
 _INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable", "stock")
+_MOST_PARTS = 32  # A mock has every attribute, and so parts without end.
 
 Replaced = tuple[str, Any]  # A function, and the place in a library where somebody has put it.
 
@@ -80,7 +81,7 @@ def _parts(code: Any) -> Iterator[Any]:
     """
     waiting, seen = [code], set[int]()
     for part in waiting:  # It grows meanwhile.
-        if id(part) not in seen:
+        if id(part) not in seen and len(seen) < _MOST_PARTS:
             seen.add(id(part))
             waiting += [getattr(part, name) for name in _INSIDE if hasattr(part, name)]
             if isinstance(part, partial):
@@ -194,7 +195,8 @@ def _is_installed(value: Any) -> bool:
 @cache
 def _is_package(name: str) -> bool:
     """Is this a package of Python, or was it installed, so that a description lies beside it?"""
-    if _is_library(name) or name in sys.stdlib_module_names:
+    is_python = name in sys.stdlib_module_names and name != "unittest"  # Its mocks are a user's.
+    if is_python or _is_library(name):
         return True
     return any(any(path.parent.glob("*.dist-info")) for path in _paths_of(name))
 

@@ -8,6 +8,7 @@ from functools import partial, wraps
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -119,7 +120,8 @@ def test_functions_that_a_user_has_put_into_modules_of_libraries(monkeypatch: An
     monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", of_library(hook, "liger_kernel"))
     assert origins.replaced_functions(classes) == []
     place = "transformers.models.lfm2.modeling_lfm2.causal_conv1d_fn"
-    for function in (hook, _Branching("causal_conv1d_fn", hook)):  # alone, and behind our own
+    # Alone, after ours, and in a mock, which has every attribute.
+    for function in (hook, _Branching("causal_conv1d_fn", hook), MagicMock(side_effect=hook)):
         monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", function)
         assert origins.replaced_functions(classes) == [(place, function)]
     monkeypatch.undo()
