@@ -118,7 +118,8 @@ def test_texts_are_those_of_stock(kind: str, mode: str, num_rows: int) -> None:
 
 def test_pads_in_a_text_are_placed_as_in_plain_steps() -> None:
     """M2M-100 counts positions without pads in a forward, and with them in the KV."""
-    check("m2m", inputs_for("m2m", 2), sequence_bias={(PAD,): 6.0}, **SAMPLE)
+    # This seed brings pads in both texts, and drafts after them that are accepted.
+    check("m2m", inputs_for("m2m", 2), sequence_bias={(PAD,): 6.0}, seed=3, **SAMPLE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
