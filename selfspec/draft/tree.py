@@ -76,9 +76,6 @@ class TreeGrower:
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
         self._states: dict[int, States] = {}  # By expanded node.
-        # Those that read ahead, and those that know of tokens that can't come, by their indices.
-        self._readers: list[int] = []
-        self._guards: list[int] = []
 
     def grow(
         self,
@@ -97,8 +94,6 @@ class TreeGrower:
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
-        self._readers = [index for index, cursor in enumerate(self.cursors) if cursor.reads_ahead]
-        self._guards = [index for index, cursor in enumerate(self.cursors) if cursor.is_guard]
         if self.cursors and max_nodes > 1 and self.max_depth >= 1 and root_token != self._banned:
             self._shape.grow(self)
         return tree
@@ -190,10 +185,9 @@ class TreeGrower:
     def _look(self, node: int) -> Siblings:
         tree = self.tree
         states = self._states[node] = self._states_at(node)
-        for index in self._readers:
-            if index in states:
-                cursor = self.current = self.cursors[index]
-                cursor.read(states[index], tree.scores[node])
+        for index, state in states.items():
+            cursor = self.current = self.cursors[index]
+            cursor.read(state, tree.scores[node])
         evidence = self._evidence(states)
         self.current = None
         try:
@@ -229,8 +223,8 @@ class TreeGrower:
     def _evidence(self, states: States) -> dict[int, tuple[Evidence, ...]]:
         """What the cursors say of the children of one node, by token.
 
-        What some do not name is evidence, too, on what those before them named. Tokens that a guard
-        knows can't come are left out.
+        What some do not name is evidence, too, on what those before them named. Tokens that can't
+        come, as one of them knows, are left out.
         """
         evidence: dict[int, tuple[Evidence, ...]] = {}
         for index, state in states.items():
@@ -243,10 +237,10 @@ class TreeGrower:
             for token, sign in candidates:
                 known = evidence.get(token)
                 evidence[token] = (sign,) if known is None else (*known, sign)
-        for index in self._guards:
-            if index in states:
-                cursor = self.current = self.cursors[index]
-                possible = cursor.possible(states[index], evidence)
+        for index, state in states.items():
+            cursor = self.current = self.cursors[index]
+            possible = cursor.possible(state, evidence)
+            if possible is not evidence:
                 evidence = {token: evidence[token] for token in possible}
         return evidence
 

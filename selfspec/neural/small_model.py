@@ -134,7 +134,6 @@ class DraftModelCursor(Cursor):
 
     # What the model does not name after a token that it has read is unlikely.
     evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
-    reads_ahead = True
 
     def __init__(
         self,

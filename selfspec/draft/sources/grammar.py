@@ -113,8 +113,6 @@ class GrammarCursor(Cursor):
     A place costs a mask, and some more of them where what comes next is nearly sure.
     """
 
-    is_guard = True
-
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._words = grammar.token_bytes

@@ -49,10 +49,6 @@ class Cursor:
 
     # Evidence of rank 0, which counts against tokens that others name and this cursor does not.
     evidence_against: Evidence | None = None
-    # Whether `read` is called before `expand`. A cursor that takes time to look does so there.
-    reads_ahead = False
-    # Whether it knows of tokens that can't come. Then `possible` is asked about all that are named.
-    is_guard = False
     # Whether it is to see the hidden states of the next step's nodes, in its `StepRecord`.
     wants_states = False
 
@@ -64,14 +60,17 @@ class Cursor:
         raise NotImplementedError
 
     def read(self, state: Any, score: float) -> None:
-        """Called before `expand` if the cursor reads ahead; `score` is how likely the state is."""
+        """Called before `expand`: a cursor that takes time to look does so here.
+
+        `score` is how likely the state is.
+        """
 
     def expand(self, state: Any) -> list[Candidate]:
         """Likely next tokens after `state`, best first; a token at most once."""
         raise NotImplementedError
 
     def possible(self, state: Any, tokens: Iterable[int]) -> Iterable[int]:
-        """Called after `expand` if it `is_guard`: those of the tokens that may come."""
+        """Called after `expand` with all tokens that are named: those of them that may come."""
         return tokens
 
     def follow(self, state: Any, token: int) -> Any | None:

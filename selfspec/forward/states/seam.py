@@ -9,6 +9,7 @@ So plain steps of transformers, training, other models and other threads get wha
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -77,24 +78,23 @@ class _Replacement:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._num_forwards: dict[Function, int] = {}
+        self._num_forwards = Counter[Function]()
 
     def enter(self, functions: Sequence[Function]) -> None:
         with self._lock:
-            for function in functions:
-                self._num_forwards[function] = self._num_forwards.get(function, 0) + 1
-                module, name = function
+            self._num_forwards.update(functions)
+            for module, name in functions:
                 present = getattr(module, name)
                 if not isinstance(present, _Branching):
                     setattr(module, name, _Branching(name, present))
 
     def leave(self, functions: Sequence[Function]) -> None:
         with self._lock:
-            for function in functions:
-                self._num_forwards[function] -= 1
-                module, name = function
+            self._num_forwards.subtract(functions)
+            for module, name in functions:
                 present = getattr(module, name)
-                if not self._num_forwards[function] and isinstance(present, _Branching):
+                is_over = not self._num_forwards[module, name]
+                if is_over and isinstance(present, _Branching):
                     setattr(module, name, present.stock)
 
 
