@@ -144,6 +144,6 @@ def test_the_hub_is_asked_once_for_a_model_that_is_not_here(monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "model_info", model_info)
-    with pytest.raises(CliError, match="'owner/nothing', which is no folder.*asked: no network"):
+    with pytest.raises(CliError, match=r"'owner/nothing', which is no folder.*asked: no network"):
         load_tokenizer(ModelOptions(model="owner/nothing"))
     assert names == ["owner/nothing"]
