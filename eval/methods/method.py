@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import StaticCache
 
 from eval.errors import EvalError
 from selfspec import GenerationStats, SelfSpec, SpecConfig
 from selfspec.cache import CacheContents
-from selfspec.compat.generation import KV
 from selfspec.compat.heads import num_heads
+from selfspec.compat.timing import compiles_static_kv
 
 _NUM_PADS = 8  # In front of a prompt that stands beside a longer one.
 
@@ -110,8 +109,7 @@ class StaticMethod(Method):
 
     def refusal(self, model: Any) -> str | None:
         """Asks transformers itself: without compilation a static cache is only slower."""
-        cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=1)
-        if model._valid_auto_compile_criteria({KV: cache}, model.generation_config):
+        if compiles_static_kv(model):
             return None
         return f"transformers does not compile {type(model).__name__} on {model.device.type}"
 

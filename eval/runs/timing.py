@@ -5,14 +5,13 @@ Knows one model, a callable and what steps have cost; nothing of methods, questi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
-from transformers import PreTrainedModel
 
+from selfspec.compat.timing import told_of_prompt
 from selfspec.cost import CostCurve
 from selfspec.forward.costs import Costs, nearest
 
@@ -46,47 +45,6 @@ def timed(model: Any, run: Callable[[], torch.Tensor]) -> Timed:
         synchronise(device)
     seconds = perf_counter() - start
     return Timed(output, seconds, _seconds_between(first, ends[0]) if ends else 0.0)
-
-
-@contextmanager
-def told_of_prompt(model: PreTrainedModel, tell: Callable[[], None]) -> Iterator[None]:
-    """Inside, `tell` is called when the first call of `generate()` has read its prompt.
-
-    After the prompt's forward, every loop updates the arguments of the next one with its outputs;
-    assisted decoding has read the prompt with its first forward. A hook on the model in any other
-    case would be seen by what captures forwards, and all of them would be run eagerly. The two
-    methods are private to transformers.
-    """
-    update, assist = model._update_model_kwargs_for_generation, model._get_candidate_generator
-    is_over = False
-
-    def end() -> None:
-        nonlocal is_over
-        is_over = True
-        tell()
-
-    def updating(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if outputs and not is_over:
-            end()
-        return update(outputs, *args, **kwargs)
-
-    def assisting(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_over
-        is_over = True  # What updates first has read drafts already.
-
-        def fire(*_args: object) -> None:
-            handle.remove()
-            tell()
-
-        handle = model.register_forward_hook(fire)
-        return assist(*args, **kwargs)
-
-    model._update_model_kwargs_for_generation = updating
-    model._get_candidate_generator = assisting
-    try:
-        yield
-    finally:
-        del model._update_model_kwargs_for_generation, model._get_candidate_generator
 
 
 def num_new_tokens(output: torch.Tensor, prompt_ids: torch.Tensor) -> int:

@@ -181,6 +181,8 @@ def verdict(
     right_again: Callable[[], torch.Tensor],
 ) -> str | None:
     """Why the outcome is not right; None if it is. `right_again` computes it in another way."""
+    if outcome.isnan().any() and not right.isnan().any():  # No comparison below would see it.
+        return "its outcome is NaN, and that of plain forwards is not"
     rounding: float | None = None
     for wrong in wrong_answers:
         to_right = distance_of(outcome[wrong.rows], right[wrong.rows])

@@ -177,6 +177,28 @@ def check_model_name(name: str, option: str) -> None:
         )
 
 
+def _find_model(name: str) -> None:
+    """Refuses a model that is not here if the Hub can't be asked for it.
+
+    It is asked once. Without this, loaders ask for file after file, which takes a minute.
+    """
+    from huggingface_hub import model_info, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    check_model_name(name, "MODEL")
+    if Path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        model_info(name, timeout=10.0)
+    except HfHubHTTPError:
+        return  # There may be no such model, or no such route on a mirror: the loader says so.
+    except Exception as error:  # Errors of the client's HTTP library have no name of their own.
+        raise CliError(
+            f"MODEL must be a folder with a config.json, or the id of a model on the Hub (got "
+            f"{name!r}, which is no folder here, and the Hub can't be asked: {one_line(error)})"
+        ) from error
+
+
 def memory_note(options: RunOptions) -> str | None:
     """What to do if the weights take more memory than is free; None if they fit.
 
@@ -240,6 +262,7 @@ def images_of(options: RunOptions) -> ImageReader:
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    _find_model(options.source)
     with _one_line(f"the tokenizer of {options.source!r}"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(options.source)
         return tokenizer

@@ -127,7 +127,8 @@ def is_parallel(model: PreTrainedModel) -> bool:
     Without it, each process could choose a width of its own, and they would wait for each other
     without end. A test makes such a model, so that a renamed attribute is noticed.
     """
-    return getattr(model, "_device_mesh", None) is not None
+    marks = ("_device_mesh", "_tp_size")
+    return any(getattr(model, name, None) is not None for name in marks)
 
 
 def num_writes(tensor: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -133,3 +134,16 @@ def test_what_has_no_form_of_a_name_is_refused(name, tmp_path):
     (tmp_path / "adapter_config.json").touch()
     check_model_name(str(tmp_path), "MODEL")
     check_model_name("owner/model", "MODEL")
+
+
+def test_the_hub_is_asked_once_for_a_model_that_is_not_here(monkeypatch):
+    names = []
+
+    def model_info(name, **_options):
+        names.append(name)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+    with pytest.raises(CliError, match=r"'owner/nothing', which is no folder.*asked: no network"):
+        load_tokenizer(ModelOptions(model="owner/nothing"))
+    assert names == ["owner/nothing"]

@@ -133,7 +133,7 @@ def test_forwards_in_step_with_other_processes(process_group: None) -> None:
 
 def test_a_model_that_is_spread_over_processes() -> None:
     model, spec = new_model(), SelfSpec()
-    model._tp_size = 2
+    model._device_mesh = object()
     run_both(model, prompt(), spec, drafts=False, **GREEDY)
     assert "spread over several processes" in spec.stats.disabled_reason
 
