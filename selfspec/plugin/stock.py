@@ -19,6 +19,7 @@ from transformers.generation.logits_process import LogitsProcessor
 from selfspec.compat.generation import decode_assisted
 from selfspec.draft.drafter import Drafter
 from selfspec.draft.sources import RowStart
+from selfspec.errors import UnsupportedError
 from selfspec.forward.model import num_readable
 from selfspec.learning import top_k_of
 from selfspec.plugin.loop import loop_for
@@ -53,6 +54,14 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         return model.generate(custom_generate=replace(loop, then=self._write), **ready)
 
     def _write(self, prompt: Prompt) -> Any:
+        # A criterion of the caller's may name less than the config does.
+        longest = prompt.generation_config.max_length
+        if prompt.max_length > longest:
+            raise UnsupportedError(
+                f"MaxLengthCriteria must name at most the {longest} tokens of max_length or "
+                f"max_new_tokens, since the assisted decoding of transformers would never end "
+                f"(got {prompt.max_length}); raise max_new_tokens, or leave the criterion out"
+            )
         return decode_assisted(
             prompt.model,
             SelfSpecCandidateGenerator(self._spec, prompt),  # With the state of this call alone.

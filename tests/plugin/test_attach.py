@@ -188,6 +188,14 @@ def test_a_criterion_of_the_callers_names_the_length() -> None:
     assert_same_ids(ids, stock.ids)
 
 
+def test_a_criterion_beyond_the_config_is_refused_since_stock_would_never_end() -> None:
+    model, inputs = new_model("llama"), prompt()
+    criteria = [MaxLengthCriteria(NUM_COLUMNS + 8)]
+    options = {"max_new_tokens": 7, "stopping_criteria": criteria, "do_sample": False}
+    with pytest.raises(UnsupportedError, match="MaxLengthCriteria"):
+        SelfSpecCandidateGenerator(SelfSpec()).generate(model, **inputs, **options)
+
+
 def test_nothing_of_a_call_waits_for_the_garbage_collector() -> None:
     """Neither its KV nor the `SelfSpec`, which saves what it remembers once it is gone."""
     model, spec = attach(new_model()), SelfSpec()
