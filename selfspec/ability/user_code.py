@@ -102,7 +102,7 @@ def _on_module(module: nn.Module, where: str) -> Iterator[tuple[str, Any]]:
     for hook in accelerate_hooks(module):
         if not is_of_library(hook):
             yield f"{where} has the accelerate hook {name_of(hook)!r}", hook
-    for name, function in vars(module).items():
+    for name, function in vars(module).copy().items():
         if name in NOT_IN_STEPS or not callable(function) or not hasattr(type(module), name):
             continue
         if name != "forward" and not is_of_library(function):

@@ -171,7 +171,7 @@ def modules_of(model: nn.Module) -> Modules:
     hooked: list[nn.Module] = []
     parts = [model]
     for module in parts:  # It grows meanwhile.
-        attributes = module.__dict__
+        attributes = module.__dict__.copy()  # Another thread's forward may change it meanwhile.
         parts += [part for part in attributes["_modules"].values() if part is not None]
         state.append(type(module))
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]

@@ -20,8 +20,10 @@ from selfspec.ability import probe as probe_module
 from selfspec.ability.probe import attention_types, probe
 from selfspec.ability.state import state_of
 from selfspec.ability.trial_layers import TrialLayers
+from selfspec.ability.user_code import foreign_code
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
+from selfspec.compat.modules import modules_of
 from selfspec.forward import chains
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
@@ -365,3 +367,28 @@ def test_dropout_is_decoded_plainly_with_stocks_draws():
 def test_prompts_whose_tokens_see_later_ones_are_read_at_once(name):
     reason = probe(tiny_model(name)).whole_reason
     assert (reason is not None) == (name == "paligemma")
+
+
+def test_modules_that_change_while_they_are_looked_at() -> None:
+    """As another thread's forward changes them, which puts functions in the place of methods."""
+    model = new_model()
+    attributes = vars(model.model.norm)
+
+    def change() -> None:
+        attributes[f"late_{len(attributes)}"] = 0
+
+    class ChangingType(type):
+        def __hash__(cls) -> int:
+            change()
+            return 0
+
+    class Changing(metaclass=ChangingType):
+        def __call__(self) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            change()
+            raise AttributeError(name)
+
+    attributes["forward"] = Changing()
+    (code,) = foreign_code(model, modules_of(model))
+    assert "'model.norm' has the forward" in code.what
