@@ -54,6 +54,12 @@ class SelfSpecCandidateGenerator(CandidateGenerator):  # type: ignore[misc]
         return model.generate(custom_generate=replace(loop, then=self._write), **ready)
 
     def _write(self, prompt: Prompt) -> Any:
+        if not prompt.input_ids.shape[1]:
+            raise UnsupportedError(
+                "inputs_embeds must come with their input_ids, since the assisted decoding of "
+                "transformers 5.17 writes another text without them (got none); or use "
+                "generate(..., assistant=spec) of an attached model"
+            )
         # A criterion of the caller's may name less than the config does.
         longest = prompt.generation_config.max_length
         if prompt.max_length > longest:
