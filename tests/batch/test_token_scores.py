@@ -19,6 +19,9 @@ CHOICES: dict[str, dict[str, Any]] = {
     "plain": {"use_cache": False},
 }
 
+# Stock's plain steps of the tiny Qwen3-Next differ from its wide forward by 3.4e-4.
+_ROUNDING = 5e-4
+
 
 @pytest.mark.parametrize(
     ("name", "choice"),
@@ -49,9 +52,11 @@ def test_scores_are_those_of_a_plain_forward(name: str, choice: str) -> None:
             token, text, logprob, top = scores[place]
             assert text == given[1].decode([token])
             assert token == ids[0, place]
-            assert logprob == pytest.approx(expected[place - 1, token].item(), abs=1e-4)
+            assert logprob == pytest.approx(expected[place - 1, token].item(), abs=_ROUNDING)
             values, tops = expected[place - 1].topk(2)
-            assert [each.logprob for each in top[:2]] == pytest.approx(values.tolist(), abs=1e-4)
+            assert [each.logprob for each in top[:2]] == pytest.approx(
+                values.tolist(), abs=_ROUNDING
+            )
             assert top[0].token == tops[0]
     if name == "llama" and choice != "plain":
         assert spec.total_stats.num_accepted_tokens > 0
