@@ -34,7 +34,9 @@ def packed(module: nn.Linear, packer: Packer) -> AbstractContextManager[None]:
     return StandIns().put([module], {module: PackedCopy(Origin.of(module.weight), matrix)})
 
 
-@pytest.mark.parametrize(("packer", "dtype"), PACKINGS, ids=str)
+@pytest.mark.parametrize(
+    ("packer", "dtype"), PACKINGS, ids=lambda value: getattr(value, "__name__", str(value))
+)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_packed_it_is_the_same_layer(shape, has_bias, packer, dtype):
