@@ -18,7 +18,9 @@ from tests.fakes import packs_here
 needs_packs = pytest.mark.skipif(not packs_here(), reason="this build of torch packs no weights")
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 1e-6}
 HALVES = [torch.bfloat16, torch.float16]
-PACKINGS = [(reorder, dtype) for dtype in ROUNDING] + [(pack_float16, dtype) for dtype in HALVES]
+_PACKINGS = [(reorder, dtype) for dtype in ROUNDING] + [(pack_float16, dtype) for dtype in HALVES]
+# By name, since every process of pytest-xdist has functions at addresses of its own.
+PACKINGS = [pytest.param(*pair, id=f"{pair[0].__name__}-{pair[1]}") for pair in _PACKINGS]
 SHAPES = [(16,), (1, 16), (5, 16), (1, 1, 16), (2, 3, 16), (70, 16)]
 
 
@@ -34,9 +36,7 @@ def packed(module: nn.Linear, packer: Packer) -> AbstractContextManager[None]:
     return StandIns().put([module], {module: PackedCopy(Origin.of(module.weight), matrix)})
 
 
-@pytest.mark.parametrize(
-    ("packer", "dtype"), PACKINGS, ids=lambda value: getattr(value, "__name__", str(value))
-)
+@pytest.mark.parametrize(("packer", "dtype"), PACKINGS)
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_packed_it_is_the_same_layer(shape, has_bias, packer, dtype):

@@ -16,7 +16,7 @@ from tests.lossless.same import in_threads
 from tests.weights.test_formats import PACKINGS, needs
 
 
-@pytest.mark.parametrize(("packer", "dtype"), PACKINGS, ids=str)
+@pytest.mark.parametrize(("packer", "dtype"), PACKINGS)
 def test_a_packed_weight_is_given_back_bit_by_bit(packer, dtype):
     needs(packer, dtype)
     weight, x = torch.randn(24, 16, dtype=dtype), torch.randn(3, 16, dtype=dtype)
