@@ -9,6 +9,7 @@ from pathlib import Path
 from selfspec.cache.contents import CacheContents, Tokenizer, TokenizerInfo, tokenizer_info
 from selfspec.cache.file import file_of, read_cache
 from selfspec.errors import CacheError, one_line
+from selfspec.machine.hub import ask_once
 
 FILE_NAME = "selfspec-cache.safetensors"  # Its name in every repository.
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -35,12 +36,10 @@ def load_cache(
     path = file_of(name)
     if revision is None and (os.path.exists(path) or not _HUB_ID.fullmatch(name)):
         return read_cache(path, wanted)
-    from huggingface_hub import hf_hub_download, model_info, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
 
     try:
-        if not isinstance(try_to_load_from_cache(name, FILE_NAME, revision=revision), str):
-            # Asks once. A download is tried for half a minute where the Hub can't be reached.
-            model_info(name, revision=revision, timeout=10)
+        ask_once(name, FILE_NAME, revision=revision)
         fetched = hf_hub_download(name, FILE_NAME, revision=revision)
     except Exception as error:  # Errors of the client's HTTP library have no common name.
         at = f" at revision {revision!r}" if revision else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
 from selfspec.errors import CliError, ConfigError, SelfSpecError, one_line
+from selfspec.machine.hub import ask_once
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.images import ImageReader
@@ -73,6 +74,7 @@ class Loaded:
             RememberedFile(options.remember, tokenizer, saves=False)
         draft_model = None
         if options.draft_model is not None:
+            _find_model(options.draft_model, "--draft-model")
             small = ModelOptions(
                 model=options.draft_model, device=options.device, dtype=options.dtype
             )
@@ -177,24 +179,20 @@ def check_model_name(name: str, option: str) -> None:
         )
 
 
-def _find_model(name: str) -> None:
-    """Refuses a model that is not here if the Hub can't be asked for it.
-
-    It is asked once. Without this, loaders ask for file after file, which takes a minute.
-    """
-    from huggingface_hub import model_info, try_to_load_from_cache
+def _find_model(name: str, option: str) -> None:
+    """Refuses a name that is no model here if the Hub can't be asked for it, which is done once."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    check_model_name(name, "MODEL")
-    if Path(name).exists() or isinstance(try_to_load_from_cache(name, "config.json"), str):
+    check_model_name(name, option)
+    if Path(name).exists():
         return
     try:
-        model_info(name, timeout=10.0)
+        ask_once(name, *_FILES)
     except HfHubHTTPError:
         return  # There may be no such model, or no such route on a mirror: the loader says so.
     except Exception as error:  # Errors of the client's HTTP library have no name of their own.
         raise CliError(
-            f"MODEL must be a folder with a config.json, or the id of a model on the Hub (got "
+            f"{option} must be a folder with a config.json, or the id of a model on the Hub (got "
             f"{name!r}, which is no folder here, and the Hub can't be asked: {one_line(error)})"
         ) from error
 
@@ -262,7 +260,7 @@ def images_of(options: RunOptions) -> ImageReader:
 def load_tokenizer(options: ModelOptions) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    _find_model(options.source)
+    _find_model(options.source, "MODEL")
     with _one_line(f"the tokenizer of {options.source!r}"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(options.source)
         return tokenizer

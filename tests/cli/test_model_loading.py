@@ -136,7 +136,7 @@ def test_what_has_no_form_of_a_name_is_refused(name, tmp_path):
     check_model_name("owner/model", "MODEL")
 
 
-def test_the_hub_is_asked_once_for_a_model_that_is_not_here(monkeypatch):
+def test_the_hub_is_asked_once_for_a_model_that_is_not_here(plain_folder, monkeypatch):
     names = []
 
     def model_info(name, **_options):
@@ -144,6 +144,9 @@ def test_the_hub_is_asked_once_for_a_model_that_is_not_here(monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "model_info", model_info)
-    with pytest.raises(CliError, match=r"'owner/nothing', which is no folder.*asked: no network"):
+    told = r"'owner/nothing', which is no folder.*asked: no network"
+    with pytest.raises(CliError, match=rf"MODEL must.*{told}"):
         load_tokenizer(ModelOptions(model="owner/nothing"))
-    assert names == ["owner/nothing"]
+    with pytest.raises(CliError, match=rf"--draft-model must.*{told}"):
+        Loaded.load(DraftOptions(model=plain_folder, draft_model="owner/nothing"))
+    assert names == ["owner/nothing"] * 2
