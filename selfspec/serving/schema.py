@@ -172,13 +172,16 @@ class Settings(Fields):
     @classmethod
     def _take_guided(cls, fields: Any) -> Any:
         """Takes what vLLM had as fields of their own before it had `structured_outputs`."""
-        guided = {}
-        if isinstance(fields, dict):
-            guided = {new: fields[old] for old, new in _GUIDED.items() if fields.get(old)}
-            fields = {name: value for name, value in fields.items() if name not in _GUIDED}
-        if guided:
-            fields["structured_outputs"] = {**(fields.get("structured_outputs") or {}), **guided}
-        return fields
+        if not isinstance(fields, dict):
+            return fields
+        guided = {new: fields[old] for old, new in _GUIDED.items() if fields.get(old) is not None}
+        others = {name: value for name, value in fields.items() if name not in _GUIDED}
+        if not guided:
+            return others
+        if others.get("structured_outputs") is not None:
+            rule = f"structured_outputs must be left out beside {', '.join(_GUIDED)}"
+            raise RequestError(f"{rule} (got both)", field="structured_outputs")
+        return others | {"structured_outputs": guided}
 
     @model_validator(mode="after")
     def _check_schemas(self) -> Settings:

@@ -129,7 +129,12 @@ def test_structured_outputs_by_vllms_names(served: Served) -> None:
     assert text_of(served, guided_json={"enum": [7]}) == "7"
     both = {"structured_outputs": {"regex": regex}, "response_format": {"type": "json_object"}}
     two = {"guided_json": {"enum": [7]}, "guided_regex": regex}
-    for wrong in (both, *({"structured_outputs": {"regex": "("}}, {"structured_outputs": {}}, two)):
+    beside = {"guided_regex": regex, "structured_outputs": [7]}
+    others: list[dict[str, Any]] = [
+        {"structured_outputs": {"regex": "("}},
+        {"structured_outputs": {}},
+    ]
+    for wrong in (both, *others, two, beside, {"guided_choice": []}):
         error = served.post(COMPLETION, {**ASKED, **wrong}).json()["error"]
         assert error["param"] == "structured_outputs"
 
