@@ -64,7 +64,7 @@ class ModelRunner:
         self.ledger = Ledger()
         self.heads_worth = SourceWorth()
         self.packing: Packing | None = None
-        self._reason: str | None = None
+        self.reason: str | None = None  # Why the model is not run as the config asks.
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
@@ -168,15 +168,7 @@ class ModelRunner:
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
-        if self.config.compile and not self._captures:
-            reason = reason or "compiled layers are for captured forwards alone, and it has none"
-        self.packing, self._reason = packing, reason
-
-    @property
-    def reason(self) -> str | None:
-        """Why the model is not run as the config asks; None if it is."""
-        refused = self._captured.layers_reason if self.config.compile else None
-        return self._reason or (refused and f"its layers are not compiled: {refused}")
+        self.packing, self.reason = packing, reason
 
     @property
     def _captures(self) -> bool:
@@ -270,8 +262,7 @@ class ModelRunner:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             else:
-                compiles = self.config.compile
-                lent = self._captured.borrow(model, attention, limits, compiles=compiles)
+                lent = self._captured.borrow(model, attention, limits)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):
