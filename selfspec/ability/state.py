@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -48,11 +48,12 @@ def _float32_precision() -> Hashable:
     From torch 2.9 on, each backend has a setting of its own, and the one for all raises an error
     where they differ.
     """
-    if not hasattr(torch.backends, "fp32_precision"):
+    backends: Any = torch.backends
+    if not hasattr(backends, "fp32_precision"):
         return torch.get_float32_matmul_precision()
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    parts = (cuda.matmul, cudnn.conv, mkldnn.matmul, mkldnn.conv)
-    return tuple(part.fp32_precision for part in parts)
+    of_products = backends.cuda.matmul, backends.mkldnn.matmul
+    of_convolutions = backends.cudnn.conv, backends.mkldnn.conv
+    return tuple(part.fp32_precision for part in (*of_products, *of_convolutions))
 
 
 def state_for_replays(model: PreTrainedModel) -> Hashable:
