@@ -19,8 +19,13 @@ _DEFAULT_TOKENS = 1024  # The most tokens of an answer whose length is not given
 Encoded = list[int] | dict[str, Any]
 
 
-def num_tokens(encoded: Sequence[int] | Mapping[str, Any]) -> int:
-    return int(encoded["input_ids"].shape[1]) if isinstance(encoded, Mapping) else len(encoded)
+def ids_of(encoded: Encoded) -> list[int]:
+    """The tokens, with those that stand for images."""
+    return encoded["input_ids"][0].tolist() if isinstance(encoded, dict) else encoded
+
+
+def num_tokens(encoded: Encoded) -> int:
+    return len(ids_of(encoded))
 
 
 @dataclass(frozen=True)
