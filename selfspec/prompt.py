@@ -20,6 +20,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import kv_of, update_arguments
 from selfspec.compat.grammars import grammars_of
@@ -135,9 +136,14 @@ class Prompt:
         return getattr(self.generation_config, name, None)
 
     @cached_property
+    def look(self) -> Look:
+        """What the model is like, seen once for the call."""
+        return look_at(self.model)
+
+    @cached_property
     def ability(self) -> DraftSupport:
         """What the model can verify after this prompt."""
-        ability = self.runner.ability()
+        ability = self.runner.ability(self.look)
         if ability.mode != "tree":
             return ability
         arguments = update_arguments(self.model, dict(self.model_kwargs))

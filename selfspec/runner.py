@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
-from selfspec.ability.state import state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
@@ -82,12 +82,12 @@ class ModelRunner:
         assert model is not None
         return model
 
-    def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
+    def ability(self, look: Look | None = None, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
-        model = self.model
-        state, is_trusted = state_of(model), trusts_hooks or self.config.trust_hooks
-        if not is_trusted and (reason := distrusted(state.foreign)) is not None:
+        look, is_trusted = look or look_at(self.model), trusts_hooks or self.config.trust_hooks
+        if not is_trusted and (reason := distrusted(look.foreign)) is not None:
             return DraftSupport("plain", reason, None)
+        model, state = look.model, look.verdict_key
         with self._trying:  # A second thread waits for the first one's verdict.
             if state in self._abilities:
                 return self._abilities[state]
@@ -102,33 +102,34 @@ class ModelRunner:
             return ability
 
     def needed_reason(
-        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
+        self, look: Look, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
-        if self.model.config.is_encoder_decoder:  # Its chains get them.
+        model = look.model
+        if model.config.is_encoder_decoder:  # Its chains get them.
             return None
         if reason := columns_reason(kv_of(arguments)):
             return reason
-        others = of_plain_steps(self.model, input_ids, arguments)
+        others = of_plain_steps(model, input_ids, arguments)
         if others is None:
             return None
-        key = state_of(self.model), others
+        key = look.verdict_key, others
         with self._trying:
             if key not in self._needed:
-                with uncompiled(self.model):
-                    reason = needed_reason(self.model, input_ids, generation_config, arguments)
+                with uncompiled(model):
+                    reason = needed_reason(model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = reason
             return self._needed[key]
 
-    def kept_kv(self) -> KeptKV | str:
+    def kept_kv(self, look: Look) -> KeptKV | str:
         """What was kept of texts that the model has read as it is now; or why nothing can be.
 
         What was read in another state is dropped, and who still reads in it keeps nothing more.
         """
         with self._trying:
-            state = state_of_kv(self.model)
+            state = look.kv_key()
             if state != self._state_of_kv:
                 if isinstance(self._kept_kv, KeptKV):
                     self._kept_kv.close()
@@ -251,18 +252,20 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
-    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
+    def backend(
+        self, look: Look, ability: DraftSupport, limits: Limits | None = None
+    ) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
         It has no rows yet. Captured forwards belong to one call or session at a time.
         """
-        model, attention = self.model, ability.attention
+        model, attention = look.model, ability.attention
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             else:
-                lent = self._captured.borrow(model, attention, limits)
+                lent = self._captured.borrow(look, attention, limits)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):

@@ -244,7 +244,7 @@ RULES: dict[Outcome, tuple[Rule, ...]] = {
         Rule(lambda call: call.ability.mode == "tree" and foreign_layer(kv_of(call.model_kwargs))),
         Rule(
             lambda call: call.runner.needed_reason(
-                call.input_ids, call.generation_config, call.model_kwargs
+                call.look, call.input_ids, call.generation_config, call.model_kwargs
             )
         ),
     ),

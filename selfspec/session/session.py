@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch
 
+from selfspec.ability.look import look_at
 from selfspec.engine import Engine
 from selfspec.errors import ConfigError, without_frames
 from selfspec.plain import write_plainly
@@ -209,7 +210,8 @@ class Session:
     def _borrow(self, prompt: Prompt | None) -> None:
         """Takes what runs the forwards of one prompt, or of many that come and go."""
         limits = None if prompt is not None else self.memory.limits
-        lent = lent_engine(self._runner, self._spec, prompt, limits=limits, keeps_kv=self._keeps_kv)
+        runner, spec, look = self._runner, self._spec, look_at(self._runner.model)
+        lent = lent_engine(runner, spec, prompt, look, limits=limits, keeps_kv=self._keeps_kv)
         self._engine, self._is_alone = self._lent.enter_context(lent), prompt is not None
 
     def _close(self) -> None:

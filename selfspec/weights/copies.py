@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple
@@ -47,19 +47,14 @@ class Origin(NamedTuple):
         return cls(_place_of(weight), layout, sums)
 
 
-def contents_of(model: nn.Module) -> tuple[Hashable, ...]:
+def contents_of(tensors: Iterable[torch.Tensor]) -> tuple[Hashable, ...]:
     """The origins of all weights and buffers: what is computed with others must not be used."""
-    return tuple(
-        _known_of(tensor)
-        for module in model.modules()
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    )
+    return tuple(map(_known_of, tensors))
 
 
-def is_offloaded(model: nn.Module) -> bool:
+def is_offloaded(tensors: Iterable[torch.Tensor]) -> bool:
     """Are weights elsewhere until their layer computes, as those that accelerate moves?"""
-    weights = (weight for weight in model.parameters() if not isinstance(weight, HeldWeight))
-    return any(weight.is_meta for weight in weights)
+    return any(x.is_meta for x in tensors if not isinstance(x, HeldWeight))
 
 
 def _known_of(tensor: torch.Tensor) -> Hashable:
