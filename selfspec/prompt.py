@@ -1,13 +1,13 @@
-"""`Prompt`: one call of `generate()`, from what transformers has prepared to what came of it.
+"""A prompt as three values, by the time at which they are true.
 
-Every door makes one, and everything after it looks at this record alone: `refusals` at its
-arguments, a `Session` at its length, the `Engine` at its rows.
+Every door makes a `Call` of what transformers has prepared. `plugin.refusals` finds its `Route`,
+with which it is a `Prompt`. Whoever writes the texts leaves a `Result` in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -47,13 +47,9 @@ from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, Proce
 from selfspec.verify.tape import NoiseTape
 
 
-@dataclass(kw_only=True, eq=False)  # Each one is itself, whatever it holds.
-class Prompt:
-    """A prompt of one or more rows, and all that decides on their texts.
-
-    `route` in `plugin.refusals` says how it is decoded. Whoever writes the texts leaves what came
-    of it in the last fields.
-    """
+@dataclass(frozen=True, kw_only=True, eq=False)  # Each one is itself, whatever it holds.
+class Call:
+    """What transformers has prepared of one call of `generate()`: a prompt of one or more rows."""
 
     model: PreTrainedModel
     runner: ModelRunner
@@ -81,19 +77,6 @@ class Prompt:
     on_logits: OnLogits | None = None  # Gets the logits of the whole prompt.
     scores: Any = None  # The `TokenScores` of its text.
     writes_nothing: bool = False  # Is the prompt only scored, and its one token dropped?
-
-    # How it is decoded, found out once.
-    mode: str = ""  # "tree", "chain" or "plain"
-    reason: str | None = None  # Why it is not drafted for with trees.
-    moves_together: str | None = None  # What makes each of its rows depend on the others.
-    runs_alone: str | None = None  # Why it can share forwards with no other prompt.
-
-    # What came of it.
-    rows: list[Row] = field(default_factory=list)
-    kv: Cache | None = None  # The cache that the caller gets.
-    output: Any = None  # That of stock's own loop.
-    plain_ids: list[int] = field(default_factory=list)  # What it has told the streamer.
-    error: BaseException | None = None  # What has ended it.
 
     @property
     def config(self) -> SpecConfig:
@@ -125,32 +108,88 @@ class Prompt:
         """Does anybody see the KV cache after the call?"""
         return bool(self.generation_config.return_dict_in_generate) or self.has_callers_cache
 
+    def setting(self, name: str) -> Any:
+        return getattr(self.generation_config, name, None)
+
+
+def _fields(call: Call) -> dict[str, Any]:
+    return {field.name: getattr(call, field.name) for field in fields(Call)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenCall(Call):
+    """A call with a look at its model, of which its route is made."""
+
+    look: Look
+
+    @classmethod
+    def of(cls, call: Call) -> SeenCall:
+        return cls(**_fields(call), look=look_at(call.model))
+
+    @cached_property
+    def support(self) -> DraftSupport:
+        """What the model can verify after this prompt; may take a trial of the model."""
+        support = self.runner.ability(self.look)
+        if support.mode != "tree":
+            return support
+        arguments = update_arguments(self.model, dict(self.model_kwargs))
+        positions = given_positions(self.model, self.input_ids, arguments)
+        if reason := placing_reason(positions, arguments):
+            return DraftSupport.of_chains(reason)._replace(whole_reason=support.whole_reason)
+        return support
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a prompt is decoded, as it was found out once.
+
+    `support` is what drafts are verified by after this prompt. Its mode is ``"plain"`` also where
+    the model could do more, but the call can't be drafted for.
+    """
+
+    look: Look
+    support: DraftSupport
+    alone_reason: str | None = None  # Why it can share forwards with no other prompt.
+    lockstep_reason: str | None = None  # Why all of its rows get each token at once.
+
+    @property
+    def mode(self) -> str:
+        return self.support.mode
+
+    @property
+    def disabled_reason(self) -> str | None:
+        """Why it is not drafted for with trees; None if it is."""
+        return self.support.reason
+
+
+@dataclass
+class Result:
+    """What came of a prompt, or has so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    kv: Cache | None = None  # The cache that the caller gets.
+    output: Any = None  # That of stock's own loop.
+    plain_ids: list[int] = field(default_factory=list)  # What that has told the streamer.
+    error: BaseException | None = None  # What has ended it.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prompt(Call):
+    """A call whose route is known. Whoever writes its texts leaves in `result` what came of it."""
+
+    route: Route
+    result: Result = field(default_factory=Result)
+
+    @classmethod
+    def of(cls, call: Call, route: Route) -> Prompt:
+        return cls(**_fields(call), route=route)
+
     @property
     def new_ids(self) -> list[int]:
         """The new tokens of its only row, as far as they came."""
         if self.writes_nothing:
             return []
-        return self.rows[0].new_ids if self.rows else self.plain_ids
-
-    def setting(self, name: str) -> Any:
-        return getattr(self.generation_config, name, None)
-
-    @cached_property
-    def look(self) -> Look:
-        """What the model is like, seen once for the call."""
-        return look_at(self.model)
-
-    @cached_property
-    def ability(self) -> DraftSupport:
-        """What the model can verify after this prompt."""
-        ability = self.runner.ability(self.look)
-        if ability.mode != "tree":
-            return ability
-        arguments = update_arguments(self.model, dict(self.model_kwargs))
-        positions = given_positions(self.model, self.input_ids, arguments)
-        if reason := placing_reason(positions, arguments):
-            return DraftSupport.of_chains(reason)._replace(whole_reason=ability.whole_reason)
-        return ability
+        return rows[0].new_ids if (rows := self.result.rows) else self.result.plain_ids
 
     @cached_property
     def num_copies(self) -> int:
@@ -160,7 +199,7 @@ class Prompt:
         """
         number, ids = self.generation_config.num_return_sequences or 1, self.input_ids
         cache = kv_of(self.model_kwargs)
-        if number == 1 or self.ability.mode != "tree" or self.has_callers_cache:
+        if number == 1 or self.route.mode != "tree" or self.has_callers_cache:
             return 1
         # Images may be encoded already, in what is no tensor.
         if any(map(has_states, cache.layers)) or other_inputs(self.model_kwargs):
@@ -190,7 +229,7 @@ class Prompt:
             self.generation_config,
             learns=self.config.learning != "frozen",
             on_logits=self.on_logits,
-            in_parts=self.ability.whole_reason is None,
+            in_parts=self.route.support.whole_reason is None,
         )
 
     def new_rows(
@@ -208,6 +247,7 @@ class Prompt:
         # Stock's own test for filling up rows that stopped.
         gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
         encoder_texts, own_sources = self._encoder_texts(), self._sources()
+        rows = self.result.rows
         for number, ids in enumerate(prefilled.texts):
             start = replace(
                 shared,
@@ -232,10 +272,10 @@ class Prompt:
                 may_leave=not (self.gives_cache_back or choosers[number].moves_together),
                 stats=self.stats,
             )
-            self.rows.append(row)
+            rows.append(row)
         if self.streamer is not None:
-            stream_to(self.streamer, self.rows)
-        return self.rows
+            stream_to(self.streamer, rows)
+        return rows
 
     def _sources(self) -> list[list[Source]]:
         """For each row: its prediction, the grammar that its processors follow, a draft model."""
@@ -263,7 +303,7 @@ class Prompt:
         """How each row chooses its tokens: by itself, unless something asks for all together."""
         stops, config = row_stops(self.stopping_criteria), self.generation_config
         num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.moves_together:
+        if stops is None or self.route.lockstep_reason:
             records = bool(config.return_dict_in_generate)
             together = BatchChooser(
                 self.input_ids.long(),

@@ -14,7 +14,7 @@ from selfspec.forward.backends import Backend
 from selfspec.forward.sizes import Limits
 from selfspec.kept_kv import KeptKV
 from selfspec.plain import write_plainly
-from selfspec.prompt import Prompt
+from selfspec.prompt import Call, Prompt
 from selfspec.runner import ModelRunner
 
 
@@ -31,7 +31,7 @@ class Assistant(Protocol):
 
     def finish(self, prompt: Prompt) -> None: ...
 
-    def count(self, prompt: Prompt) -> None: ...
+    def count(self, call: Call) -> None: ...
 
 
 @contextmanager
@@ -51,8 +51,8 @@ def lent_engine(
     if prompt is None:
         lent = runner.backend(look, runner.ability(look), limits)
     else:
-        prompt.stats.disable(prompt.reason)  # Chains have a reason, trees have none.
-        lent = runner.backend(look, prompt.ability)
+        prompt.stats.disable(prompt.route.disabled_reason)  # Chains have a reason, trees have none.
+        lent = runner.backend(look, prompt.route.support)
     amount = runner.config.kept_kv
     # Whoever has the engine alone shares with no text that is being written.
     shares = amount != 0 and (keeps_kv or amount is not None or prompt is None)
@@ -68,10 +68,10 @@ def lent_engine(
 def write(prompt: Prompt, spec: Assistant) -> None:
     """Writes the texts of a prompt that waits for no other; an error is the caller's."""
     try:
-        if prompt.mode == "plain":
+        if prompt.route.mode == "plain":
             write_plainly(prompt)
         else:
-            with lent_engine(prompt.runner, spec, prompt, prompt.look) as engine:
+            with lent_engine(prompt.runner, spec, prompt, prompt.route.look) as engine:
                 try:
                     engine.admit(prompt)
                     with prompt.runner.decoding():
