@@ -23,7 +23,7 @@ from selfspec.weights.held_weight import FileWeight, set_data
 from selfspec.weights.streamed.layer_weights import Buffers
 from selfspec.weights.streamed.reader import Reader
 
-_STREAM = "_selfspec_stream"  # Where a streamed model has its `Stream`.
+_STREAM = "selfspec_stream"  # Where a streamed model has its `Stream`.
 _CANT_SAVE = "a streamed model holds only a part of its weights, which its files hold whole"
 _REFUSED = {
     MOVES: "a streamed model can't be moved or cast; name dtype= to load()",
