@@ -7,7 +7,7 @@ with which it is a `Prompt`. Whoever writes the texts leaves a `Result` in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from selfspec.ability.look import Look, look_at
+from selfspec.ability.look import Look
 from selfspec.ability.probe import DraftSupport
 from selfspec.compat.generation import kv_of, update_arguments
 from selfspec.compat.grammars import grammars_of
@@ -40,7 +40,7 @@ from selfspec.forward.prompt import (
 )
 from selfspec.neural.small_model import DraftModel
 from selfspec.row import Row, Stops, Streamer, stream_to
-from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
+from selfspec.row_rules import end_ids, for_rows, row_stops, split_warpers
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
 from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
@@ -62,6 +62,7 @@ class Call:
     predictions: Sequence[Prediction | None]  # One for each row.
     draft_model: DraftModel | None = None
     max_nodes: int  # of the trees of a row
+    max_length: int  # How long a text may get, the prompt with its padding included.
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
     has_callers_cache: bool = False  # Did the caller hand in the KV cache?
     synced_gpus: bool = False  # Do other processes wait for each forward?
@@ -87,12 +88,6 @@ class Call:
         """How many tokens the prompt has, its padding included."""
         return int(self.input_ids.shape[1])
 
-    @cached_property
-    def max_length(self) -> int:
-        """How long a text may get, the prompt with its padding included."""
-        length = length_limit(self.stopping_criteria)
-        return int(self.generation_config.max_length if length is None else length)
-
     @property
     def max_new_columns(self) -> int:
         """The most tokens that may follow the prompt, drafted ones among them."""
@@ -112,19 +107,11 @@ class Call:
         return getattr(self.generation_config, name, None)
 
 
-def _fields(call: Call) -> dict[str, Any]:
-    return {field.name: getattr(call, field.name) for field in fields(Call)}
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenCall(Call):
     """A call with a look at its model, of which its route is made."""
 
     look: Look
-
-    @classmethod
-    def of(cls, call: Call) -> SeenCall:
-        return cls(**_fields(call), look=look_at(call.model))
 
     @cached_property
     def support(self) -> DraftSupport:
@@ -179,10 +166,6 @@ class Prompt(Call):
 
     route: Route
     result: Result = field(default_factory=Result)
-
-    @classmethod
-    def of(cls, call: Call, route: Route) -> Prompt:
-        return cls(**_fields(call), route=route)
 
     @property
     def new_ids(self) -> list[int]:

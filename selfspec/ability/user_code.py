@@ -74,18 +74,14 @@ def _foreign_code(model: PreTrainedModel, modules: Modules) -> Iterator[tuple[st
             yield f"all modules have the hook {name_of(hook)!r}", hook
     for place, function in replaced_functions(modules.classes):
         yield f"{place} is {name_of(function)!r} now", function
-    yield from _in_modules(modules)
-    for what, code in functions_by_name(model).items():
-        if not is_of_library(code):
-            yield f"it has the {what}, {name_of(code)!r}", code
-
-
-def _in_modules(modules: Modules) -> Iterator[tuple[str, Any]]:
     for owner, name in modules.classes.items():
         if not is_of_library(owner):
             yield f"{_where(name)} is a {owner.__module__}.{owner.__qualname__}", owner
     for name, module in modules.hooked:
         yield from _on_module(module, _where(name))
+    for what, code in functions_by_name(model).items():
+        if not is_of_library(code):
+            yield f"it has the {what}, {name_of(code)!r}", code
 
 
 def _where(name: str) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from selfspec.compat.origins import NOT_IN_STEPS
 from selfspec.compat.swapped import swapped
 
 # What `to()`, `float()`, `cuda()` and the like call on all modules; there is no public hook.
@@ -198,7 +199,8 @@ def modules_of(model: nn.Module) -> Modules:
         values = attributes.values()
         numbers += [value for value in values if type(value) is int]
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
-        if hooks or any(map(callable, values)):
+        # First what is fast, since hardly any module has functions.
+        if hooks or (any(map(callable, values)) and _functions_in(attributes)):
             hooked.append((name, module))
         if _is_compiled(attributes) and module is not model:  # The whole model runs as it is.
             state.append(_INSIDE_COMPILED)
@@ -211,6 +213,12 @@ def modules_of(model: nn.Module) -> Modules:
     for tensor in tensors:
         state += (tensor.dtype, tensor.device)
     return Modules(parts, tuple(state), tuple(numbers), tensors, hooked, classes)
+
+
+def _functions_in(attributes: Mapping[str, Any]) -> list[str]:
+    """The names of functions that may stand in the place of methods that a forward calls."""
+    names = attributes.keys() - NOT_IN_STEPS
+    return [name for name in names if callable(attributes[name])]
 
 
 def _adapters(module: nn.Module) -> str:

@@ -31,6 +31,7 @@ from selfspec.plugin.refusals import Arguments, Outcome, reason_for, refuse_prep
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Call, Prompt
 from selfspec.row import Streamer, output_of
+from selfspec.row_rules import length_limit
 from selfspec.session import write
 from selfspec.stats import GenerationStats
 
@@ -68,6 +69,7 @@ class Loop:
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
         if self.draft_model is not None:
             draft_model = new_draft_model(self.draft_model, model, input_ids.shape[1], spec.runner)
+        length = length_limit(stopping_criteria)
         num_returned = generation_config.num_return_sequences or 1
         call = Call(
             model=model,
@@ -83,6 +85,7 @@ class Loop:
             ),
             draft_model=draft_model,
             max_nodes=self.max_nodes,
+            max_length=generation_config.max_length if length is None else length,
             inputs_tensor=inputs_tensor,
             has_callers_cache=belongs_to_caller(kv_of(model_kwargs)),
             synced_gpus=self.synced_gpus,
@@ -136,7 +139,7 @@ def routed(call: Call, spec: SelfSpec) -> Prompt:
     """The prompt, once it is known how it is decoded; a call that fails meanwhile is counted."""
     start = perf_counter()
     try:
-        prompt = Prompt.of(call, route(call))
+        prompt = Prompt(**vars(call), route=route(call))
     except BaseException:
         spec.count(call)
         raise

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
 
 from selfspec.ability.families import LONGEST, family_number
+from selfspec.ability.look import look_at
 from selfspec.ability.probe import DraftSupport
 from selfspec.ability.rope import changes_other_rows, rope_limit
 from selfspec.compat.generation import kv_of
@@ -88,7 +89,7 @@ def refuse_prepared(
 
 def route(call: Call) -> Route:
     """How a call is decoded. Finding it out may take a trial of the model."""
-    seen = SeenCall.of(call)
+    seen = SeenCall(**vars(call), look=look_at(call.model))
     reason = reason_for(Outcome.PLAIN, seen)
     if reason is None and call.config.strict:
         reason = seen.support.reason  # That chains are verified alone is one.

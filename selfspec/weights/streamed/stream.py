@@ -128,7 +128,7 @@ def stream_of(model: nn.Module) -> Stream | None:
 
 
 def is_streamed(model: nn.Module) -> bool:
-    return stream_of(model) is not None
+    return _STREAM in vars(model)
 
 
 class _Refusal(NamedTuple):
