@@ -102,7 +102,7 @@ class Engine:
                 stats.num_prompt_tokens_kept = reader.num_kept
                 stats.spend("prefill", self._clock() - read_from)
                 if prefilled is not None:
-                    self._join(prompt, prefilled.repeated(prompt.num_copies))
+                    self._join(prompt, prefilled)
         except Exception as error:
             self.sharing.give_way(error)
             if prompt.fails_alone and prompt.result.rows:

@@ -174,8 +174,8 @@ class Prompt(Call):
             return []
         return rows[0].new_ids if (rows := self.result.rows) else self.result.plain_ids
 
-    @cached_property
-    def num_copies(self) -> int:
+    @property
+    def _num_copies(self) -> int:
         """How many rows side by side are alike, as those of `num_return_sequences`: read once.
 
         1 where more than the ids and the padding could decide on what is read.
@@ -200,16 +200,12 @@ class Prompt(Call):
     @cached_property
     def reader(self) -> PromptReader:
         """Reads the prompt, of several rows that are alike the first one."""
-        every = slice(None, None, self.num_copies)
-        model_kwargs = {
-            name: value[every] if isinstance(value, torch.Tensor) and self.num_copies > 1 else value
-            for name, value in self.model_kwargs.items()
-        }
         return PromptReader(
             self.model,
-            self.input_ids[every],
-            model_kwargs,
+            self.input_ids,
+            self.model_kwargs,
             self.generation_config,
+            num_copies=self._num_copies,
             learns=self.config.learning != "frozen",
             on_logits=self.on_logits,
             in_parts=self.route.support.whole_reason is None,
