@@ -15,6 +15,7 @@ from selfspec import SelfSpec
 from selfspec.ability import look
 from selfspec.ability.look import look_at
 from tests.fakes import new_model, prompt
+from tests.sessions import TextSession
 
 
 @pytest.fixture(params=["", "cuda.matmul", "cudnn", "mkldnn", "mkldnn.matmul"])
@@ -82,3 +83,16 @@ def test_a_warm_call_walks_over_the_modules_once(
     assert spec.stats.mode == "tree"
     walks.pop("modules", None)  # Of linear layers that may be packed.
     assert walks == {"modules_of": 1}
+
+
+def test_a_session_looks_when_a_prompt_is_added_and_in_no_step(walks: Counter[str]) -> None:
+    model = selfspec.attach(new_model("llama"))
+    session = TextSession(model, None, SelfSpec(trust_hooks=True))
+    session.submit(0, [5, 6, 7], 0, {"max_new_tokens": 8})
+    walks.clear()
+    session.submit(1, [5, 6, 7], 0, {"max_new_tokens": 8})
+    assert walks == {"modules_of": 1}
+    session.step()  # Opens the engine, which may be long after the first prompt came.
+    walks.clear()
+    assert len(session.answers()) == 2
+    assert not walks
