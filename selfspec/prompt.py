@@ -39,12 +39,10 @@ from selfspec.forward.prompt import (
     placing_reason,
 )
 from selfspec.neural.small_model import DraftModel
-from selfspec.row import Row, Stops, Streamer, stream_to
-from selfspec.row_rules import end_ids, for_rows, row_stops, split_warpers
+from selfspec.row import Row, Streamer, stream_to
+from selfspec.row_rules import choosers_of, end_ids
 from selfspec.runner import ModelRunner
 from selfspec.stats import GenerationStats
-from selfspec.verify.choosers import BatchChooser, Chooser, GreedyChooser, ProcessedChooser
-from selfspec.verify.tape import NoiseTape
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # Each one is itself, whatever it holds.
@@ -219,7 +217,14 @@ class Prompt(Call):
         new_drafter: Callable[..., Drafter],
     ) -> list[Row]:
         """Its rows, once it was read. `shared` and `sources` are what all rows draft from."""
-        choosers, stops = self._rules()
+        choosers, stops = choosers_of(
+            self.input_ids,
+            self.generation_config,
+            self.logits_processor,
+            self.stopping_criteria,
+            self._generator,
+            in_lockstep=self.route.lockstep_reason is not None,
+        )
         ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
         if pad is None:
             pad = ends[0] if ends else 0  # As transformers chooses it.
@@ -277,31 +282,6 @@ class Prompt(Call):
         seen = torch.ones_like(ids) if mask is None else mask
         seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
         return [row[shown].tolist() for row, shown in zip(ids, seen, strict=True)]
-
-    def _rules(self) -> tuple[list[Chooser], Stops]:
-        """How each row chooses its tokens: by itself, unless something asks for all together."""
-        stops, config = row_stops(self.stopping_criteria), self.generation_config
-        num_rows, samples = len(self.input_ids), bool(config.do_sample)
-        if stops is None or self.route.lockstep_reason:
-            records = bool(config.return_dict_in_generate)
-            together = BatchChooser(
-                self.input_ids.long(),
-                self.logits_processor,
-                self.stopping_criteria,
-                samples,
-                keeps_scores=records and bool(config.output_scores),
-                keeps_logits=records and bool(config.output_logits),
-                generator=self._generator,
-            )
-            return [together] * num_rows, Stops()
-        if not self.logits_processor and not samples:
-            return [GreedyChooser() for _ in range(num_rows)], stops
-        tape = NoiseTape(num_rows, self._generator) if samples else None
-        processors = for_rows(self.logits_processor, num_rows)
-        return [
-            ProcessedChooser(split_warpers(of_row), tape, row)
-            for row, of_row in enumerate(processors)
-        ], stops
 
     @property
     def _generator(self) -> torch.Generator | None:
