@@ -191,6 +191,9 @@ def modules_of(model: nn.Module) -> Modules:
         kind, name = type(module), names[id(module)]
         state.append(kind)
         classes.setdefault(kind, name)
+        if isinstance(module, torch.jit.ScriptModule):  # It has these dictionaries elsewhere.
+            tensors += (*module.parameters(), *module.buffers())
+            continue
         attributes = module.__dict__.copy()  # Another thread's forward may change it meanwhile.
         for own_name, part in attributes["_modules"].items():
             if part is not None and id(part) not in names:
