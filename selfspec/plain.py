@@ -49,10 +49,10 @@ class _Streamer:
 def write_plainly(prompt: Prompt) -> None:
     """Writes the texts of a prompt as stock does; its output is in the prompt."""
     stats = prompt.stats
-    stats.disable(prompt.route.disabled_reason)
+    stats.disable(prompt.route.support.reason)
     stats.mode, stats.forward = "plain", "eager"
     if prompt.config.strict:
-        reason = prompt.route.disabled_reason
+        reason = prompt.route.support.reason
         raise UnsupportedError(f"strict=True and the call can't be drafted for: {reason}")
     start, criteria = perf_counter(), _Counting(prompt.stopping_criteria)
     is_streamed = prompt.streamer is not None or prompt.fails_alone

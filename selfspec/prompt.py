@@ -133,18 +133,9 @@ class Route:
     """
 
     look: Look
-    support: DraftSupport
+    support: DraftSupport  # Its `reason` says why it is not drafted for with trees.
     alone_reason: str | None = None  # Why it can share forwards with no other prompt.
     lockstep_reason: str | None = None  # Why all of its rows get each token at once.
-
-    @property
-    def mode(self) -> str:
-        return self.support.mode
-
-    @property
-    def disabled_reason(self) -> str | None:
-        """Why it is not drafted for with trees; None if it is."""
-        return self.support.reason
 
 
 @dataclass
@@ -172,15 +163,13 @@ class Prompt(Call):
             return []
         return rows[0].new_ids if (rows := self.result.rows) else self.result.plain_ids
 
-    @property
-    def _num_copies(self) -> int:
-        """How many rows side by side are alike, as those of `num_return_sequences`: read once.
+    def _num_copies(self, number: int) -> int:
+        """`number`, if so many rows side by side are alike, so that one of them is read; else 1.
 
         1 where more than the ids and the padding could decide on what is read.
         """
-        number, ids = self.generation_config.num_return_sequences or 1, self.input_ids
-        cache = kv_of(self.model_kwargs)
-        if number == 1 or self.route.mode != "tree" or self.has_callers_cache:
+        ids, cache = self.input_ids, kv_of(self.model_kwargs)
+        if self.route.support.mode != "tree" or self.has_callers_cache:
             return 1
         # Images may be encoded already, in what is no tensor.
         if any(map(has_states, cache.layers)) or other_inputs(self.model_kwargs):
@@ -198,12 +187,13 @@ class Prompt(Call):
     @cached_property
     def reader(self) -> PromptReader:
         """Reads the prompt, of several rows that are alike the first one."""
+        number = self.generation_config.num_return_sequences or 1
         return PromptReader(
             self.model,
             self.input_ids,
             self.model_kwargs,
             self.generation_config,
-            num_copies=self._num_copies,
+            num_copies=self._num_copies(number) if number > 1 else 1,
             learns=self.config.learning != "frozen",
             on_logits=self.on_logits,
             in_parts=self.route.support.whole_reason is None,
@@ -222,7 +212,7 @@ class Prompt(Call):
             self.generation_config,
             self.logits_processor,
             self.stopping_criteria,
-            self._generator,
+            None if self.seed is None else self._generator(self.seed),
             in_lockstep=self.route.lockstep_reason is not None,
         )
         ends, pad = end_ids(self.generation_config), self.generation_config.pad_token_id
@@ -230,7 +220,8 @@ class Prompt(Call):
             pad = ends[0] if ends else 0  # As transformers chooses it.
         # Stock's own test for filling up rows that stopped.
         gets_pads = any(hasattr(rule, "eos_token_id") for rule in self.stopping_criteria)
-        encoder_texts, own_sources = self._encoder_texts(), self._sources()
+        has_encoder, own_sources = self.model.config.is_encoder_decoder, self._sources()
+        encoder_texts = self._encoder_texts() if has_encoder else [[]] * len(self.input_ids)
         rows = self.result.rows
         for number, ids in enumerate(prefilled.texts):
             start = replace(
@@ -274,8 +265,7 @@ class Prompt(Call):
     def _encoder_texts(self) -> list[list[int]]:
         """What an encoder has read for each row, which an answer may repeat."""
         ids, num_rows = self.inputs_tensor, len(self.input_ids)
-        is_text = ids is not None and ids.dim() == 2 and not ids.is_floating_point()
-        if ids is None or not (is_text and self.model.config.is_encoder_decoder):
+        if ids is None or ids.dim() != 2 or ids.is_floating_point():  # It has read no text.
             return [[]] * num_rows
         ids = ids.repeat_interleave(num_rows // len(ids), dim=0)
         mask = self.model_kwargs.get("attention_mask")
@@ -283,8 +273,5 @@ class Prompt(Call):
         seen = seen.bool() & (ids >= 0)  # transformers has -100 for outputs that are handed in.
         return [row[shown].tolist() for row, shown in zip(ids, seen, strict=True)]
 
-    @property
-    def _generator(self) -> torch.Generator | None:
-        if self.seed is None:
-            return None
-        return torch.Generator(self.input_ids.device).manual_seed(self.seed)
+    def _generator(self, seed: int) -> torch.Generator:
+        return torch.Generator(self.input_ids.device).manual_seed(seed)

@@ -85,7 +85,7 @@ class ModelRunner:
     def ability(self, look: Look | None = None, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
         look, is_trusted = look or look_at(self.model), trusts_hooks or self.config.trust_hooks
-        if not is_trusted and (reason := distrusted(look.foreign)) is not None:
+        if look.foreign and not is_trusted and (reason := distrusted(look.foreign)) is not None:
             return DraftSupport("plain", reason, None)
         model, state = look.model, look.verdict_key
         with self._trying:  # A second thread waits for the first one's verdict.

@@ -38,17 +38,11 @@ class Look:
     """
 
     model: PreTrainedModel
-    settings: Hashable
     modules: Modules
     foreign: tuple[ForeignCode, ...]
-
-    @property
-    def verdict_key(self) -> Hashable:
-        """Changes with how a forward is computed.
-
-        Whole numbers and tensors of foreign code are not in it, which its user has vouched for.
-        """
-        return self.settings, self.modules.state, self.foreign
+    # Changes with how a forward is computed. Whole numbers and tensors of foreign code are not in
+    # it, which its user has vouched for.
+    verdict_key: Hashable
 
     @property
     def replay_key(self) -> Hashable:
@@ -102,7 +96,8 @@ def look_at(model: PreTrainedModel) -> Look:
     if (of_text := config.get_text_config(decoder=True)) is not config:
         settings.append(state_of_config(of_text, device))
     modules = modules_of(model)
-    return Look(model, tuple(settings), modules, foreign_code(model, modules))
+    foreign = foreign_code(model, modules)
+    return Look(model, modules, foreign, (tuple(settings), modules.state, foreign))
 
 
 def _float32_precision() -> Hashable:

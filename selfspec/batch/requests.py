@@ -85,11 +85,11 @@ class Requests:
         loop = replace(loop, streamer=streamer, then=partial(self._routed, seed, fields))
         ids = inputs_on(inputs, self._model)
         prompt: Prompt = self._model.generate(**ids, custom_generate=loop, **ready)
-        if prompt.route.mode == "plain" and self._model is not prompt.model:
+        if prompt.route.support.mode == "plain" and self._model is not prompt.model:
             # What a wrapper of PEFT changes lasts until its generate() returns.
             raise UnsupportedError(
                 f"a model in a wrapper of PEFT must be drafted for among many prompts (got: "
-                f"{prompt.route.disabled_reason}); call generate() for each prompt"
+                f"{prompt.route.support.reason}); call generate() for each prompt"
             )
         if scores.is_asked:
             prompt.logits_processor.insert(0, scores)
@@ -124,7 +124,7 @@ class Requests:
 
 def _check_scored(prompt: Prompt) -> None:
     """Refuses to score a prompt that is not read as we read prompts."""
-    why = prompt.route.disabled_reason if prompt.route.mode == "plain" else None
+    why = prompt.route.support.reason if prompt.route.support.mode == "plain" else None
     if prompt.model.config.is_encoder_decoder:
         why = "its prompt is read by an encoder"
     elif prompt.setting("prefill_chunk_size") is not None:

@@ -203,7 +203,10 @@ def modules_of(model: nn.Module) -> Modules:
         numbers += [value for value in values if type(value) is int]
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
         # First what is fast, since hardly any module has functions.
-        if hooks or (any(map(callable, values)) and _functions_in(attributes)):
+        if hooks or (
+            any(map(callable, values))
+            and any(callable(attributes[own_name]) for own_name in attributes.keys() - NOT_IN_STEPS)
+        ):
             hooked.append((name, module))
         if _is_compiled(attributes) and module is not model:  # The whole model runs as it is.
             state.append(_INSIDE_COMPILED)
@@ -216,12 +219,6 @@ def modules_of(model: nn.Module) -> Modules:
     for tensor in tensors:
         state += (tensor.dtype, tensor.device)
     return Modules(parts, tuple(state), tuple(numbers), tensors, hooked, classes)
-
-
-def _functions_in(attributes: Mapping[str, Any]) -> list[str]:
-    """The names of functions that may stand in the place of methods that a forward calls."""
-    names = attributes.keys() - NOT_IN_STEPS
-    return [name for name in names if callable(attributes[name])]
 
 
 def _adapters(module: nn.Module) -> str:

@@ -9,7 +9,7 @@ logits that stock would have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -235,7 +235,8 @@ class PromptReader:
 
     def _read_until(self, end: int, kwargs: dict[str, Any]) -> Any:
         start = self.num_read
-        with self.keeping_states(kwargs) as arguments:
+        keeps_states = self._keeps_states and self._num_states
+        with self.keeping_states(kwargs) if keeps_states else nullcontext(kwargs) as arguments:
             if end - start < self.input_ids.shape[1]:
                 arguments = self._of_part(start, end, arguments)
             if self._on_logits is not None and "logits_to_keep" in arguments:
@@ -266,8 +267,7 @@ class PromptReader:
     @contextmanager
     def keeping_states(self, model_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the arguments for the prompt's forward; keeps what enters the output head."""
-        is_wanted = self._keeps_states and self._num_states
-        if not is_wanted or model_kwargs.get("logits_to_keep") != 1:
+        if not self._num_states or model_kwargs.get("logits_to_keep") != 1:
             yield model_kwargs
             return
 

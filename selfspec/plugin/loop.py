@@ -149,7 +149,7 @@ def routed(call: Call, spec: SelfSpec) -> Prompt:
 
 def _result_of(prompt: Prompt) -> Any:
     """What stock's own loop has returned, or the same of rows that were drafted for."""
-    if prompt.route.mode == "plain":
+    if prompt.route.support.mode == "plain":
         return prompt.result.output
     config, rows = prompt.generation_config, prompt.result.rows
     if not config.return_dict_in_generate:

@@ -51,7 +51,7 @@ def lent_engine(
     if prompt is None:
         lent = runner.backend(look, runner.ability(look), limits)
     else:
-        prompt.stats.disable(prompt.route.disabled_reason)  # Chains have a reason, trees have none.
+        prompt.stats.disable(prompt.route.support.reason)  # Chains have a reason, trees have none.
         lent = runner.backend(look, prompt.route.support)
     amount = runner.config.kept_kv
     # Whoever has the engine alone shares with no text that is being written.
@@ -68,7 +68,7 @@ def lent_engine(
 def write(prompt: Prompt, spec: Assistant) -> None:
     """Writes the texts of a prompt that waits for no other; an error is the caller's."""
     try:
-        if prompt.route.mode == "plain":
+        if prompt.route.support.mode == "plain":
             write_plainly(prompt)
         else:
             with lent_engine(prompt.runner, spec, prompt, prompt.route.look) as engine:

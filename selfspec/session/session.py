@@ -199,7 +199,7 @@ class Session:
         self._reading = prompt
         self.alone_reasons[prompt.route.alone_reason] += 1
         start_clocks(prompt.stopping_criteria)
-        if prompt.route.mode == "plain":
+        if prompt.route.support.mode == "plain":
             write_plainly(prompt)
             self._reading = None
             self._end(prompt, None)
