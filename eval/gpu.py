@@ -230,8 +230,6 @@ def _by_us(knobs: dict[str, Any], kind: str | None, workload: Workload) -> str:
     ms, texts = _answers(SelfSpecMethod("ours", spec), workload)
     if kind is not None and spec.stats.forward != kind:
         raise EvalError(f"forwards were {spec.stats.forward}: {spec.stats.eager_reason}")
-    if spec.config.compile and spec.stats.eager_reason:
-        raise EvalError(spec.stats.eager_reason)
     step = sum(spec.stats.seconds.values()) - spec.stats.seconds["forward"]
     beside = 1000 * step / max(spec.stats.num_steps, 1)
     told_more = f"; {spec.stats.tokens_per_step:.2f} tokens a step, {beside:.2f} ms beside"
@@ -245,9 +243,9 @@ def _same(texts: list[list[int]], workload: Workload) -> str:
     return f" ({sum(map(list.__eq__, texts, workload.stock))} of {len(texts)} texts)"
 
 
-def _forward_ms(compiles: bool, width: int, num_tokens: int, workload: Workload) -> str:
-    ways, seconds = {"captures": True, "compiles": compiles}, []
-    forward = fixed_forward(workload.model, width, num_tokens, **ways)
+def _forward_ms(width: int, num_tokens: int, workload: Workload) -> str:
+    seconds = []
+    forward = fixed_forward(workload.model, width, num_tokens, captures=True)
     for _ in range(_FORWARDS):
         start = perf_counter()
         forward()[0, 0, 0].item()  # Which waits for the device.
@@ -264,9 +262,9 @@ def _many(way: str, workload: Workload) -> str:
     return f"{max(answered(way, many).ends):.2f}"
 
 
-def _kernels(compiles: bool, workload: Workload) -> str:
+def _kernels(workload: Workload) -> str:
     """Kernels that one forward starts when it is not replayed, all and by layer."""
-    forward = fixed_forward(workload.model, 8, _AFTER[0], captures=False, compiles=compiles)
+    forward = fixed_forward(workload.model, 8, _AFTER[0], captures=False)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         forward()
     kernels = sum(event.device_type.name == "CUDA" for event in profiler.events())
@@ -283,11 +281,10 @@ def _of_stock(row: str, name: str, needs_card: bool = False) -> Cell:
     return Cell(_TOKEN, row, "ms", needs_card, partial(_by_stock, name))
 
 
-def _by_width(compiles: bool) -> Iterator[Cell]:
+def _by_width() -> Iterator[Cell]:
     for after, width in product(_AFTER, _WIDTHS):
-        row = f"after {after} tokens" + ", compiled layers" * compiles
-        measure = partial(_forward_ms, compiles, width, after)
-        yield Cell(_FORWARD, row, str(width), compiles, measure)
+        measure = partial(_forward_ms, width, after)
+        yield Cell(_FORWARD, f"after {after} tokens", str(width), False, measure)
 
 
 def _of_width(nodes: int) -> Cell:
@@ -301,11 +298,8 @@ CELLS = (  # What is worth most comes first.
     _of_stock("plain generate()", STOCK),
     _BY_GRAPHS,
     _ours("selfspec without drafts, by graphs", True, "graph", **_NO_DRAFTS),
-    *_by_width(False),
-    Cell(_KERNELS, "not replayed", "kernels", True, partial(_kernels, False)),
-    _ours("selfspec, compiled layers by graphs", True, "graph", compile=True),
-    *_by_width(True),
-    Cell(_KERNELS, "compiled layers", "kernels", True, partial(_kernels, True)),
+    *_by_width(),
+    Cell(_KERNELS, "not replayed", "kernels", True, _kernels),
     *map(_of_width, (8, 16, 32)),
     _ours("selfspec, run eagerly", False, "eager", forward="eager"),
     _of_stock("transformers' prompt lookup", "prompt-lookup"),

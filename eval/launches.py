@@ -4,14 +4,12 @@
 
 On a card, small kernels are most of the time of a small model, and each operation that is no view
 is a kernel or more. They are counted in a forward over fixed KV slots, as a capture would record
-it, so any machine can count them. With --compile, the kernels are counted too that torch's compiler
-makes of a layer for this device, with products and attention. The last line is one JSON object.
+it, so any machine can count them. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from typing import Any
 
@@ -22,17 +20,10 @@ from eval.runs.captured import AROUND, Launches, decoder_layers, fixed_forward
 from eval.runs.environment import tell, where
 
 _PROMPT_TOKENS = 16
-# A kernel that the compiler has made, or one of a library, in the code that it writes.
-_CALL = re.compile(
-    r"^\s+(?:\w+ = )?(?:extern_kernels\.\w+|torch\.ops\.[\w.]+|aten\.[\w.]+|"
-    r"(?:cpp|triton)_\w+(?:\.run)?)\(",
-    re.MULTILINE,
-)
 _COLUMNS = {
     "width": "{width}",
     "a layer": "{layer}",
     "the dearest layer": "{dearest}",
-    "compiled": "{compiled}",
     "around the layers": "{around}",
     "all": "{all}",
     "in a layer": "{in_layer}",
@@ -44,8 +35,6 @@ def run(options: argparse.Namespace) -> int:
     check_at_least(options, 1, "width")
     model = load_asked(options)
     rows = [launches(model, width) for width in options.width]
-    for row in rows:
-        row["compiled"] = compiled_kernels(model, row["width"]) if options.compile else None
     title = "Operations of a captured forward that are no views"
     note = "A layer is the median one; the first of a kind also makes what the others share."
     print(Table.of(title, _COLUMNS, rows, note).telling().markdown())
@@ -72,19 +61,8 @@ def launches(model: Any, width: int) -> dict[str, Any]:
     }
 
 
-def compiled_kernels(model: Any, width: int) -> int | None:
-    """The most kernels of a compiled layer of any kind; None if one of another width serves."""
-    from torch._inductor.utils import run_and_get_code
-
-    asked: Any = {"captures": False, "compiles": True}
-    _, codes = run_and_get_code(fixed_forward, model, width, _PROMPT_TOKENS, **asked)
-    bodies = (code.partition("def call(")[2].partition("runner = ")[0] for code in codes)
-    return max((len(_CALL.findall(body)) for body in bodies), default=None)
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_model(parser, dtype="float32", device="cpu")
-    parser.add_argument("--compile", action="store_true", help="count those of compiled layers too")
     parser.add_argument(
         "--width", nargs="+", type=int, default=[1, 8], metavar="N", help="default: 1 8"
     )

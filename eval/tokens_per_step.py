@@ -1,7 +1,7 @@
 """Tokens per step of drafting setups on the measuring set: acceptance, and seconds beside it.
 
     python -m eval tokens_per_step --model PATH --questions question.jsonl --max-nodes 4 8 16 \\
-        --temperature 0 0.7 --without map --cache cold my-cache my-memory
+        --temperature 0 0.7 --without lut2 --cache cold my-cache my-memory
 
 Each start, temperature and width is measured with all sources, and without each that `--without`
 names. One `SelfSpec` is kept over all questions. At the first one it knows what the cache holds, or

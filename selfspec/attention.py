@@ -98,18 +98,17 @@ def _attend(
 ) -> tuple[torch.Tensor, Any]:
     """Replaces stock's sdpa attention; does the same outside of `grouped_attention`.
 
-    In a compiled layer all heads that share keys are joined.
+    What torch compiles attends as stock does.
     """
-    is_traced, mask, number = torch.compiler.is_compiling(), attention_mask, 0
-    masks = None if is_traced else _this_thread.masks
-    if (is_traced or masks) and not any(others.get(name) is not None for name in _STOCK_ONLY):
-        number = _num_heads_to_join(module, query, key, mask, joins_all=is_traced)
-    if not number:
+    masks = None if torch.compiler.is_compiling() else _this_thread.masks
+    mask, number = attention_mask, 0
+    if masks and not any(others.get(name) is not None for name in _STOCK_ONLY):
+        number = _num_heads_to_join(module, query, key, mask)
+    if masks is None or not number:
         options = {"dropout": dropout, "scaling": scaling, **others}
         return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
     if mask is not None:
-        join = _joined_mask if masks is None else masks.joined
-        mask = join(mask, number, query.shape[2])
+        mask = masks.joined(mask, number, query.shape[2])
     states = query, key, value
     return _joined_attention(states, mask, number, dropout_p=dropout, scale=scaling), None
 
@@ -119,8 +118,6 @@ def _num_heads_to_join(
     query: torch.Tensor,
     key: torch.Tensor,
     mask: torch.Tensor | None,  # (B, 1, Q, columns), or of a shape that only stock can handle
-    *,
-    joins_all: bool,
 ) -> int:
     """How many heads to join into one; 0 if stock must compute this, or is as fast."""
     rows, num_heads, width, _ = query.shape
@@ -132,7 +129,7 @@ def _num_heads_to_join(
     if mask is None or num_sharing == 1:
         is_slow = query.device.type == "cpu" and width == 1 and query.dtype in _HALVES
         return num_sharing if is_slow else 0
-    number = num_sharing if joins_all or width == 1 else _num_joined(query, num_sharing)
+    number = num_sharing if width == 1 else _num_joined(query, num_sharing)
     return 0 if number == 1 else number
 
 

@@ -17,7 +17,7 @@ MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is a
 BUDGETS = ("measured", "fixed")
 FORWARDS = ("auto", "eager", "packed", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
-SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "map", "heads")
+SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +40,14 @@ class SpecConfig:
         sources: Where drafts come from, by name; none at all is plain decoding. "lut": what
             followed a token before. "lut2": what followed two tokens. "context": what this text
             contains already. "texts": what answers and the texts of a cache have said before.
-            "runners": what the model nearly chose. "map": what its hidden states say of the token
-            after next, on a CPU. "heads": what heads say that come with the model, if it has any.
+            "runners": what the model nearly chose. "heads": what heads say that come with the
+            model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
         forward: How drafts are run: "auto", "eager", "packed" or "graph". "auto":
             captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
             quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
             from the start, and go on eagerly if that can't be.
-        compile: Let torch compile the layers of captured forwards, before the first text. Each kind
-            of layer is compiled once. Compiling takes seconds to minutes, needs Triton on CUDA, and
-            was not tried on a card. Why layers are not compiled is in `spec.stats.eager_reason`.
         kept_kv: Memory for keys and values of texts that were read: a size such as "2GB", a share
             of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
             from there. None: in a server and for files of prompts, what running texts leave of
@@ -74,7 +71,6 @@ class SpecConfig:
     sources: tuple[str, ...] = SOURCE_NAMES
     learning: str = "session"
     forward: str = "auto"
-    compile: bool = False
     kept_kv: int | str | None = None
     strict: bool = False
     trust_hooks: bool = False
@@ -100,7 +96,7 @@ class SpecConfig:
             object.__setattr__(self, "kept_kv", 0)
         if self.kept_kv not in (None, 0) or isinstance(self.kept_kv, bool):
             amount_in_bytes(self.kept_kv, whole=100, name="kept_kv")
-        for name in ("compile", "strict", "trust_hooks"):
+        for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
 

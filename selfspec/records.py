@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# The names of a draft model, and of a map and of heads that read hidden states, among the sources.
-DRAFT_MODEL, MAP, HEADS = "draft model", "map", "heads"
+# The names of a draft model, and of heads that read hidden states, among the sources.
+DRAFT_MODEL, HEADS = "draft model", "heads"
 
 
 # Everything less likely than 1 in 64 shares the last bin.

@@ -37,8 +37,7 @@ from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
-from selfspec.neural.hidden_map import HiddenStateSource
-from selfspec.records import HEADS, MAP
+from selfspec.records import HEADS
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
 
@@ -51,11 +50,11 @@ class ModelRunner:
     """How one model is run for one `SelfSpec`.
 
     Several threads may use it. Each model is tried by one of them, and the others wait. Of what two
-    threads tell `ledger` or `map_worth` in the same moment, one part may be lost: these are means
+    threads tell `ledger` or `heads_worth` in the same moment, one part may be lost: these are means
     of many steps, which decide how much is drafted, and never on a token.
 
     `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
-    `map_worth` what maps of its hidden states have, and `heads_worth` what its heads have.
+    and `heads_worth` what its heads have.
     `packing` packs weights when that pays; it is None where weights must not be packed.
     """
 
@@ -63,9 +62,9 @@ class ModelRunner:
         self.config = config
         self.costs = Costs()
         self.ledger = Ledger()
-        self.map_worth, self.heads_worth = SourceWorth(), SourceWorth()
+        self.heads_worth = SourceWorth()
         self.packing: Packing | None = None
-        self._reason: str | None = None
+        self.reason: str | None = None  # Why the model is not run as the config asks.
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
@@ -169,15 +168,7 @@ class ModelRunner:
             packing = Packing.of(self.model)
             if forward == "packed":
                 reason = packing.pack(whatever_memory=True)
-        if self.config.compile and not self._captures:
-            reason = reason or "compiled layers are for captured forwards alone, and it has none"
-        self.packing, self._reason = packing, reason
-
-    @property
-    def reason(self) -> str | None:
-        """Why the model is not run as the config asks; None if it is."""
-        refused = self._captured.layers_reason if self.config.compile else None
-        return self._reason or (refused and f"its layers are not compiled: {refused}")
+        self.packing, self.reason = packing, reason
 
     @property
     def _captures(self) -> bool:
@@ -211,13 +202,10 @@ class ModelRunner:
             self.packing.before_forward(num_tokens)
 
     def sources(self, top_k: int) -> list[Source]:
-        """What drafts from the model itself: the map of its hidden states, and its heads."""
-        sources: list[Source] = []
-        if MAP in self.config.sources:
-            sources.append(HiddenStateSource(self.model, top_k, self.map_worth))
-        if HEADS in self.config.sources and not isinstance(heads := self.heads(), str):
-            sources.append(HeadSource(heads, top_k, self.heads_worth))
-        return sources
+        """What drafts from the model itself: its heads."""
+        if HEADS not in self.config.sources or isinstance(heads := self.heads(), str):
+            return []
+        return [HeadSource(heads, top_k, self.heads_worth)]
 
     def heads(self) -> Any | str:
         """The heads that came with the model, loaded on first use; or why there are none."""
@@ -274,8 +262,7 @@ class ModelRunner:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             else:
-                compiles = self.config.compile
-                lent = self._captured.borrow(model, attention, limits, compiles=compiles)
+                lent = self._captured.borrow(model, attention, limits)
         with uncompiled(model), lent as captured:
             self._renew()
             if isinstance(captured, StaticRunner):

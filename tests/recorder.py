@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
-from torch.overrides import _pop_mode_temporarily as pop_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils._python_dispatch import _pop_mode_temporarily as pop_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from selfspec.attention import grouped_attention
-from selfspec.cuda import compiled
 from selfspec.machine.device import failed_capture
 
 aten = torch.ops.aten
@@ -74,25 +69,6 @@ class Operation:
             new = [x for x in tree_leaves(out) if _is_tensor(x)]
             for result, value in zip(self.results, new, strict=True):
                 result.copy_(value)
-
-
-class LayerCall(Operation):
-    """A call of a compiled layer, into which no mode sees. Its keys and values write themselves.
-
-    As in a forward, attention is ours; otherwise torch would compile the layer anew.
-    """
-
-    writes = False
-
-    def run(self) -> Any:
-        with pop_dispatch_mode(), pop_function_mode():
-            return super().run()
-
-    def again(self) -> None:
-        with torch.inference_mode(False), torch.no_grad(), grouped_attention():
-            out = self._func(*self._args, **self._kwargs)
-        for result, value in zip(self.results, filter(_is_tensor, tree_leaves(out)), strict=True):
-            result.copy_(value)
 
 
 class Tape(TorchDispatchMode):
@@ -184,27 +160,6 @@ def use_recorders(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
     for name in ("engine", "runner", "cuda.kept"):
         monkeypatch.setattr(f"selfspec.{name}.device_for", new_device)
     return log
-
-
-def record_compiled_layers(monkeypatch: pytest.MonkeyPatch, backend: str) -> list[str]:
-    """Lets captures record the calls of compiled layers; returns the names of their classes."""
-    run_compiled, called = compiled.run_compiled, list[str]()
-
-    def recorded(function: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        called.append(type(layer).__name__)
-        tape = _get_current_dispatch_mode()
-        if not isinstance(tape, Tape):
-            return run_compiled(function, layer, *args, **kwargs)
-        call = LayerCall(run_compiled, (function, layer, *args), kwargs)
-        tape.operations.append(call)
-        return call.run()
-
-    monkeypatch.setattr("selfspec.cuda.compiled.run_compiled", recorded)
-    monkeypatch.setattr("selfspec.compat.compilers._BACKEND", backend)
-    compiled._of_class.cache_clear()
-    torch._dynamo.reset()
-    counters.clear()
-    return called
 
 
 def _waits(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -178,7 +178,7 @@ def test_one_mask_serves_all_layers_of_a_forward(asked):
     assert asked[-1][2] is not first
 
 
-def test_what_torch_compiles_joins_all_heads_that_share_keys(asked):
+def test_what_torch_compiles_attends_as_stock_does(asked):
     args = inputs(3, 4)
     compiled = torch.compile(
         lambda *given: attend(args[0], *given), backend="eager", fullgraph=True
@@ -186,8 +186,7 @@ def test_what_torch_compiles_joins_all_heads_that_share_keys(asked):
     with grouped_attention():
         found = compiled(*args[1:])
     assert torch.equal(found, sdpa_attention_forward(*args)[0])
-    ((query, *_),) = asked
-    assert query.shape[1:3] == (2, 3 * 4)
+    assert not asked
 
 
 @pytest.fixture

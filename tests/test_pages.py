@@ -33,8 +33,7 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in ("caches", "eval")),
     *DOCS,
 ]
-# These two tell of what is gone, so the names in them need not exist.
-HISTORIES = {"CHANGELOG.md", "log.md"}
+HISTORIES = {"CHANGELOG.md"}  # It tells of what is gone, so the names in it need not exist.
 TODAY = [page for page in PAGES if page.name not in HISTORIES]
 
 FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

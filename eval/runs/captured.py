@@ -20,7 +20,6 @@ from eval.errors import EvalError
 from selfspec import SelfSpec
 from selfspec.ability.trial_layers import layers_of
 from selfspec.compat.generation import KV
-from selfspec.cuda.compiled import CompiledLayers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.machine.device import Device, Replay, device_for
@@ -95,12 +94,12 @@ def decoder_layers(model: Any) -> nn.ModuleList:
 
 @torch.no_grad()
 def fixed_forward(
-    model: Any, width: int, num_tokens: int, *, captures: bool, compiles: bool = False
+    model: Any, width: int, num_tokens: int, *, captures: bool
 ) -> Callable[[], torch.Tensor]:
     """A forward of a chain of `width` nodes after a prompt, in fixed slots; it can be repeated.
 
-    With `captures` it is a replay if the device can, and with `compiles` it runs compiled layers;
-    refuses what can't be had. It has run once, which made all that lasts.
+    With `captures` it is a replay if the device can; refuses what can't be had. It has run once,
+    which made all that lasts.
     """
     attention = SelfSpec().ability(model).attention
     assert attention is not None
@@ -110,10 +109,6 @@ def fixed_forward(
     device = device_for(model.device)
     device = device if captures and device.can_capture else Repeating()
     forwards = StaticRunner(attention, device, model.device)
-    layers = CompiledLayers.of(model) if compiles else None
-    if isinstance(layers, str):
-        raise EvalError(f"its layers can't be compiled: {layers}")
-    forwards.use(layers)
     backend = TreeBackend(model, attention, forwards)
     rows = backend.add(cache, torch.full((1, 1), num_tokens, device=model.device))
     tree = DraftTree.of_root(0)
@@ -125,7 +120,6 @@ def fixed_forward(
         return backend.forward(backend.lay_out(rows, [tree])).logits
 
     forward()
-    reason = forwards.reason or getattr(layers, "reason", None)
-    if reason:
-        raise EvalError(f"its forwards can't be run so: {reason}")
+    if forwards.reason:
+        raise EvalError(f"its forwards can't be run so: {forwards.reason}")
     return forward

@@ -174,7 +174,7 @@ class LearnedOnDemand:
     def _opened(self, vocab_size: int) -> Learned:
         """What was loaded, and what is remembered on top of it.
 
-        A map and heads belong to one text.
+        Heads belong to one text.
         """
         top_k, loaded = min(self._config.top_k, vocab_size), self.loaded
         known = [REGISTRY[name] for name in self._config.sources if name in REGISTRY]

@@ -136,7 +136,6 @@ class Knobs:
     ] = SpecConfig.sources
     learning: Annotated[str, _knob("learning", LEARNING_SCOPES)] = SpecConfig.learning
     forward: Annotated[str, _knob("forward", FORWARDS)] = SpecConfig.forward
-    compile: Annotated[bool, _knob("compile")] = False
     kept_kv: Annotated[str | None, _knob("kept_kv")] = None
     strict: Annotated[bool, _knob("strict")] = SpecConfig.strict
 

@@ -19,7 +19,6 @@ from selfspec.ability.rope import changing_rope
 from selfspec.ability.state import state_for_replays, state_of
 from selfspec.compat.generation import decoding_switches
 from selfspec.compat.modules import has_moving_hook, is_compiled, is_parallel
-from selfspec.cuda.compiled import compile_layers
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.model import AttentionTypes, device_of
@@ -40,15 +39,9 @@ class KeptRunner:
         """What the runner keeps from call to call."""
         return self._runner.num_bytes if isinstance(self._runner, StaticRunner) else 0
 
-    @property
-    def layers_reason(self) -> str | None:
-        """Why layers are not compiled, or some of them are not; None if nobody wanted that."""
-        layers = getattr(self._runner, "layers", None)
-        return layers if isinstance(layers, str) else getattr(layers, "reason", None)
-
     @contextmanager
     def borrow(
-        self, model: Any, attention: AttentionTypes, limits: Limits | None, *, compiles: bool
+        self, model: Any, attention: AttentionTypes, limits: Limits | None
     ) -> Iterator[StaticRunner | str]:
         """Yields the runner for one call or session, or why that can't have it."""
         if not self._lock.acquire(blocking=False):
@@ -57,8 +50,6 @@ class KeptRunner:
         try:
             runner = _capture_reason(model, attention) or self._fresh(model, attention)
             if isinstance(runner, StaticRunner):
-                if compiles and runner.layers is None:
-                    compile_layers(model, attention, runner, limits)
                 runner.kv.policy = Policy(limits, is_fixed=True)
             yield runner
         finally:

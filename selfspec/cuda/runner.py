@@ -8,13 +8,11 @@ frees its memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
-from selfspec.cuda.compiled import CompiledLayers
 from selfspec.forward.backends import CaptureFailed
 from selfspec.forward.layout import InputShape, read
 from selfspec.forward.model import AttentionTypes, Logits, logits_of
@@ -67,7 +65,6 @@ class StaticRunner:
         self.kv = TreeKV(attention, Policy(is_fixed=True))
         self.reason: str | None = None
         self.setting_up = 0.0
-        self.layers: CompiledLayers | str | None = None  # Or why none are compiled.
         self._windows = attention.windows
         self._functions = attention.functions
         self._device = device
@@ -78,11 +75,6 @@ class StaticRunner:
         self._outputs = _lasting((0, 1), torch.float32, torch_device)  # Logits (Q, V) of any shape.
         self._captures: dict[ForwardKey, _Captured] = {}
         self._generation = 0  # of the slots that the replays use
-
-    def use(self, layers: CompiledLayers | str | None) -> None:
-        """Runs compiled layers, or those of the model, in all forwards captured from now on."""
-        self.layers, self.reason = layers, None
-        self._captures.clear()
 
     @property
     def num_bytes(self) -> int:
@@ -186,10 +178,8 @@ class StaticRunner:
             dtype=self.kv.placement[0],
         )
         self.kv.forward = self.kv.forward._replace(layout=layout)
-        layers = self.layers
         try:
-            with layers.running(self.kv) if isinstance(layers, CompiledLayers) else nullcontext():
-                return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
+            return logits_of(model, layout, self.kv.cache, self.kv.states, self._functions)
         finally:
             self.kv.forward = self.kv.forward._replace(layout=None)
 

@@ -1,1 +1,1 @@
-"""Sources that compute: a small model that drafts, and the map of hidden states."""
+"""Sources that compute: a small model that drafts, and heads that come with a model."""

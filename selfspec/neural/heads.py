@@ -7,7 +7,7 @@ that rest on guesses go at once, and are read again with what became of the gues
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,19 +101,15 @@ class HeadText:
         self._next: list[int] = []  # The tokens after them, all or all but the last one.
         self._places: list[int] = []  # Those of these tokens.
         if states is not None and num:
-            self.learn(ids[-num:], (), range(num), states[-num:])
+            self.learn(ids[-num:], range(num), states[-num:])
 
     def begin(self) -> None:
         if self._next:
             self._read(1)
 
-    def name(self, ids: Iterable[int]) -> None:
-        """Heads name any token."""
-
     def learn(
         self,
         ids: Sequence[int],  # of the nodes of a tree
-        _parents: Sequence[int],
         path: Sequence[int],
         states: torch.Tensor,  # (N, D)
     ) -> None:

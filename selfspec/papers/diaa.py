@@ -13,7 +13,7 @@ Paths below a threshold τ are pruned, but the first level is always there. A tr
 shape for N steps. While the CPU grows the next tree, a GPU updates the tables and the KV cache on
 streams of its own. Here tables are in the CPU's memory, and a second stream for KV made steps on an
 H200 no shorter. What is worth hiding is learning: `Engine` lets the tables learn while a GPU works
-on the next forward, where that saves more time than it costs tokens (docs/log.md).
+on the next forward, where that saves more time than it costs tokens.
 
 ``SelfSpec.as_in("diaa", cache=...)``: a cache is the paper's warm-up, whose tables were filled from
 ShareGPT. ``selfspec cache build`` fills them from conversations of one's own.

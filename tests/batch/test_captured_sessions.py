@@ -8,7 +8,6 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from selfspec.cuda.runner import StaticRunner
 from selfspec.forward import slots
@@ -16,7 +15,7 @@ from selfspec.forward.backends import TreeBackend
 from tests.batch.test_session import SETTINGS, Ask, FixedPace, Played, alone, ids_of
 from tests.fakes import prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import GREEDY, run_both
-from tests.recorder import record_compiled_layers, use_recorders
+from tests.recorder import use_recorders
 from tests.sessions import TextSession, wild
 
 NAMES = ("llama", "gemma3", "mistral", "gpt-oss", "qwen2", "qwen3-5", "falcon-h1", "lfm2")
@@ -127,19 +126,6 @@ def test_rows_share_graphs_that_stay_when_they_come_and_go(
         assert session.kv is None  # The next one may have the slots.
         counts.append(log.count("capture"))
     assert counts[0] == counts[1]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Those of torch's compiler are not ours.
-def test_rows_that_come_and_go_run_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers of one row and of several are another graph each, for one node and for more."""
-    use_recorders(monkeypatch)
-    called = record_compiled_layers(monkeypatch, "inductor")
-    session = TextSession(tiny_model(), tiny_tokenizer(), wild(compile=True), max_rows=3)
-    answers = texts(session, {index: Ask(3 + 9 * index, 0, 9, 0, None) for index in range(5)})
-    reasons = {(answer.stats.forward, answer.stats.eager_reason) for answer in answers.values()}
-    assert (reasons, bool(called)) == ({("graph", None)}, True)
-    assert counters["stats"]["unique_graphs"] <= 4
 
 
 def test_a_call_beside_a_session_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,25 +102,6 @@ def test_each_answer_says_why_drafts_were_paused() -> None:
         assert stats.paused == f"{stats.num_plain_steps} of {stats.num_steps} steps"
 
 
-def test_maps_are_asked_in_batches_of_at_most_four_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever came first, and again once rows have left."""
-    session = TextSession(tiny_model(), tiny_tokenizer(), SelfSpec(sources=("map",)), max_rows=6)
-    steps, step = list[tuple[int, bool]](), Engine.step
-
-    def noted(engine: Engine) -> None:
-        rows = engine.rows
-        step(engine)
-        steps.append((len(rows), any(row.drafter.wants_states for row in rows)))
-
-    monkeypatch.setattr(Engine, "step", noted)
-    for index, length in enumerate([30, 3, 9, 9, 9, 9]):
-        session.submit(index, prompts()[0], 0, {"max_new_tokens": length})
-        session.step()
-    session.answers()
-    assert {num_rows for num_rows, _ in steps} == {1, 2, 3, 4, 5}
-    assert all(wants_states == (num_rows <= 4) for num_rows, wants_states in steps)
-
-
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
 def test_weights_are_packed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once that pays, while rows are there that began without."""

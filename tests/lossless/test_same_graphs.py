@@ -19,7 +19,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.testing import CompileCounter
-from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from selfspec import SelfSpec
@@ -42,7 +41,7 @@ from tests.lossless.same import (
 )
 from tests.lossless.test_same_architectures import ending
 from tests.lossless.test_same_entrances import PEFT_NOTE
-from tests.recorder import record_compiled_layers, use_recorders
+from tests.recorder import use_recorders
 from tests.zoo import BRANCHING
 
 NOT_CAPTURED = {"llama4": "it scales its queries by their column in the KV"}
@@ -110,93 +109,8 @@ def test_inference_mode_and_back(log: list[str]) -> None:
             assert spec.stats.forward == "graph"
 
 
-# compiled layers
-
-COMPILED = [
-    "llama",
-    "gemma2",
-    "gemma3",
-    "gpt2",
-    "gpt-oss",
-    "mistral",
-    "mixtral",
-    "olmo2",
-    "phi3",
-    "qwen3",
-]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Those of torch's compiler are not ours.
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled_layers(name: str, log: list[str], monkeypatch: Any) -> None:
-    """Layers of all kinds are one graph for one node, and one for more."""
-    called = record_compiled_layers(monkeypatch, "inductor")
-    run_graphs(tiny_model(name), prompt(), SelfSpec(compile=True, **FIXED), **GREEDY)
-    assert called
-    assert counters["stats"]["unique_graphs"] == 2
-
-
-def other(_kind: Any) -> Callable[..., Any]:
-    return lambda layer, *args, **kwargs: type(layer).forward(layer, *args, **kwargs) * 1.01
-
-
-def failing(_kind: Any) -> Callable[..., Any]:
-    def forward(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError("a graph break\nin line 3")
-
-    return forward
-
-
 def out_of_memory(*_args: Any, **_options: Any) -> Any:
     raise torch.OutOfMemoryError("on purpose")
-
-
-def nan(_kind: Any) -> Callable[..., Any]:
-    return lambda layer, *args, **kwargs: type(layer).forward(layer, *args, **kwargs) * torch.nan
-
-
-LAYERS_AS_THEY_ARE: dict[str, tuple[str, Any, str]] = {
-    "nan": ("cuda.compiled._of_class", nan, "its compiled layers differ from its own by nan"),
-    "far": ("cuda.compiled._of_class", other, "its compiled layers differ from its own by"),
-    "broken": (
-        "cuda.compiled._of_class",
-        failing,
-        "compiling its LlamaDecoderLayer fails: a graph break",
-    ),
-    "no memory": (
-        "cuda.compiled.run_compiled",
-        out_of_memory,
-        "trying them fails (OutOfMemoryError)",
-    ),
-    "no compiler": (
-        "cuda.compiled.missing_compiler",
-        lambda _device: "Triton is not installed",
-        "Triton is not installed",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("what", "put", "reason"), LAYERS_AS_THEY_ARE.values(), ids=LAYERS_AS_THEY_ARE
-)
-def test_layers_stay_as_they_are(
-    what: str, put: Any, reason: str, log: list[str], monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(f"selfspec.{what}", put)
-    both = run_both(tiny_model(), prompt(), SelfSpec(compile=True), drafts=False, **GREEDY)
-    assert both.stats.forward == "graph"
-    assert str(both.stats.eager_reason).startswith(f"its layers are not compiled: {reason}")
-
-
-def test_layers_that_were_compiled_serve_later_calls(log: list[str], monkeypatch: Any) -> None:
-    called = record_compiled_layers(monkeypatch, "eager")
-    model, spec = tiny_model("gpt2"), SelfSpec(compile=True, **FIXED)
-    run_graphs(model, prompt(2), spec, **GREEDY)
-    num_called, num_captures = len(called), log.count("capture")
-    assert num_called
-    run_graphs(model, prompt(2), spec, **GREEDY)
-    assert (len(called), log.count("capture")) == (num_called, num_captures)
 
 
 def compile_the_model(model: Any, backend: Any) -> None:
@@ -335,8 +249,6 @@ def test_a_cpu_captures_no_graphs() -> None:
     assert asked.stats.eager_reason == "a CPU captures no graphs"
     auto = run_both(model, inputs, SelfSpec(strict=True), drafts=False, **GREEDY)
     assert (auto.stats.forward in ("eager", "packed"), auto.stats.eager_reason) == (True, None)
-    asked = run_both(model, inputs, SelfSpec(compile=True), drafts=False, **GREEDY)
-    assert "compiled layers are for captured forwards alone" in str(asked.stats.eager_reason)
 
 
 def test_eager_asks_for_no_graph(log: list[str]) -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import random
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import selfspec
 from selfspec import SelfSpec, generate_many
 from selfspec.cache import CacheContents, TokenizerInfo
 from selfspec.config import SOURCE_NAMES
 from selfspec.draft.sources import REGISTRY
-from selfspec.engine import Engine
-from selfspec.forward.prompt import Prefilled
-from selfspec.neural.hidden_map import HiddenMap
 from selfspec.papers.self_draft import Branches, ContextCache
-from selfspec.records import StepRecord
 from tests.fakes import VOCAB, WildSource, prompt, tiny_model, tiny_tokenizer
 from tests.grammars import KINDS, TOKENIZER, processors
 from tests.lossless.same import (
@@ -31,7 +24,6 @@ from tests.lossless.same import (
     NUM_NEW,
     Call,
     knowing,
-    run,
     run_both,
     slow,
     texts_of,
@@ -42,7 +34,7 @@ from tests.zoo import BRANCHING
 SETS: dict[str, tuple[str, ...]] = {
     "default": SelfSpec().config.sources,
     "none": (),
-    **{name: (name,) for name in (*REGISTRY, "map")},
+    **{name: (name,) for name in REGISTRY},
 }
 
 
@@ -70,8 +62,7 @@ def test_builtin_sources(sources: tuple[str, ...], call: Call) -> None:
     model, inputs = tiny_model(), call.inputs
     spec = SelfSpec(sources=sources, **FIXED)
     run_both(model, inputs, spec, drafts=False, **call.options)
-    is_heard = sources not in ((), ("map",))  # captured forwards let nobody hear their states
-    both = run_both(model, inputs, spec, drafts=is_heard, **call.options)
+    both = run_both(model, inputs, spec, drafts=bool(sources), **call.options)
     assert sources or both.stats.tokens_per_step == 1
 
 
@@ -98,70 +89,6 @@ def test_what_was_learned_changes_no_later_text(sources: tuple[str, ...], mode: 
 def test_wild_source(width: int, call: Call) -> None:
     spec = SelfSpec(sources=(), extra_sources=[WildSource(width=width)], **FIXED)
     run_both(tiny_model("mistral"), call.inputs, spec, **call.options)
-
-
-# what a map of hidden states might name at its worst
-WORST = {
-    "wild": lambda: [(random.randrange(-2, VOCAB + 9), random.random()) for _ in range(4)],
-    "twice": lambda: [(5, 0.9), (5, 0.1)],
-    "nan": lambda: [(7, math.nan)],
-}
-
-
-@pytest.mark.parametrize("worst", WORST)
-@pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_a_map_that_is_wrong(
-    name: str, worst: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HiddenMap, "_nearest", lambda *_: WORST[worst]())
-    spec = SelfSpec(sources=("map", "context"), **FIXED)
-    both = run_both(tiny_model(name), call.inputs, spec, drafts=False, **call.options)
-    # captured forwards let nothing hear what enters the head
-    assert both.stats.drafted_by_source["map"] or both.stats.forward == "graph"
-
-
-@pytest.mark.parametrize("scale", [0.0, 1e30, math.nan])
-def test_a_map_of_states_that_mean_nothing(
-    scale: float, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learn = HiddenMap.learn
-    shown = lambda own, *tree: learn(own, *tree[:-1], tree[-1] * scale)  # noqa: E731
-    monkeypatch.setattr(HiddenMap, "learn", shown)
-    spec = SelfSpec(sources=("map", "lut"), **FIXED)
-    run_both(tiny_model(), call.inputs, spec, **call.options)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "sources", "num_kept"),
-    [
-        (1, ("map",), 200),
-        (4, ("map",), 200),
-        (5, ("map",), 0),
-        (1, ("lut",), 0),
-    ],
-)
-def test_a_prompts_states_are_kept_where_a_map_learns_them_and_then_go(
-    num_rows: int, sources: Any, num_kept: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, join, kept, storages = tiny_model(), Engine._join, list[int](), list[Any]()
-
-    def note(self: Engine, call: Any, read: Prefilled) -> None:
-        kept.append(0 if read.hidden is None else read.hidden.shape[1])
-        if read.hidden is not None:
-            storages.append(StorageWeakRef(read.hidden.untyped_storage()))
-        join(self, call, read)
-
-    def count(record: StepRecord) -> None:
-        if record.tree.looked_at[0] is not None:  # Else it is the prompt's own token.
-            assert all(storage.expired() for storage in storages)
-
-    monkeypatch.setattr(Engine, "_join", note)
-    spec = SelfSpec(sources=sources, forward="eager", **FIXED)
-    with spec.listening(count):
-        inputs = prompt(num_rows, length=200)
-        run(model, inputs, custom_generate=spec, **(GREEDY | {"max_new_tokens": 4}))
-    assert kept == [num_kept]
-    assert spec.stats.num_steps
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "deepseek-v3"])

@@ -12,7 +12,7 @@ from tests.heads import FAMILIES, heads_of, model_with_heads, needs_heads
 from tests.lossless.same import GREEDY, run_both
 
 pytestmark = needs_heads
-PARENTS, PATHS = [-1, 0, 0, 1, 3, 2], [[0], [0, 1, 3], [0, 2, 5], [0, 1]]
+PATHS = [[0], [0, 1, 3], [0, 2, 5], [0, 1]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -33,7 +33,7 @@ def test_no_rejected_draft_is_left_in_their_kv(family: str) -> None:
             text.chain(root, 4)
         tree = [root, *torch.randint(90, (5,), generator=generator).tolist()]
         seen = new(6)
-        text.learn(tree, PARENTS, path, seen)
+        text.learn(tree, path, seen)
         ids, states = [*ids, *(tree[node] for node in path)], torch.cat([states, seen[path]])
         root = step
     found, expected = text.chain(root, 4), HeadText(heads, ids, states).chain(root, 4)
@@ -49,10 +49,10 @@ def test_they_say_nothing_where_no_state_is_known() -> None:
     text = HeadText(heads, [1, 2, 3], None)
     text.begin()
     assert text.chain(4, 2) == []
-    text.learn([4], [-1], [0], torch.ones(1, heads.config.hidden_size))
+    text.learn([4], [0], torch.ones(1, heads.config.hidden_size))
     text.skip([5, 6])
     assert text.chain(6, 2) == []
-    text.learn([6], [-1], [0], torch.ones(1, heads.config.hidden_size))
+    text.learn([6], [0], torch.ones(1, heads.config.hidden_size))
     assert text.chain(10**6, 2)  # An id that the model can't read is read as its last one.
 
 

@@ -1,21 +1,17 @@
-"""What a reader of the model's hidden states names at the end of the text: a map, or heads.
+"""What a reader of the model's hidden states names at the end of the text: a chain of tokens.
 
-A map has candidates of the root only: farther on, its guesses would rest on guesses. Heads name a
-chain. Knows tokens and chances; the states are hidden by `StateReader`.
+Knows tokens and chances; the states are hidden by `StateReader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from sys import maxsize
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
 from selfspec.draft.sources.source import Cursor, Source
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.records import (
-    HEADS,
-    MAP,
     Candidate,
     Evidence,
     Likely,
@@ -36,13 +32,7 @@ class StateReader(Protocol):
         """Learns the prompt."""
         ...
 
-    def name(self, ids: Iterable[int]) -> None:
-        """Adds tokens to those among which the likeliest are looked for."""
-        ...
-
-    def learn(
-        self, ids: Sequence[int], parents: Sequence[int], path: Sequence[int], states: Any
-    ) -> None:
+    def learn(self, ids: Sequence[int], path: Sequence[int], states: Any) -> None:
         """Takes in the nodes of a tree at the end of the text, which goes on along the path."""
         ...
 
@@ -62,7 +52,7 @@ class StateSource(Source):
     in a step in which one was.
     """
 
-    def __init__(self, worth: SourceWorth, most_rows: int = maxsize) -> None:
+    def __init__(self, worth: SourceWorth, most_rows: int) -> None:
         self.is_wanted = True
         self.observe = worth.observe
         self._worth = worth
@@ -120,7 +110,7 @@ class StateCursor(Cursor):
         return [(token, _evidence(self._source.name, state, chance)) for token, chance in likely]
 
     def follow(self, state: int | None, token: int) -> int | None:
-        """A reader goes on behind the token that it finds likeliest."""
+        """A reader goes on after the token that it finds likeliest."""
         if state is None or state + 1 >= len(self._chain) or token != self._chain[state][0][0]:
             return None
         return state + 1
@@ -128,11 +118,9 @@ class StateCursor(Cursor):
     def observe(self, record: StepRecord) -> None:
         tree = record.tree
         if record.states is not None:
-            self._reader.learn(tree.tokens, tree.parents, record.path, record.states)
+            self._reader.learn(tree.tokens, record.path, record.states)
         elif self._token is not None:  # The first step is the prompt's.
             self._reader.skip(record.committed_ids)
-        if self._source.is_wanted and record.top is not None:
-            self._reader.name(record.top.ids.ravel().tolist())
         if self._seconds is not None:
             self._source.observe(seconds=self._seconds, tokens=self._brought(record))
             self._seconds = None
@@ -141,14 +129,10 @@ class StateCursor(Cursor):
             self._token = record.committed_ids[-1]
 
     def _brought(self, record: StepRecord) -> int:
-        """The accepted tokens that nobody would have drafted without it.
-
-        A map does what heads do, and pauses beside good ones: it takes nothing from their worth.
-        """
-        ours, accepted = {MAP, self._source.name}, record.accepted_nodes()
+        """The accepted tokens that nobody would have drafted without it."""
+        accepted = record.accepted_nodes()
         for index, node in enumerate(accepted):
-            names = set(sources_of(record.tree.evidence[node]))
-            if self._source.name in names and names <= ours:
+            if set(sources_of(record.tree.evidence[node])) == {self._source.name}:
                 return len(accepted) - index
         return 0
 
@@ -165,5 +149,4 @@ def bins(chance: float) -> tuple[int, int]:
 def _evidence(name: str, depth: int, chance: float) -> Evidence:
     """Without its rank, which says little more: what is split too finely is never counted."""
     halved, sureness = bins(chance)
-    count_bin = sureness if name == HEADS else 0
-    return Evidence(name, depth, count_bin=count_bin, probability_bin=halved)
+    return Evidence(name, depth, count_bin=sureness, probability_bin=halved)

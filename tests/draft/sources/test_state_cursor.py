@@ -1,4 +1,4 @@
-"""A map is asked at the end of the text alone, and as long as it pays."""
+"""A reader of hidden states is asked from the end of the text on, and as long as it pays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selfspec.records import DraftTree, Evidence, Likely, StepRecord
 from tests.strategies import candidates_of
 
 
-class ScriptedMap:
+class ScriptedReader:
     """Names the same tokens always, and keeps what it is shown."""
 
     def __init__(self, likely: Likely) -> None:
@@ -25,11 +25,8 @@ class ScriptedMap:
     def begin(self) -> None:
         self.has_begun = True
 
-    def name(self, ids: Any) -> None:
-        self.shown.append(list(ids))
-
-    def learn(self, ids: Any, parents: Any, path: Any, states: Any) -> None:
-        self.shown.append((ids, parents, path, states))
+    def learn(self, ids: Any, path: Any, states: Any) -> None:
+        self.shown.append((ids, path, states))
 
     def skip(self, ids: Any) -> None:
         self.shown.append("skip")
@@ -38,17 +35,19 @@ class ScriptedMap:
         return [self._likely[:num]]
 
 
-def asked_always(name: str = "map") -> StateSource:
-    source = StateSource(SourceWorth())
-    source.name = name
+def asked_always() -> StateSource:
+    source = StateSource(SourceWorth(), 4)
+    source.name = "heads"
     return source
 
 
-def cursor_of(likely: Likely, asked: StateSource | None = None) -> tuple[StateCursor, ScriptedMap]:
-    state_map = ScriptedMap(likely)
-    cursor = StateCursor(state_map, 3, asked or asked_always(), Budget())
+def cursor_of(
+    likely: Likely, asked: StateSource | None = None
+) -> tuple[StateCursor, ScriptedReader]:
+    reader = ScriptedReader(likely)
+    cursor = StateCursor(reader, 3, asked or asked_always(), Budget())
     cursor.prepare()
-    return cursor, state_map
+    return cursor, reader
 
 
 def first(cursor: StateCursor, token: int = 4) -> None:
@@ -62,24 +61,24 @@ def test_it_stands_at_the_root_after_the_first_token():
     first(cursor)
     candidates = candidates_of(cursor, cursor.root())
     assert [(c.token, c.evidence) for c in candidates] == [
-        (5, Evidence("map", probability_bin=0)),
-        (6, Evidence("map", probability_bin=1)),
-        (7, Evidence("map", probability_bin=6)),
+        (5, Evidence("heads", probability_bin=0)),
+        (6, Evidence("heads", probability_bin=1)),
+        (7, Evidence("heads", probability_bin=6)),
     ]
     assert cursor.follow(cursor.root(), 5) is None
 
 
 def test_it_learns_trees_whose_states_are_known():
-    cursor, state_map = cursor_of([])
+    cursor, reader = cursor_of([])
     first(cursor)
-    assert state_map.shown == []
+    assert reader.shown == []
     tree = DraftTree.of_root(4)
     tree.add(0, 5, 0.5)
     record = StepRecord(row=0, tree=tree, path=[0, 1], committed_ids=[5, 6], states="states")
     cursor.observe(record)
     record.states = None
     cursor.observe(record)
-    assert state_map.shown == [([4, 5], [-1, 0], [0, 1], "states"), "skip"]
+    assert reader.shown == [([4, 5], [0, 1], "states"), "skip"]
 
 
 def test_it_is_not_asked_while_it_is_paused():
@@ -94,32 +93,32 @@ def test_it_is_not_asked_while_it_is_paused():
 
 
 def test_a_prompt_is_not_learned_while_it_is_paused():
-    state_map, asked = ScriptedMap([]), asked_always()
-    cursor = StateCursor(state_map, 3, asked, Budget())
+    reader, asked = ScriptedReader([]), asked_always()
+    cursor = StateCursor(reader, 3, asked, Budget())
     for wanted in (False, True):
         asked.is_wanted = wanted
         cursor.prepare()
-        assert state_map.has_begun == wanted
+        assert reader.has_begun == wanted
 
 
 def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, after plain steps were timed and drafts have saved a plain step."""
-    budget, state_map, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedMap([]), range(99)
+    budget, reader, ticks = MeasuredBudget(CostCurve.unknown(0.2)), ScriptedReader([]), range(99)
     monkeypatch.setattr(state_cursor, "perf_counter", map(float, ticks).__next__)
-    cursor = StateCursor(state_map, 3, asked_always(), budget)
+    cursor = StateCursor(reader, 3, asked_always(), budget)
     first(cursor)
     cursor.prepare()
-    assert not state_map.has_begun
+    assert not reader.has_begun
     assert cursor.root() is None
     budget.curve.refine(1, 2.0)
     budget.curve.refine(1, 2.0)
     budget.ledger.observe(0.0, 0.9)
     cursor.prepare()
-    assert not state_map.has_begun
+    assert not reader.has_begun
     budget.ledger.observe(0.0, 0.2)
     for _ in range(2):
         cursor.prepare()
-        assert state_map.has_begun
+        assert reader.has_begun
         assert cursor.root() is not None
         assert budget.ledger.may_lose() == pytest.approx(
             1.6, abs=0.05
@@ -127,7 +126,7 @@ def test_what_learning_the_prompt_takes_is_charged(monkeypatch: pytest.MonkeyPat
 
 
 def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name():
-    reader, source = ScriptedMap([]), asked_always("heads")
+    reader, source = ScriptedReader([]), asked_always()
     named: list[Likely] = [[(5, 0.98), (6, 0.01)], [(7, 0.5)], []]
     reader.chain = lambda *_: named  # type: ignore[method-assign]
     cursor = StateCursor(reader, 3, source, Budget())
@@ -142,7 +141,7 @@ def test_heads_go_on_down_their_chain_and_are_credited_with_what_they_alone_name
     assert cursor.expand(cursor.follow(below, 7)) == []
     tree, seen = DraftTree.of_root(4), []
     source.observe = lambda **took: seen.append(took["tokens"])  # type: ignore[method-assign]
-    for number, names in enumerate([("heads", "lut"), ("heads", "map"), ("lut",)]):
+    for number, names in enumerate([("heads", "lut"), ("heads",), ("lut",)]):
         tree.add(number, 5 + number, 0.5, tuple(Evidence(name) for name in names))
     cursor.observe(StepRecord(row=0, tree=tree, path=[0, 1, 2, 3], committed_ids=[5, 6, 7, 8]))
     assert seen == [2]

@@ -38,7 +38,7 @@ def test_one_text_teaches_the_tables_for_the_next():
 
 @pytest.mark.parametrize(("max_nodes", "recorded"), [(8, 1.710), (16, 1.812), (32, 1.865)])
 def test_acceptance_on_recorded_texts_has_not_dropped(max_nodes, recorded):
-    """Equal on every machine. Below 1 % is no finding; if more is lost, say so in docs/log.md."""
+    """Equal on every machine. If more than 1 % is lost, docs/design.md says why."""
     found = simulated(SpecConfig(max_nodes=max_nodes), recorded_texts(read_record(RECORDED)))
     assert found["overall"].tokens_per_step >= 0.99 * recorded
 
