@@ -15,7 +15,7 @@ from selfspec.machine.memory import amount_in_bytes
 
 MOST = 1 << 16  # Each knob that counts may be as large as this: no forward is as wide.
 BUDGETS = ("measured", "fixed")
-FORWARDS = ("auto", "eager", "packed", "graph")
+FORWARDS = ("auto", "eager", "graph")
 LEARNING_SCOPES = ("session", "request", "frozen")
 SOURCE_NAMES = ("lut", "lut2", "context", "texts", "runners", "heads")
 
@@ -99,15 +99,6 @@ class SpecConfig:
         for name in ("strict", "trust_hooks"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False (got {getattr(self, name)!r})")
-
-    @property
-    def may_pack(self) -> bool:
-        """Whether weights may be packed unasked, by the clock.
-
-        Only a measured budget may depend on clocks: with another one a text must not change once
-        another way turns out to be faster, and in half precision it could.
-        """
-        return self.forward == "auto" and self.budget == "measured"
 
     def get_text_config(self, *_args: Any, **_options: Any) -> NoReturn:
         # transformers asks this first of `assistant_model=`, which many try with a `SelfSpec`.

@@ -214,11 +214,13 @@ def _embedding(func: _Function, args: _Args, options: _Options) -> Any:
 
 def _is_plain_product(x: torch.Tensor, bias: torch.Tensor | None, weight: PackedWeight) -> bool:
     """Does a product want no gradients, no trace, and no other dtype than the weight's?"""
-    if torch.is_grad_enabled():
-        if x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad):
-            return False
-    is_of_dtype = bool(x.dim()) and (x.dtype, x.shape[-1]) == weight.like
-    return is_of_dtype and not is_traced() and not torch.is_autocast_enabled("cpu")
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)
+    ):
+        return False
+    if is_traced() or torch.is_autocast_enabled("cpu"):
+        return False
+    return bool(x.dim()) and (x.dtype, x.shape[-1]) == weight.like
 
 
 def _as_torch_does(func: _Function, args: _Args, options: _Options) -> Any:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from time import perf_counter
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -63,19 +64,20 @@ def pack_loaded(model: PreTrainedModel, refusal: str | None, *, may_copy: bool) 
 
 
 @torch.no_grad()
-def pack(model: PreTrainedModel, refusal: str | None = None, *, may_copy: bool = True) -> str | None:
+def pack(model: nn.Module, refusal: str | None = None, *, may_copy: bool = True) -> str | None:
     """Packs the linear layers of a model in place; returns why none of them is, or None.
 
-    With a `refusal`, a message, they are never given back. The output head is left out then, since code
-    that reads its rows could not make it an ordinary weight again. A weight that an embedding
-    shares is packed beside itself, if there `may_copy` be.
+    With a `refusal`, a message, they are never given back. The output head is left out then, since
+    code that reads its rows could not make it an ordinary weight again. A weight that an embedding
+    shares is packed too if it `may_copy` it, since the embedding reads rows of the weight itself.
     """
     _tried.add(model)
     with _packing, torch.inference_mode(False):
         layers = linears_of(model)
         weights = _packable(model, layers, may_copy=may_copy)
-        if refusal is not None and (head := model.get_output_embeddings()) is not None:
-            weights = [weight for weight in weights if weight is not head.weight]
+        if refusal is not None:
+            head = getattr(model, "get_output_embeddings", lambda: None)()
+            weights = [weight for weight in weights if weight is not getattr(head, "weight", None)]
         if any(type(layer.weight) is PackedWeight for layer in layers) and not weights:
             return None
         if not weights:
@@ -103,9 +105,9 @@ def unpack(model: nn.Module) -> None:
             give_back(weight, is_wanted=True)
 
 
-def may_be_packed(model: nn.Module) -> bool:
-    """Could packing make a model faster, which nobody has tried yet? Costs a walk over modules."""
-    return model not in _tried and any(map(_can_be_packed, linears_of(model)))
+def may_be_packed(model: nn.Module, layers: Sequence[nn.Linear]) -> bool:
+    """Could packing some of its layers make a model faster, which nobody has tried yet?"""
+    return model not in _tried and any(map(_can_be_packed, layers))
 
 
 def linears_of(model: nn.Module) -> list[nn.Linear]:
@@ -137,7 +139,7 @@ def _packable(
     Leaves out a weight of modules that are neither linear layers nor embeddings, and one that lies
     in the memory of another, through which it could be written unseen.
     """
-    of_layers = {id(layer.weight): layer.weight for layer in layers if _can_be_packed(layer)}
+    of_layers: dict[int, Any] = {id(x.weight): x.weight for x in layers if _can_be_packed(x)}
     users: dict[int, list[nn.Module]] = defaultdict(list)
     for module in model.modules():
         for weight in module.parameters(recurse=False):
@@ -190,13 +192,14 @@ def _span_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + num_spanned * tensor.element_size()
 
 
-def _why_none(model: PreTrainedModel, layers: Sequence[nn.Linear]) -> str:
+def _why_none(model: nn.Module, layers: Sequence[nn.Linear]) -> str:
     """Why none of a model's layers can be packed."""
     if any(map(is_compiled, model.modules())):
         return "it is compiled, and compiled code reads the weights themselves"
-    large = [x.weight for x in layers if x.weight.numel() >= _LEAST_WEIGHTS]
+    weights = (layer.weight for layer in layers if isinstance(layer.weight, nn.Parameter))
+    large = [weight for weight in weights if weight.numel() >= _LEAST_WEIGHTS]
     if not large:
-        return "it has no large layers that are torch's own nn.Linear, as where it is quantised or offloaded"
+        return "no large layer is torch's own nn.Linear, as in quantised or offloaded models"
     if any(isinstance(weight, HeldWeight) for weight in large):
         return "its weights are held in another way already"
     if device := next((w.device for w in large if w.device.type != "cpu"), None):
