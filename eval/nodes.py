@@ -2,10 +2,10 @@
 
     python -m eval nodes --random qwen3.5-0.8b llama-0.8b --vocabulary 32000 --dtype bfloat16
 
-Random models of these sizes take turns, forward by forward, with packed weights if that pays. A forward is laid
-out, run over a tree in which each node has two children, and the path of two nodes is kept. Printed
-are the medians, and what each width costs in forwards of one node. The last line is one JSON
-object.
+Random models of these sizes take turns, forward by forward, with packed weights if that pays. A
+forward is laid out, run over a tree in which each node has two children, and the path of two nodes
+is kept. Printed are the medians, and what each width costs in forwards of one node. The last line
+is one JSON object.
 """
 
 from __future__ import annotations

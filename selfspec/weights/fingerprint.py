@@ -34,9 +34,9 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Fingerprint:
-        """That of a contiguous matrix."""
+        """That of a strided tensor that has values."""
         layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        sums = _word_sums(tensor).cpu().numpy().tobytes()
+        sums = _word_sums(_matrix_of(tensor)).cpu().numpy().tobytes()
         return cls(tensor.data_ptr(), num_writes(tensor), layout, sums)
 
 
@@ -61,9 +61,7 @@ def _fingerprint(tensor: torch.Tensor) -> Hashable:
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not is_plain or tensor.is_meta or not tensor.numel():  # Such as one in 4 bits.
         return _address_of(tensor), num_writes(tensor)
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    rows = 1 if tensor.dim() < 2 else len(tensor)
-    return Fingerprint.of(tensor.detach().contiguous().view(rows, -1))
+    return Fingerprint.of(tensor)
 
 
 def _address_of(tensor: torch.Tensor) -> int:
@@ -78,6 +76,14 @@ def _number_of(value: object) -> int:
     if value not in _numbers:
         _numbers[value] = next(_counter)
     return int(_numbers[value])
+
+
+def _matrix_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a strided tensor as a contiguous matrix, whose bits torch lets be viewed."""
+    values = tensor.detach().resolve_conj().resolve_neg()
+    values = values.int_repr() if values.is_quantized else values
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return values.contiguous().view(1 if values.dim() < 2 else len(values), -1)
 
 
 def _word_sums(weight: torch.Tensor) -> torch.Tensor:
