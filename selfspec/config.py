@@ -44,10 +44,9 @@ class SpecConfig:
             model, if it has any.
         learning: How far what is learned reaches: "session", from call to call; "request", within a
             call; "frozen", nothing is learned. "request" keeps the tenants of a server apart.
-        forward: How drafts are run: "auto", "eager", "packed" or "graph". "auto":
-            captured graphs on CUDA, and on a CPU packed weights as soon as they pay, with at most a
-            quarter of the free memory. "eager": as `generate()` runs it. The others ask for one way
-            from the start, and go on eagerly if that can't be.
+        forward: How drafts are run: "auto", "eager" or "graph". "auto": captured graphs on CUDA
+            where that can be, else as "eager": as `generate()` runs it. "graph" asks for captured
+            graphs, and goes on eagerly if that can't be.
         kept_kv: Memory for keys and values of texts that were read: a size such as "2GB", a share
             of the free memory such as "25%", or 0. A prompt that begins like one of them goes on
             from there. None: in a server and for files of prompts, what running texts leave of
