@@ -26,7 +26,7 @@ from selfspec.compat.modules import (
 )
 from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
-from selfspec.weights.copies import contents_of, is_offloaded
+from selfspec.weights.fingerprint import contents_of, is_offloaded
 
 
 @dataclass(frozen=True, eq=False)
