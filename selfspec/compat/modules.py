@@ -202,11 +202,10 @@ def modules_of(model: nn.Module) -> Modules:
         values = attributes.values()
         numbers += [value for value in values if type(value) is int]
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
-        # First what is fast, since hardly any module has functions.
-        if hooks or (
-            any(map(callable, values))
-            and any(callable(attributes[own_name]) for own_name in attributes.keys() - NOT_IN_STEPS)
-        ):
+        functions: set[str] = set()
+        if any(map(callable, values)):  # Hardly any module has some.
+            functions = {own for own, value in attributes.items() if callable(value)}
+        if hooks or functions - NOT_IN_STEPS:
             hooked.append((name, module))
         if _is_compiled(attributes) and module is not model:  # The whole model runs as it is.
             state.append(_INSIDE_COMPILED)
