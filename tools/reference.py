@@ -28,9 +28,9 @@ NAMES = {
 _WIDTH = 120
 _START = """# Reference
 
-What most programs call, made from the docstrings by `python -m tools.reference`. Sources, budgets, shapes and
-schedulers of your own are in [how it works](how-it-works.md#of-your-own), and `python docs/website.py FOLDER` makes the
-reference of all classes.
+What most programs call, made from the docstrings by `python -m tools.reference`.
+[How it works](how-it-works.md#of-your-own) has the parts of your own, and
+`python docs/website.py FOLDER` makes the reference of all classes.
 """
 
 
