@@ -130,3 +130,27 @@ def int8_row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """
     outcome: torch.Tensor = torch._int_mm(x, rows.t())
     return outcome
+
+
+def int8_row_scaled_product(
+    x: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """The product of inputs (T, I) with int8 rows (O, I), each of which has a scale."""
+    outcome: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, rows, scales)
+    return outcome
+
+
+def int4_groups_packed(numbers: torch.Tensor) -> torch.Tensor:
+    """Whole numbers (O, I) from 0 to 15 in torch's own order. Without it, nothing has 4 bits."""
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+    return packed
+
+
+def int4_group_product(x: torch.Tensor, packed: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+    """The product of inputs (T, I) with packed numbers, of which 8 stands for a group's middle.
+
+    `grids` (groups, O, 2) has the step and the middle of each group of inputs.
+    """
+    size = x.shape[-1] // len(grids)
+    outcome: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, size, grids)
+    return outcome

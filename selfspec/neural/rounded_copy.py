@@ -1,0 +1,150 @@
+"""A model's own weights, rounded, as a second tree of modules: it drafts for the model.
+
+The copy shares every parameter and buffer with the model but the weights of linear layers. What a
+user changes later in these makes its guesses worse, and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.utils import logging as hf_logging
+
+from selfspec.compat.generation import KV
+from selfspec.compat.kernels import (
+    int4_group_product,
+    int4_groups_packed,
+    int8_row_scaled_product,
+    is_out_of_memory,
+)
+from selfspec.compat.modules import bare_twin
+from selfspec.forward.model import device_of, takes
+from selfspec.weights.held_weight import PackedWeight
+
+BITS = {"int4": 4, "int8": 8}  # by the name of the copy
+
+_GROUP = 32  # Columns that share a scale in 4 bits.
+_ROWS = 32  # torch multiplies blocks of this many rows; the last block is filled up with zeros.
+_FEW = 32  # A layer with fewer outputs, such as that of an adapter, is shared.
+_AT_ONCE = 1 << 20  # So many numbers are rounded at a time.
+_SHARE = 0.5  # At least this share of the weights must be in linear layers.
+
+
+class RoundedLinear(nn.Module):
+    """A linear layer with weights in 8 bits by rows, or in 4 bits by groups of 32 columns."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> None:
+        super().__init__()
+        self._num_rows, self._num_columns = weight.shape
+        self._bias = bias
+        rounded, self._product = _in_8_bits, int8_row_scaled_product
+        if bits == 4:
+            rounded, self._product = _in_4_bits, int4_group_product
+        weight = pad(weight, (0, 0, 0, -len(weight) % _ROWS))
+        size = max(_AT_ONCE // self._num_columns, 1)
+        parts = [rounded(rows.float()) for rows in weight.split(size)]
+        self._numbers, scales = (torch.cat(part) for part in zip(*parts, strict=True))
+        if bits == 4:
+            self._numbers = int4_groups_packed(self._numbers)
+            scales = scales.transpose(0, 1)
+        self._scales = scales.to(weight.dtype).contiguous()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._numbers.nbytes + self._scales.nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, self._num_columns)
+        product = self._product(rows, self._numbers, self._scales)[:, : self._num_rows]
+        if self._bias is not None:
+            product = product + self._bias
+        return product.reshape(*x.shape[:-1], -1)
+
+
+def _in_8_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers (O, I) from -127 to 127, and the scale of each row."""
+    scales = (rows.abs().amax(-1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (rows / scales[:, None]).round_().to(torch.int8), scales
+
+
+def _in_4_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers (O, I) from 0 to 15; (O, I / 32, 2): the scale of each group, and its middle.
+
+    A group's grid goes from its least weight to its largest, or is symmetric with the largest
+    weight at its end, whichever is nearer to the weights.
+    """
+    groups = rows.view(len(rows), -1, _GROUP)
+    least, largest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    farthest = torch.where(largest > -least, largest, least)
+    grids = [((largest - least) / 15, least + (largest - least) * (8 / 15)), (farthest / -8, 0.0)]
+    fits = [_on_grid(groups, torch.where(step == 0, 1.0, step), middle) for step, middle in grids]
+    (numbers, grid, off), (others, other_grid, other_off) = fits
+    is_nearer = off <= other_off
+    numbers = torch.where(is_nearer, numbers, others).view_as(rows)
+    return numbers.to(torch.int32), torch.where(is_nearer, grid, other_grid)
+
+
+def _on_grid(
+    groups: torch.Tensor, step: torch.Tensor, middle: torch.Tensor | float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The numbers of the nearest points of a grid, the grid, and how far off the points are."""
+    numbers = ((groups - middle) / step).round_().add_(8).clamp_(0, 15)
+    off = ((numbers - 8) * step + middle - groups).square_().sum(-1, keepdim=True)
+    return numbers, torch.cat([step, torch.zeros_like(step) + middle], -1), off
+
+
+class RoundedCopy:
+    """A model's rounded copy; made once, with a progress bar."""
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        self.name = name
+        layers = list(_linear_layers(model))
+        head, twins = model.get_output_embeddings(), dict[nn.Module, nn.Module]()
+        total = sum(layer.weight.numel() for layer in layers)
+        with hf_logging.tqdm(total=total, desc="Rounding the draft model", unit_scale=True) as bar:
+            for layer in layers:
+                bits = 8 if layer is head else BITS[name]
+                twins[layer] = RoundedLinear(_values(layer.weight), layer.bias, bits)
+                bar.update(layer.weight.numel())
+        self.num_bytes = sum(twin.num_bytes for twin in twins.values() if isinstance(twin, RoundedLinear))
+        self.run: Callable[..., Any] = bare_twin(model, twins)
+        self.options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+
+
+@torch.no_grad()
+def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
+    """A model's copy, tried once; or why it has none."""
+    if device_of(model).type != "cpu":
+        return "its weights are not on a CPU"
+    in_layers = sum(layer.weight.numel() for layer in _linear_layers(model))
+    if in_layers < _SHARE * sum(weight.numel() for weight in model.parameters()):
+        return "most of its weights are in no linear layers"
+    try:
+        copy = RoundedCopy(model, name)
+        cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        ids = torch.zeros(1, 1, dtype=torch.long, device="cpu")
+        copy.run(input_ids=ids, use_cache=True, **{KV: cache}, **copy.options)
+    except Exception as error:  # Code of any family runs here over modules of ours.
+        if is_out_of_memory(error):
+            return "there is no memory for its rounded weights"
+        return f"it can't be run: {type(error).__name__}: {error!s:.150}"
+    return copy
+
+
+def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
+    for module in model.modules():
+        if type(module) is nn.Linear and not module.in_features % _GROUP:
+            if module.out_features >= _FEW:
+                yield module
+
+
+def _values(weight: torch.Tensor) -> torch.Tensor:
+    """The values of a weight, which stays packed if it is."""
+    packed = weight.packed if type(weight) is PackedWeight else None
+    return weight.detach() if packed is None else packed.unpacked()
