@@ -37,7 +37,6 @@ from selfspec.forward.prompt import (
     given_positions,
     placing_reason,
 )
-from selfspec.neural.small_model import DraftModel
 from selfspec.row import Row, Stops, Streamer, stream_to
 from selfspec.row_rules import end_ids, for_rows, length_limit, row_stops, split_warpers
 from selfspec.runner import ModelRunner
@@ -63,7 +62,7 @@ class Prompt:
     stopping_criteria: StoppingCriteriaList
     streamer: Streamer | None  # Hears each token once all rows have it.
     predictions: Sequence[Prediction | None]  # One for each row.
-    draft_model: DraftModel | None = None
+    draft_model: Source | None = None
     max_nodes: int  # of the trees of a row
     inputs_tensor: torch.Tensor | None = None  # What an encoder reads.
     has_callers_cache: bool = False  # Did the caller hand in the KV cache?

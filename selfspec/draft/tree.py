@@ -185,9 +185,7 @@ class TreeGrower:
     def _look(self, node: int) -> Siblings:
         tree = self.tree
         states = self._states[node] = self._states_at(node)
-        for index, state in states.items():
-            cursor = self.current = self.cursors[index]
-            cursor.read(state, tree.scores[node])
+        self._read(states, tree.scores[node])
         evidence = self._evidence(states)
         self.current = None
         try:
@@ -197,6 +195,16 @@ class TreeGrower:
             raise
         tree.looked_at[node] = siblings
         return siblings
+
+    def _read(self, states: States, score: float) -> None:
+        """Lets the cursors that take time look, and tells them what the others leave open."""
+        slow = [index for index in states if self.cursors[index].takes_time]
+        if slow:
+            evidence = self._evidence({i: state for i, state in states.items() if i not in slow})
+            known = max(map(self._probability, evidence.values()), default=0.0)
+            for index in slow:
+                cursor = self.current = self.cursors[index]
+                cursor.read(states[index], score * (1 - known))
 
     def _blame(self, states: States) -> None:
         """Raises the error of the cursor whose candidates are no tokens with evidence."""

@@ -24,6 +24,7 @@ from selfspec.compat.kernels import (
     is_out_of_memory,
 )
 from selfspec.compat.modules import bare_twin
+from selfspec.draft.sources.worth import SourceWorth
 from selfspec.forward.model import device_of, takes
 from selfspec.weights.held_weight import PackedWeight
 
@@ -33,6 +34,7 @@ _GROUP = 32  # Columns that share a scale in 4 bits.
 _ROWS = 32  # torch multiplies blocks of this many rows; the last block is filled up with zeros.
 _FEW = 32  # A layer with fewer outputs, such as that of an adapter, is shared.
 _AT_ONCE = 1 << 20  # So many numbers are rounded at a time.
+_MEMORY = 64  # The mean of hits follows this many tokens.
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 
 
@@ -112,9 +114,15 @@ class RoundedCopy:
                 bits = 8 if layer is head else BITS[name]
                 twins[layer] = RoundedLinear(_values(layer.weight), layer.bias, bits)
                 bar.update(layer.weight.numel())
-        self.num_bytes = sum(twin.num_bytes for twin in twins.values() if isinstance(twin, RoundedLinear))
+        rounded = [twin for twin in twins.values() if isinstance(twin, RoundedLinear)]
+        self.num_bytes = sum(twin.num_bytes for twin in rounded)
         self.run: Callable[..., Any] = bare_twin(model, twins)
         self.options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+        self.worth = SourceWorth()  # of one forward
+        self.hits = 1.0  # How often the token that it finds likeliest is the model's.
+
+    def count(self, is_right: bool) -> None:
+        self.hits += (is_right - self.hits) / _MEMORY
 
 
 @torch.no_grad()
@@ -139,9 +147,10 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
     for module in model.modules():
-        if type(module) is nn.Linear and not module.in_features % _GROUP:
-            if module.out_features >= _FEW:
-                yield module
+        if type(module) is not nn.Linear or module.in_features % _GROUP:
+            continue
+        if module.out_features >= _FEW:
+            yield module
 
 
 def _values(weight: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,11 @@ import torch
 from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
 from selfspec.draft.sources.source import Cursor, RowStart, Source
-from selfspec.draft.sources.worth import ReadWorth
-from selfspec.forward.layout import Window
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.neural.named import AGAINST, named
 from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.records import DRAFT_MODEL, Candidate, StepRecord
+from selfspec.stats import GenerationStats
 
 Path = tuple[int, ...]  # The drafted tokens after the committed text.
 
@@ -40,8 +39,17 @@ class SelfDraft(Source):
         if self.copy is None or kv is None:
             self.reason = self.reason or "the model verifies chains, which have no slots"
             return None
-        self.reason = self.reason or kv.reading_reason()
+        several = "several texts share its forwards" if row.num_rows > 1 else None
+        self.reason = self.reason or several or kv.reading_reason()
         return None if self.reason else SelfDraftCursor(self.copy, kv, row, self._top_k)
+
+    def tell(self, stats: GenerationStats) -> None:
+        """Writes into the statistics of its call what it takes, and why it was hardly asked."""
+        stats.draft_model_bytes = 0 if self.copy is None else self.copy.num_bytes
+        asked = stats.num_draft_forwards
+        if self.reason is None and 2 * asked < stats.num_steps:
+            self.reason = f"{asked} looks in {stats.num_steps} steps, since more did not pay"
+        stats.draft_model_reason = self.reason
 
 
 class SharedText:
@@ -81,19 +89,69 @@ class SharedText:
             )
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
-    def _masks(
-        self, paths: Sequence[Path], front: int
-    ) -> dict[str, torch.Tensor] | torch.Tensor:
+    def _masks(self, paths: Sequence[Path], front: int) -> dict[str, torch.Tensor] | torch.Tensor:
         """(1, 1, N, columns), by attention type if there are several: 0 for what a path sees."""
         hidden = np.ones((len(paths), front + len(self._indices)), np.bool_)
         hidden[:, :front] = False
+        columns, ends = (
+            np.arange(hidden.shape[1]),
+            np.array([[front + len(path)] for path in paths]),
+        )
         for query, path in enumerate(paths):
-            hidden[query, [front + self._indices[path[:end]] for end in range(len(path) + 1)]] = False
-        dtype, _ = self._kv.placement
-        masks = {}
+            hidden[query, [front + self._indices[path[:end]] for end in range(len(path) + 1)]] = (
+                False
+            )
+        masks, (dtype, _) = {}, self._kv.placement
         for name, window in self._kv.attention.windows.items():
-            first = self._kv.forward.firsts[name]
-            seen = hidden[:, first:] | _outside(window, paths, front, first, hidden.shape[1])
-            mask = torch.zeros(seen.shape, dtype=dtype)
-            masks[name] = mask.masked_fill_(torch.from_numpy(seen), torch.finfo(dtype).min)[None, None]
+            unseen = hidden
+            if window.form == "sliding":
+                unseen = hidden | (columns <= ends - window.size)
+            unseen = torch.from_numpy(unseen[:, self._kv.forward.firsts[name] :])
+            mask = torch.zeros(unseen.shape, dtype=dtype, device="cpu")
+            masks[name] = mask.masked_fill_(unseen, torch.finfo(dtype).min)[None, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+class SelfDraftCursor(Cursor):
+    """One row's drafts as the copy sees them; a state is a path, which it reads if that pays."""
+
+    takes_time = True
+    # What the copy does not name after a token that it has read is unlikely.
+    evidence_against = AGAINST
+
+    def __init__(self, copy: RoundedCopy, kv: TreeKV, row: RowStart, top_k: int) -> None:
+        self._text = SharedText(copy, kv, row.count_forward)
+        self._copy, self._kv, self._top_k = copy, kv, top_k
+        self._budget, self._draws = row.budget, row.draws
+        self._last_token: int | None = None
+        self._named: dict[Path, list[Candidate]] = {}
+
+    def root(self) -> Path:
+        return ()
+
+    def follow(self, state: Path, token: int) -> Path:
+        return (*state, token)
+
+    def read(self, state: Path, score: float) -> None:
+        """Reads a path to its end if that pays; only while the row has its forwards for itself."""
+        tokens = score * self._copy.hits
+        pays = self._copy.worth.pays(tokens, self._budget.break_even_tokens)
+        if self._last_token is None or len(self._kv.rows) != 1 or not pays:
+            return
+        start = perf_counter()
+        logits = self._text.read(self._last_token, state)
+        self._named[state] = named(logits, self._top_k, self._draws, len(state))
+        self._copy.worth.observe(seconds=perf_counter() - start)
+
+    def expand(self, state: Path) -> list[Candidate]:
+        return self._named.get(state, [])
+
+    def observe(self, record: StepRecord) -> None:
+        """Counts how often its likeliest token was right, and forgets the step."""
+        for end, token in enumerate(record.committed_ids[: len(record.path)]):
+            if candidates := self._named.get(tuple(record.committed_ids[:end])):
+                self._copy.count(candidates[0][0] == token)
+        self._text.forget()
+        self._named = {}
+        if record.committed_ids:
+            self._last_token = record.committed_ids[-1]

@@ -132,6 +132,7 @@ class DraftModelCursor(Cursor):
     more than the `num_left` tokens to come.
     """
 
+    takes_time = True
     # What the model does not name after a token that it has read is unlikely.
     evidence_against = Evidence(DRAFT_MODEL, rank=0, probability_bin=MAX_BIN)
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
+from selfspec.neural.rounded_copy import BITS
+from selfspec.neural.self_draft import SelfDraft
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
 from selfspec.weights import Packing
@@ -16,11 +19,14 @@ from selfspec.weights import Packing
 _PADDING = 1024
 
 
-def check_draft_model(model: PreTrainedModel) -> None:
+def check_draft_model(model: PreTrainedModel | str) -> None:
+    if isinstance(model, str) and model in BITS:
+        return
     config = getattr(model, "config", None)
     if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
         raise ConfigError(
-            f"draft_model must be a causal language model of transformers (got {model!r:.80})"
+            "draft_model must be a causal language model of transformers, or 'int4' or 'int8' for "
+            f"the model itself, rounded (got {model!r:.80})"
         )
     if config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise ConfigError(
@@ -30,16 +36,19 @@ def check_draft_model(model: PreTrainedModel) -> None:
 
 
 def new_draft_model(
-    draft: PreTrainedModel,
+    draft: PreTrainedModel | str,
     target: PreTrainedModel,
     num_tokens: int,
     runner_of: Callable[[PreTrainedModel], ModelRunner],
-) -> DraftModel:
+) -> Source:
     """How a draft model is asked in one call; a pair of models is checked when it is new.
 
     Refuses a prompt without tokens, of which it could read nothing.
     """
     check_draft_model(draft)
+    if isinstance(draft, str):
+        runner = runner_of(target)
+        return SelfDraft(runner.rounded_copy(draft), runner.config.top_k)
     if num_tokens == 0:
         raise UnsupportedError(
             "a draft model must be given the prompt as token ids, which it reads itself (got "
