@@ -37,7 +37,6 @@ from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
-from selfspec.neural.rounded_copy import RoundedCopy, rounded_copy
 from selfspec.records import HEADS
 from selfspec.weights import Packing, is_packed_in_place
 from selfspec.weights.streamed import is_streamed
@@ -74,7 +73,6 @@ class ModelRunner:
         self._captured = KeptRunner()
         self._kept_kv: KeptKV | str = ""
         self._state_of_kv: Hashable = None
-        self._copies: dict[Hashable, RoundedCopy | str] = {}  # the one that drafts
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
         self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
@@ -218,15 +216,6 @@ class ModelRunner:
                 self._heads = key, find_heads(model)
                 _log.info("heads of %s: %s", type(model).__name__, self._heads[1])
             return self._heads[1]
-
-    def rounded_copy(self, name: str) -> RoundedCopy | str:
-        """The model's own copy in 4 or 8 bits, made on first use; or why there is none."""
-        model = self.model
-        with self._trying:
-            key = name, device_of(model), model.dtype
-            if key not in self._copies:
-                self._copies = {key: rounded_copy(model, name)}  # An older one is freed.
-            return self._copies[key]
 
     def why_no_heads(self, backend: Backend) -> str | None:
         """Why the heads that the model's config promises are not asked, if they are wanted."""

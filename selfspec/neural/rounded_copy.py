@@ -6,8 +6,10 @@ user changes later in these makes its guesses worse, and no text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,14 +30,13 @@ from selfspec.draft.sources.worth import SourceWorth
 from selfspec.forward.model import device_of, takes
 from selfspec.weights.held_weight import PackedWeight
 
-BITS = {"int4": 4, "int8": 8}  # by the name of the copy
-
 _GROUP = 32  # Columns that share a scale in 4 bits.
 _ROWS = 32  # torch multiplies blocks of this many rows; the last block is filled up with zeros.
 _FEW = 32  # A layer with fewer outputs, such as that of an adapter, is shared.
 _AT_ONCE = 1 << 20  # So many numbers are rounded at a time.
 _MEMORY = 64  # The mean of hits follows this many tokens.
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
+_BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
 
 
 class RoundedLinear(nn.Module):
@@ -109,9 +110,9 @@ class RoundedCopy:
         layers = list(_linear_layers(model))
         head, twins = model.get_output_embeddings(), dict[nn.Module, nn.Module]()
         total = sum(layer.weight.numel() for layer in layers)
-        with hf_logging.tqdm(total=total, desc="Rounding the draft model", unit_scale=True) as bar:
+        with hf_logging.tqdm(total=total, desc="Rounding weights", **_BAR) as bar:
             for layer in layers:
-                bits = 8 if layer is head else BITS[name]
+                bits = 8 if layer is head else int(name.removeprefix("int"))
                 twins[layer] = RoundedLinear(_values(layer.weight), layer.bias, bits)
                 bar.update(layer.weight.numel())
         rounded = [twin for twin in twins.values() if isinstance(twin, RoundedLinear)]
@@ -125,11 +126,23 @@ class RoundedCopy:
         self.hits += (is_right - self.hits) / _MEMORY
 
 
-@torch.no_grad()
 def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
-    """A model's copy, tried once; or why it has none."""
+    """A model's copy, made on first use and tried once; or why it has none.
+
+    It serves every `SelfSpec`. One of another name, device or dtype is made anew in its place.
+    """
     if device_of(model).type != "cpu":
         return "its weights are not on a CPU"
+    with _making:
+        kind = name, model.dtype
+        if model not in _copies or _copies[model][0] != kind:
+            _copies.pop(model, None)  # The old one is free before there is a new one.
+            _copies[model] = kind, _made(model, name)
+        return _copies[model][1]
+
+
+@torch.no_grad()
+def _made(model: PreTrainedModel, name: str) -> RoundedCopy | str:
     in_layers = sum(layer.weight.numel() for layer in _linear_layers(model))
     if in_layers < _SHARE * sum(weight.numel() for weight in model.parameters()):
         return "most of its weights are in no linear layers"
@@ -138,11 +151,25 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
         cache = DynamicCache(config=model.config.get_text_config(decoder=True))
         ids = torch.zeros(1, 1, dtype=torch.long, device="cpu")
         copy.run(input_ids=ids, use_cache=True, **{KV: cache}, **copy.options)
-    except Exception as error:  # Code of any family runs here over modules of ours.
+    except Exception as error:  # Code of any family runs here over layers of ours.
         if is_out_of_memory(error):
             return "there is no memory for its rounded weights"
         return f"it can't be run: {type(error).__name__}: {error!s:.150}"
     return copy
+
+
+def rounded_bytes(model: PreTrainedModel, name: str) -> int:
+    """What a model's copy takes, without making it."""
+    head, size = model.get_output_embeddings(), model.dtype.itemsize
+    total = 0
+    for layer in _linear_layers(model):
+        num_rows = layer.out_features + -layer.out_features % _ROWS
+        if name == "int8" or layer is head:
+            total += num_rows * (layer.in_features + size)
+        else:
+            total += num_rows * layer.in_features // 2
+            total += num_rows * layer.in_features // _GROUP * 2 * size
+    return total
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
@@ -157,3 +184,8 @@ def _values(weight: torch.Tensor) -> torch.Tensor:
     """The values of a weight, which stays packed if it is."""
     packed = weight.packed if type(weight) is PackedWeight else None
     return weight.detach() if packed is None else packed.unpacked()
+
+
+_making = threading.Lock()
+_copies: WeakKeyDictionary[PreTrainedModel, tuple[Hashable, RoundedCopy | str]]
+_copies = WeakKeyDictionary()

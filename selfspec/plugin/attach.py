@@ -163,7 +163,7 @@ def _check_for_default(
     draft_model = assistant.draft_model
     if reason := reason_for(Outcome.ASIDE, Arguments(model, kwargs, draft_model)):
         raise UnsupportedError(reason)
-    if draft_model is not None:
+    if draft_model is not None and not isinstance(draft_model, str):
         new_draft_model(draft_model, inside_wrappers(model), 1, assistant.runner)
 
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
-from selfspec.neural.rounded_copy import BITS
+from selfspec.neural.rounded_copy import rounded_copy
 from selfspec.neural.self_draft import SelfDraft
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
@@ -19,9 +19,7 @@ from selfspec.weights import Packing
 _PADDING = 1024
 
 
-def check_draft_model(model: PreTrainedModel | str) -> None:
-    if isinstance(model, str) and model in BITS:
-        return
+def check_draft_model(model: PreTrainedModel) -> None:
     config = getattr(model, "config", None)
     if isinstance(model, type) or config is None or not callable(getattr(model, "generate", None)):
         raise ConfigError(
@@ -45,10 +43,9 @@ def new_draft_model(
 
     Refuses a prompt without tokens, of which it could read nothing.
     """
-    check_draft_model(draft)
     if isinstance(draft, str):
-        runner = runner_of(target)
-        return SelfDraft(runner.rounded_copy(draft), runner.config.top_k)
+        return SelfDraft(rounded_copy(target, draft), runner_of(target).config.top_k)
+    check_draft_model(draft)
     if num_tokens == 0:
         raise UnsupportedError(
             "a draft model must be given the prompt as token ids, which it reads itself (got "

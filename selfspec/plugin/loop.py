@@ -45,7 +45,7 @@ class Loop:
     spec: SelfSpec
     streamer: Streamer | None
     synced_gpus: bool
-    draft_model: PreTrainedModel | None
+    draft_model: PreTrainedModel | str | None
     prediction: Any  # Token ids of one text for all prompts, or a list with those of one for each.
     max_nodes: int  # of the trees of this call
     is_default: bool = False  # Did the call not name the assistant?
