@@ -41,9 +41,10 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Origin:
-        """The origin of a copy that is made now, of a weight that is contiguous."""
+        """The origin of a copy that is made now."""
         layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
-        return cls(_place_of(weight), layout, _word_sums(weight).cpu().numpy().tobytes())
+        sums = _word_sums(_matrix_of(weight)).cpu().numpy().tobytes()
+        return cls(_place_of(weight), layout, sums)
 
 
 def contents_of(model: nn.Module) -> tuple[Hashable, ...]:
@@ -67,9 +68,7 @@ def _known_of(tensor: torch.Tensor) -> Hashable:
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not is_plain or tensor.is_meta or not tensor.numel():  # Such as one in 4 bits.
         return _place_of(tensor)
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    rows = 1 if tensor.dim() < 2 else len(tensor)
-    return Origin.of(tensor.detach().contiguous().view(rows, -1))
+    return Origin.of(tensor)
 
 
 class PackedCopy(NamedTuple):
@@ -181,6 +180,14 @@ def _number_of(weight: torch.Tensor) -> int:
     if weight not in _numbers:
         _numbers[weight] = next(_counter)
     return int(_numbers[weight])
+
+
+def _matrix_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a strided tensor as a contiguous matrix, whose bits torch lets be viewed."""
+    values = tensor.detach().resolve_conj().resolve_neg()
+    values = values.int_repr() if values.is_quantized else values
+    values = torch.view_as_real(values) if values.is_complex() else values
+    return values.contiguous().view(1 if values.dim() < 2 else len(values), -1)
 
 
 def _word_sums(weight: torch.Tensor) -> torch.Tensor:
