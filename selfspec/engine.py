@@ -293,6 +293,8 @@ class Engine:
         stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason = backend.reason or self._runner.reason
         stats.heads_reason = self._runner.why_no_heads(backend)
-        if isinstance(prompt.draft_model, SelfDraft):
-            prompt.draft_model.tell(stats)
+        if isinstance(source := prompt.draft_model, SelfDraft):
+            stats.draft_model_bytes = source.num_bytes
+            forwards = stats.num_draft_forwards
+            stats.draft_model_reason = source.idle_reason(forwards, stats.num_steps)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

@@ -46,12 +46,11 @@ class RoundedLinear(nn.Module):
         super().__init__()
         self._num_rows, self._num_columns = weight.shape
         self._bias = bias
-        rounded, self._product = _in_8_bits, int8_row_scaled_product
-        if bits == 4:
-            rounded, self._product = _in_4_bits, int4_group_product
+        rounded = _in_4_bits if bits == 4 else _in_8_bits
+        self._product = int4_group_product if bits == 4 else int8_row_scaled_product
         weight = pad(weight, (0, 0, 0, -len(weight) % _ROWS))
         size = max(_AT_ONCE // self._num_columns, 1)
-        parts = [rounded(rows.float()) for rows in weight.split(size)]
+        parts = [rounded(rows.float()) for rows in torch.split(weight, size)]
         self._numbers, scales = (torch.cat(part) for part in zip(*parts, strict=True))
         if bits == 4:
             self._numbers = int4_groups_packed(self._numbers)
@@ -85,21 +84,22 @@ def _in_4_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     groups = rows.view(len(rows), -1, _GROUP)
     least, largest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     farthest = torch.where(largest > -least, largest, least)
-    grids = [((largest - least) / 15, least + (largest - least) * (8 / 15)), (farthest / -8, 0.0)]
-    fits = [_on_grid(groups, torch.where(step == 0, 1.0, step), middle) for step, middle in grids]
-    (numbers, grid, off), (others, other_grid, other_off) = fits
+    even = (largest - least) / 15
+    numbers, grid, off = _on_grid(groups, even, least + 8 * even)
+    others, other_grid, other_off = _on_grid(groups, farthest / -8, torch.zeros_like(even))
     is_nearer = off <= other_off
     numbers = torch.where(is_nearer, numbers, others).view_as(rows)
     return numbers.to(torch.int32), torch.where(is_nearer, grid, other_grid)
 
 
 def _on_grid(
-    groups: torch.Tensor, step: torch.Tensor, middle: torch.Tensor | float
+    groups: torch.Tensor, step: torch.Tensor, middle: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The numbers of the nearest points of a grid, the grid, and how far off the points are."""
+    step = torch.where(step == 0, 1.0, step)
     numbers = ((groups - middle) / step).round_().add_(8).clamp_(0, 15)
     off = ((numbers - 8) * step + middle - groups).square_().sum(-1, keepdim=True)
-    return numbers, torch.cat([step, torch.zeros_like(step) + middle], -1), off
+    return numbers, torch.cat([step, middle], -1), off
 
 
 class RoundedCopy:

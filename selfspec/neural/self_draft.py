@@ -20,7 +20,6 @@ from selfspec.forward.tree_kv import TreeKV
 from selfspec.neural.named import AGAINST, named
 from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.records import DRAFT_MODEL, Candidate, StepRecord
-from selfspec.stats import GenerationStats
 
 Path = tuple[int, ...]  # The drafted tokens after the committed text.
 
@@ -31,25 +30,28 @@ class SelfDraft(Source):
     name = DRAFT_MODEL
 
     def __init__(self, copy: RoundedCopy | str, top_k: int) -> None:
-        self.copy, self.reason = (None, copy) if isinstance(copy, str) else (copy, None)
+        self.reason = copy if isinstance(copy, str) else None
+        self._rounded = None if isinstance(copy, str) else copy
         self._top_k = top_k
 
     def open(self, row: RowStart) -> SelfDraftCursor | None:
         kv = row.kv
-        if self.copy is None or kv is None:
+        if self._rounded is None or kv is None:
             self.reason = self.reason or "the model verifies chains, which have no slots"
             return None
         several = "several texts share its forwards" if row.num_rows > 1 else None
         self.reason = self.reason or several or kv.reading_reason()
-        return None if self.reason else SelfDraftCursor(self.copy, kv, row, self._top_k)
+        return None if self.reason else SelfDraftCursor(self._rounded, kv, row, self._top_k)
 
-    def tell(self, stats: GenerationStats) -> None:
-        """Writes into the statistics of its call what it takes, and why it was hardly asked."""
-        stats.draft_model_bytes = 0 if self.copy is None else self.copy.num_bytes
-        asked = stats.num_draft_forwards
-        if self.reason is None and 2 * asked < stats.num_steps:
-            self.reason = f"{asked} looks in {stats.num_steps} steps, since more did not pay"
-        stats.draft_model_reason = self.reason
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._rounded is None else self._rounded.num_bytes
+
+    def idle_reason(self, num_forwards: int, num_steps: int) -> str | None:
+        """Why it was not asked in a call of some steps, or hardly ever; else None."""
+        if self.reason is None and 2 * num_forwards < num_steps:
+            return f"{num_forwards} looks in {num_steps} steps, since more did not pay"
+        return self.reason
 
 
 class SharedText:
@@ -81,7 +83,7 @@ class SharedText:
             output = self._copy.run(
                 input_ids=torch.tensor([[(root_token, *new)[-1] for new in paths]], device="cpu"),
                 attention_mask=self._masks(paths, forward.front),
-                position_ids=torch.as_tensor(row.position)[..., None, None] + depths,
+                position_ids=torch.as_tensor(row.position, device="cpu")[..., None, None] + depths,
                 use_cache=True,
                 return_dict=True,
                 **{KV: self._kv.cache},
@@ -106,9 +108,9 @@ class SharedText:
             unseen = hidden
             if window.form == "sliding":
                 unseen = hidden | (columns <= ends - window.size)
-            unseen = torch.from_numpy(unseen[:, self._kv.forward.firsts[name] :])
-            mask = torch.zeros(unseen.shape, dtype=dtype, device="cpu")
-            masks[name] = mask.masked_fill_(unseen, torch.finfo(dtype).min)[None, None]
+            shown = torch.from_numpy(unseen[:, self._kv.forward.firsts[name] :])
+            mask = torch.zeros(shown.shape, dtype=dtype, device="cpu")
+            masks[name] = mask.masked_fill_(shown, torch.finfo(dtype).min)[None, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
