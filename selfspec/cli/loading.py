@@ -147,7 +147,7 @@ class Loaded:
         """What keys and values of all texts may take: what the models leave of `--max-memory`."""
         if self.options.max_memory is None:
             return None
-        from selfspec.neural.rounded_copy import rounded_bytes
+        from selfspec.neural.rounded_copy import copy_bytes
         from selfspec.weights import weight_bytes
         from selfspec.weights.streamed.memory_plan import kv_bytes
 
@@ -155,7 +155,7 @@ class Loaded:
         weights, set_aside = weight_bytes(self.model), kv_bytes(self.model, num_tokens)
         left = amount_in_bytes(self.options.max_memory, weights + set_aside) - weights
         if isinstance(self.draft_model, str):
-            left -= rounded_bytes(self.model, self.draft_model)
+            left -= copy_bytes(self.model, self.draft_model)
         elif self.draft_model is not None:  # It keeps the texts' keys and values, too.
             left -= weight_bytes(self.draft_model) + kv_bytes(self.draft_model, num_tokens)
         return max(left, set_aside)

@@ -7,123 +7,91 @@ user changes later in these makes its guesses worse, and no text.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.utils import logging as hf_logging
 
 from selfspec.compat.generation import KV
-from selfspec.compat.kernels import (
-    int4_group_product,
-    int4_groups_packed,
-    int8_row_scaled_product,
-    is_out_of_memory,
-)
+from selfspec.compat.kernels import is_out_of_memory
 from selfspec.compat.modules import bare_twin
 from selfspec.draft.sources.worth import SourceWorth
-from selfspec.forward.model import device_of, takes
-from selfspec.weights.held_weight import PackedWeight
+from selfspec.errors import UnsupportedError
+from selfspec.forward.model import device_of, in_this_thread, takes
+from selfspec.weights import is_in_eight_bits
+from selfspec.weights.held_weight import FileWeight, PackedWeight
+from selfspec.weights.rounded_linear import RoundedLinear, can_be_rounded, rounded_bytes
+from selfspec.weights.streamed import is_streamed
 
-_GROUP = 32  # Columns that share a scale in 4 bits.
-_ROWS = 32  # torch multiplies blocks of this many rows; the last block is filled up with zeros.
-_FEW = 32  # A layer with fewer outputs, such as that of an adapter, is shared.
-_AT_ONCE = 1 << 20  # So many numbers are rounded at a time.
 _MEMORY = 64  # The mean of hits follows this many tokens.
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
 
 
-class RoundedLinear(nn.Module):
-    """A linear layer with weights in 8 bits by rows, or in 4 bits by groups of 32 columns."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, bits: int) -> None:
-        super().__init__()
-        self._num_rows, self._num_columns = weight.shape
-        self._bias = bias
-        rounded = _in_4_bits if bits == 4 else _in_8_bits
-        self._product = int4_group_product if bits == 4 else int8_row_scaled_product
-        weight = pad(weight, (0, 0, 0, -len(weight) % _ROWS))
-        size = max(_AT_ONCE // self._num_columns, 1)
-        parts = [rounded(rows.float()) for rows in torch.split(weight, size)]
-        self._numbers, scales = (torch.cat(part) for part in zip(*parts, strict=True))
-        if bits == 4:
-            self._numbers = int4_groups_packed(self._numbers)
-            scales = scales.transpose(0, 1)
-        self._scales = scales.to(weight.dtype).contiguous()
-
-    @property
-    def num_bytes(self) -> int:
-        return self._numbers.nbytes + self._scales.nbytes
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, self._num_columns)
-        product = self._product(rows, self._numbers, self._scales)[:, : self._num_rows]
-        if self._bias is not None:
-            product = product + self._bias
-        return product.reshape(*x.shape[:-1], -1)
-
-
-def _in_8_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers (O, I) from -127 to 127, and the scale of each row."""
-    scales = (rows.abs().amax(-1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
-    return (rows / scales[:, None]).round_().to(torch.int8), scales
-
-
-def _in_4_bits(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers (O, I) from 0 to 15; (O, I / 32, 2): the scale of each group, and its middle.
-
-    A group's grid goes from its least weight to its largest, or is symmetric with the largest
-    weight at its end, whichever is nearer to the weights.
-    """
-    groups = rows.view(len(rows), -1, _GROUP)
-    least, largest = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    farthest = torch.where(largest > -least, largest, least)
-    even = (largest - least) / 15
-    numbers, grid, off = _on_grid(groups, even, least + 8 * even)
-    others, other_grid, other_off = _on_grid(groups, farthest / -8, torch.zeros_like(even))
-    is_nearer = off <= other_off
-    numbers = torch.where(is_nearer, numbers, others).view_as(rows)
-    return numbers.to(torch.int32), torch.where(is_nearer, grid, other_grid)
-
-
-def _on_grid(
-    groups: torch.Tensor, step: torch.Tensor, middle: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The numbers of the nearest points of a grid, the grid, and how far off the points are."""
-    step = torch.where(step == 0, 1.0, step)
-    numbers = ((groups - middle) / step).round_().add_(8).clamp_(0, 15)
-    off = ((numbers - 8) * step + middle - groups).square_().sum(-1, keepdim=True)
-    return numbers, torch.cat([step, middle], -1), off
-
-
 class RoundedCopy:
-    """A model's rounded copy; made once, with a progress bar."""
+    """A model's rounded copy; made once, with a progress bar.
+
+    Of a streamed model, the layers that stay in memory serve both.
+    """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
-        self.name = name
-        layers = list(_linear_layers(model))
-        head, twins = model.get_output_embeddings(), dict[nn.Module, nn.Module]()
-        total = sum(layer.weight.numel() for layer in layers)
+        self._bits, self._head = int(name.removeprefix("int")), model.get_output_embeddings()
+        self._twins: dict[nn.Module, nn.Module] = {}
+        streamed = [
+            module for module in model.modules() if any(map(_is_streamed, _weights(module)))
+        ]
+        parts = streamed or list(_linear_layers(model))
+        total = sum(weight.numel() for part in parts for weight in _weights(part))
         with hf_logging.tqdm(total=total, desc="Rounding weights", **_BAR) as bar:
-            for layer in layers:
-                bits = 8 if layer is head else int(name.removeprefix("int"))
-                twins[layer] = RoundedLinear(_values(layer.weight), layer.bias, bits)
-                bar.update(layer.weight.numel())
-        rounded = [twin for twin in twins.values() if isinstance(twin, RoundedLinear)]
-        self.num_bytes = sum(twin.num_bytes for twin in rounded)
-        self.run: Callable[..., Any] = bare_twin(model, twins)
+            self._bar = bar
+            for part in [] if streamed else parts:
+                self._add(part)
+            if streamed:
+                _visit(model, streamed, self._add)
+        self.num_bytes = sum(map(_num_bytes, self._twins.values()))
+        self.run: Callable[..., Any] = bare_twin(model, self._twins)
         self.options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
         self.worth = SourceWorth()  # of one forward
         self.hits = 1.0  # How often the token that it finds likeliest is the model's.
+        del self._twins, self._bar
+
+    def _add(self, module: Any, *_: object) -> None:
+        """Makes what stands for a module, whose weights have their values now."""
+        if module in self._twins:
+            return
+        if can_be_rounded(module):
+            bias = None if module.bias is None else _values(module.bias).clone()
+            bits = 8 if module is self._head else self._bits
+            self._twins[module] = RoundedLinear(_values(module.weight), bias, bits)
+        else:
+            twin = bare_twin(module, self._twins)
+            for name, weight in module.named_parameters(recurse=False):
+                setattr(twin, name, nn.Parameter(_values(weight).clone(), requires_grad=False))
+        self._bar.update(sum(weight.numel() for weight in _weights(module)))
 
     def count(self, is_right: bool) -> None:
         self.hits += (is_right - self.hits) / _MEMORY
+
+
+def _visit(model: PreTrainedModel, modules: Sequence[nn.Module], act: Callable[..., None]) -> None:
+    """Lets one forward show all these modules, each when it has its weights."""
+    seen = set[nn.Module]()
+    with ExitStack() as hooks:
+        for module in modules:
+            hook = in_this_thread(module.register_forward_pre_hook, act)
+            hooks.enter_context(hook)
+            hooks.enter_context(
+                in_this_thread(module.register_forward_pre_hook, lambda part, *_: seen.add(part))
+            )
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="cpu"), use_cache=False)
+    if unseen := set(modules) - seen:
+        raise UnsupportedError(f"a forward does not call its {type(unseen.pop()).__name__}")
 
 
 def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
@@ -133,6 +101,8 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
     """
     if device_of(model).type != "cpu":
         return "its weights are not on a CPU"
+    if is_streamed(model) and is_in_eight_bits(model):
+        return "its weights are streamed in 8 bits already"
     with _making:
         kind = name, model.dtype
         if model not in _copies or _copies[model][0] != kind:
@@ -158,26 +128,30 @@ def _made(model: PreTrainedModel, name: str) -> RoundedCopy | str:
     return copy
 
 
-def rounded_bytes(model: PreTrainedModel, name: str) -> int:
-    """What a model's copy takes, without making it."""
-    head, size = model.get_output_embeddings(), model.dtype.itemsize
-    total = 0
-    for layer in _linear_layers(model):
-        num_rows = layer.out_features + -layer.out_features % _ROWS
-        if name == "int8" or layer is head:
-            total += num_rows * (layer.in_features + size)
-        else:
-            total += num_rows * layer.in_features // 2
-            total += num_rows * layer.in_features // _GROUP * 2 * size
-    return total
+def copy_bytes(model: PreTrainedModel, name: str) -> int:
+    """What the copy of a model takes that is not streamed, without making it."""
+    head = model.get_output_embeddings()
+    return sum(
+        rounded_bytes(layer, "int8" if layer is head else name) for layer in _linear_layers(model)
+    )
+
+
+def _num_bytes(twin: nn.Module) -> int:
+    if isinstance(twin, RoundedLinear):
+        return twin.num_bytes
+    return sum(weight.nbytes for weight in _weights(twin))
+
+
+def _weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    return module.parameters(recurse=False)
+
+
+def _is_streamed(weight: nn.Parameter) -> bool:
+    return type(weight) is FileWeight
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    for module in model.modules():
-        if type(module) is not nn.Linear or module.in_features % _GROUP:
-            continue
-        if module.out_features >= _FEW:
-            yield module
+    return filter(can_be_rounded, model.modules())
 
 
 def _values(weight: torch.Tensor) -> torch.Tensor:

@@ -16,10 +16,11 @@ from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
 from selfspec.neural.named import named
-from selfspec.neural.rounded_copy import RoundedCopy, RoundedLinear, rounded_bytes, rounded_copy
+from selfspec.neural.rounded_copy import RoundedCopy, copy_bytes, rounded_copy
 from selfspec.neural.self_draft import SharedText
 from selfspec.plugin.spec import SelfSpec
 from selfspec.records import DRAFT_MODEL, Draws, Evidence, Likely
+from selfspec.weights.rounded_linear import RoundedLinear
 from tests.fakes import new_model, prompt
 
 # Of the outcome: rounded weights are off by half a step each.
@@ -62,7 +63,7 @@ def test_all_else_is_shared(name: str) -> None:
     assert isinstance(copy, RoundedCopy)
     parts: Any = copy.run
     rounded = [part for part in parts.modules() if isinstance(part, RoundedLinear)]
-    assert copy.num_bytes == rounded_bytes(model, name) > 0
+    assert copy.num_bytes == copy_bytes(model, name) > 0
     theirs, ours = (dict(tree.named_parameters()) for tree in (model, parts))
     assert all(ours[path] is theirs[path] for path in ours)
     assert len(rounded) == len(theirs) - len(ours)
