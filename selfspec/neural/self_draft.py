@@ -137,7 +137,7 @@ class SelfDraftCursor(Cursor):
     def read(self, state: Path, score: float) -> None:
         """Reads a path to its end if that pays; only while the row has its forwards for itself."""
         tokens = score * self._copy.hits
-        pays = self._copy.worth.pays(tokens, self._budget.break_even_tokens)
+        pays = self._copy.worth.pays(tokens, self._budget)
         if self._last_token is None or len(self._kv.rows) != 1 or not pays:
             return
         start = perf_counter()

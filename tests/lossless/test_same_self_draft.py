@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from selfspec import ConfigError, SelfSpec, attach
+from selfspec import ConfigError, SelfSpec, attach, load
 from selfspec.cost import Budget
 from selfspec.neural import rounded_copy as module
 from selfspec.neural.rounded_copy import RoundedCopy
+from selfspec.weights.rounded_linear import bytes_of_rounded
 from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, NUM_NEW, few, run, run_both, slow
 from tests.sessions import TextSession
+from tests.streamed import load_tightly, saved_model
 from tests.zoo import BRANCHING
 
 ALONE: dict[str, Any] = {"sources": (), **FIXED}
@@ -208,3 +211,31 @@ def test_another_name_is_refused(name: Any) -> None:
 def test_a_paper_takes_none() -> None:
     with pytest.raises(ConfigError, match="draft_model must be"):
         SelfSpec.as_in("edgellm", draft_model="int8")
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("mode", MODES)
+def test_streamed(mode: str, bits: str, tmp_path: Path) -> None:
+    """What stands for streamed layers stays in memory, within `max_memory`."""
+    stock = saved_model(tmp_path)
+    model = load_tightly(tmp_path, draft_model=bits)
+    spec = SelfSpec(draft_model=bits, **ALONE)
+    for _ in range(2):
+        ids = run(model, prompt(), custom_generate=spec, **MODES[mode]).ids
+        assert ids.tolist() == run(stock, prompt(), **MODES[mode]).ids.tolist()
+    assert spec.stats.forward == "streamed"
+    assert spec.stats.draft_model_reason is None
+    assert spec.stats.tokens_per_step > (5 if bits == "int8" else 1.2)
+    planned = sum(bytes_of_rounded(layer, bits) for layer in stock.model.layers)
+    assert spec.stats.draft_model_bytes == planned
+
+
+def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
+    saved_model(tmp_path)
+    least, names = load_tightly(tmp_path, draft_model="int8"), []
+    model = load(str(tmp_path), max_memory="99%", max_length=1, draft_model="int8")
+    for each in (least, model):
+        copy = module.rounded_copy(each, "int8")
+        assert isinstance(copy, RoundedCopy)
+        names.append(copy.num_bytes)
+    assert 0 < names[1] < names[0]
