@@ -11,13 +11,14 @@ import torch
 
 from selfspec import ConfigError, SelfSpec, attach, load
 from selfspec.cost import Budget
+from selfspec.machine.memory import amount_in_bytes
 from selfspec.neural import rounded_copy as module
 from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.weights.rounded_linear import bytes_of_rounded
 from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, NUM_NEW, few, run, run_both, slow
 from tests.sessions import TextSession
-from tests.streamed import load_tightly, saved_model
+from tests.streamed import least_memory, load_tightly, saved_model
 from tests.zoo import BRANCHING
 
 ALONE: dict[str, Any] = {"sources": (), **FIXED}
@@ -231,11 +232,11 @@ def test_streamed(mode: str, bits: str, tmp_path: Path) -> None:
 
 
 def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
-    saved_model(tmp_path)
-    least, names = load_tightly(tmp_path, draft_model="int8"), []
-    model = load(str(tmp_path), max_memory="99%", max_length=1, draft_model="int8")
-    for each in (least, model):
-        copy = module.rounded_copy(each, "int8")
+    stock, options = saved_model(tmp_path), {"max_length": 1, "draft_model": "int8"}
+    least = amount_in_bytes(least_memory(tmp_path, **options))
+    more, sizes = sum(weight.nbytes for weight in stock.model.layers[:2].parameters()), []
+    for max_memory in (least, least + more):
+        copy = module.rounded_copy(load(str(tmp_path), max_memory=max_memory, **options), "int8")
         assert isinstance(copy, RoundedCopy)
-        names.append(copy.num_bytes)
-    assert 0 < names[1] < names[0]
+        sizes.append(copy.num_bytes)
+    assert 0 < sizes[1] < sizes[0]
