@@ -91,7 +91,9 @@ class SharedText:
             )
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
-    def _masks(self, paths: Sequence[Path], front: int) -> dict[str, torch.Tensor] | torch.Tensor:
+    def _masks(
+        self, paths: Sequence[Path], front: int
+    ) -> dict[str, torch.Tensor | None] | torch.Tensor | None:
         """(1, 1, N, columns), by attention type if there are several: 0 for what a path sees."""
         hidden = np.ones((len(paths), front + len(self._indices)), np.bool_)
         hidden[:, :front] = False
@@ -109,6 +111,9 @@ class SharedText:
             if window.form == "sliding":
                 unseen = hidden | (columns <= ends - window.size)
             shown = torch.from_numpy(unseen[:, self._kv.forward.firsts[name] :])
+            masks[name] = None
+            if len(paths) == 1 and not shown.any():  # Attention is faster without a mask.
+                continue
             mask = torch.zeros(shown.shape, dtype=dtype, device="cpu")
             masks[name] = mask.masked_fill_(shown, torch.finfo(dtype).min)[None, None]
         return masks if len(masks) > 1 else next(iter(masks.values()))
