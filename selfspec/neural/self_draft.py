@@ -12,6 +12,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
@@ -22,6 +23,8 @@ from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.records import DRAFT_MODEL, Candidate, StepRecord
 
 Path = tuple[int, ...]  # The drafted tokens after the committed text.
+# (1, 1, N, columns), by attention type if there are several.
+Masks = dict[str, torch.Tensor | None] | torch.Tensor | None
 
 
 class SelfDraft(Source):
@@ -91,31 +94,23 @@ class SharedText:
             )
         return output.logits[0, -1]  # type: ignore[no-any-return]
 
-    def _masks(
-        self, paths: Sequence[Path], front: int
-    ) -> dict[str, torch.Tensor | None] | torch.Tensor | None:
-        """(1, 1, N, columns), by attention type if there are several: 0 for what a path sees."""
+    def _masks(self, paths: Sequence[Path], front: int) -> Masks:
+        """What hides from each path all that is none of its ancestors; None: it sees all."""
         hidden = np.ones((len(paths), front + len(self._indices)), np.bool_)
         hidden[:, :front] = False
-        columns, ends = (
-            np.arange(hidden.shape[1]),
-            np.array([[front + len(path)] for path in paths]),
-        )
         for query, path in enumerate(paths):
-            hidden[query, [front + self._indices[path[:end]] for end in range(len(path) + 1)]] = (
-                False
-            )
-        masks, (dtype, _) = {}, self._kv.placement
+            seen = [front + self._indices[path[:end]] for end in range(len(path) + 1)]
+            hidden[query, seen] = False
+        ends = np.array([front + len(path) for path in paths])
+        masks, (dtype, _) = dict[str, torch.Tensor | None](), self._kv.placement
         for name, window in self._kv.attention.windows.items():
             unseen = hidden
             if window.form == "sliding":
-                unseen = hidden | (columns <= ends - window.size)
-            shown = torch.from_numpy(unseen[:, self._kv.forward.firsts[name] :])
-            masks[name] = None
-            if len(paths) == 1 and not shown.any():  # Attention is faster without a mask.
-                continue
-            mask = torch.zeros(shown.shape, dtype=dtype, device="cpu")
-            masks[name] = mask.masked_fill_(shown, torch.finfo(dtype).min)[None, None]
+                unseen = hidden | (np.arange(hidden.shape[1]) <= ends[:, None] - window.size)
+            unseen = unseen[:, self._kv.forward.firsts[name] :]
+            # Attention over one token is faster without a mask.
+            is_needed = len(paths) > 1 or unseen.any()
+            masks[name] = _mask_of(unseen, dtype) if is_needed else None
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
@@ -162,3 +157,9 @@ class SelfDraftCursor(Cursor):
         self._named = {}
         if record.committed_ids:
             self._last_token = record.committed_ids[-1]
+
+
+def _mask_of(unseen: NDArray[np.bool_], dtype: torch.dtype) -> torch.Tensor:
+    """(1, 1, N, columns): 0 for what is seen, else the lowest number."""
+    mask = torch.zeros(unseen.shape, dtype=dtype, device="cpu")
+    return mask.masked_fill_(torch.from_numpy(unseen), torch.finfo(dtype).min)[None, None]
