@@ -90,15 +90,16 @@ def measure(
     num_new: int,
     seconds: float,
     say: Callable[[str], None] = lambda _: None,
+    plain_spec: Callable[[], SelfSpec | None] = lambda: None,
 ) -> Comparison:
-    """Answers all prompts in rounds, while there is time.
+    """Answers all prompts in rounds, while there is time: plainly, or by `plain_spec`, and by ours.
 
     Each round has a new `SelfSpec`, so all rounds draft alike. A busy machine gets one round.
     """
     end, limit = perf_counter() + seconds, writer.max_positions or math.inf
     measured = Comparison(writer.dtype)
     for number in range(_MOST_ROUNDS):
-        began, spec = perf_counter(), new_spec()
+        began, plain_way, spec = perf_counter(), plain_spec(), new_spec()
         measured.plain.append([])
         measured.drafted.append([])
         for index, (question, ids) in enumerate(prompts):
@@ -108,9 +109,9 @@ def measure(
                 measured.shares.append(processor_share())
             length = int(min(num_new, limit - num_tokens(ids)))
             # The second run may find the processor's caches warm, so the order alternates.
-            turns = (None, spec) if (number + index) % 2 == 0 else (spec, None)
+            turns = (plain_way, spec) if (number + index) % 2 == 0 else (spec, plain_way)
             answers = {turn: timed(writer, turn, ids, length) for turn in turns}
-            (text, plain), (new_ids, drafted) = answers[None], answers[spec]
+            (text, plain), (new_ids, drafted) = answers[plain_way], answers[spec]
             measured.plain[-1].append(plain)
             measured.drafted[-1].append(drafted / len(new_ids) * len(text))
             measured.lengths[name] = len(text)
