@@ -17,7 +17,7 @@ from selfspec.compat.kernels import (
 _GROUP = 32  # Columns that share a scale in 4 bits.
 _ROWS = 32  # torch multiplies blocks of this many rows; the last block is filled up with zeros.
 _FEW = 32  # A layer with fewer outputs, such as that of an adapter, is not worth it.
-_AT_ONCE = 1 << 20  # So many numbers are rounded at a time.
+_AT_ONCE = 1 << 18  # So many numbers are rounded at a time: they stay in the processor's cache.
 
 
 class RoundedLinear(nn.Module):

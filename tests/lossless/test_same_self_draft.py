@@ -14,8 +14,9 @@ from selfspec.cost import Budget
 from selfspec.machine.memory import amount_in_bytes
 from selfspec.neural import rounded_copy as module
 from selfspec.neural.rounded_copy import RoundedCopy
+from selfspec.weights import is_packed_in_place
 from selfspec.weights.rounded_linear import bytes_of_rounded
-from tests.fakes import new_model, prompt, tiny_model, tiny_tokenizer
+from tests.fakes import new_model, packs_here, prompt, tiny_model, tiny_tokenizer
 from tests.lossless.same import FIXED, GREEDY, MODES, NUM_NEW, few, run, run_both, slow
 from tests.sessions import TextSession
 from tests.streamed import least_memory, load_tightly, saved_model
@@ -240,3 +241,14 @@ def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
         assert isinstance(copy, RoundedCopy)
         sizes.append(copy.num_bytes)
     assert 0 < sizes[1] < sizes[0]
+
+
+def test_weights_that_are_packed_in_place_stay_packed(tmp_path: Path) -> None:
+    stock = saved_model(tmp_path)
+    model, spec = load(str(tmp_path)), SelfSpec(draft_model="int8", **ALONE)
+    packed = [is_packed_in_place(part) for part in model.modules()]
+    ids = run(model, prompt(), custom_generate=spec, **GREEDY).ids
+    assert ids.tolist() == run(stock, prompt(), **GREEDY).ids.tolist()
+    assert spec.stats.tokens_per_step > 5
+    assert [is_packed_in_place(part) for part in model.modules()] == packed
+    assert any(packed) or not packs_here()
