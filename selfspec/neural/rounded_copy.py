@@ -24,11 +24,13 @@ from selfspec.compat.modules import bare_twin
 from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
+from selfspec.records import TimeBudget
 from selfspec.weights import is_in_eight_bits
 from selfspec.weights.held_weight import FileWeight, PackedWeight
 from selfspec.weights.rounded_linear import RoundedLinear, can_be_rounded, rounded_bytes
 from selfspec.weights.streamed import is_streamed
 
+_PAUSE = 256  # After so many looks that did not pay, its forwards are timed anew.
 _MEMORY = 64  # The mean of hits follows this many tokens.
 _SHARE = 0.5  # At least this share of the weights must be in linear layers.
 _BAR = {"unit_scale": True, "delay": 2.0}  # Seconds before it is shown.
@@ -57,8 +59,8 @@ class RoundedCopy:
         self.num_bytes = sum(map(_num_bytes, self._twins.values()))
         self.run: Callable[..., Any] = bare_twin(model, self._twins)
         self.options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-        self.worth = SourceWorth()  # of one forward
-        self.hits = 1.0  # How often the token that it finds likeliest is the model's.
+        self._worth, self._num_refused = SourceWorth(), 0
+        self._hits = 1.0  # How often the token that it finds likeliest is the model's.
         del self._twins, self._bar
 
     def _add(self, module: Any, *_: object) -> None:
@@ -76,7 +78,22 @@ class RoundedCopy:
         self._bar.update(sum(weight.numel() for weight in _weights(module)))
 
     def count(self, is_right: bool) -> None:
-        self.hits += (is_right - self.hits) / _MEMORY
+        """Takes in whether the token that it found likeliest was the model's."""
+        self._hits += (is_right - self._hits) / _MEMORY
+
+    def took(self, seconds: float) -> None:
+        """Takes in what one of its forwards took."""
+        self._worth.observe(seconds=seconds)
+
+    def pays(self, score: float, budget: TimeBudget) -> bool:
+        """Is a forward worth what is open? Where it has not been for long, it is timed anew."""
+        if self._worth.pays(score * self._hits, budget):
+            self._num_refused = 0
+            return True
+        self._num_refused += 1
+        if self._num_refused >= _PAUSE:
+            self._worth, self._num_refused = SourceWorth(), 0
+        return False
 
 
 def _visit(model: PreTrainedModel, modules: Sequence[nn.Module], act: Callable[..., None]) -> None:

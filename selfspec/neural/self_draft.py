@@ -136,14 +136,14 @@ class SelfDraftCursor(Cursor):
 
     def read(self, state: Path, score: float) -> None:
         """Reads a path to its end if that pays; only while the row has its forwards for itself."""
-        tokens = score * self._copy.hits
-        pays = self._copy.worth.pays(tokens, self._budget)
-        if self._last_token is None or len(self._kv.rows) != 1 or not pays:
+        if self._last_token is None or len(self._kv.rows) != 1:
+            return
+        if not self._copy.pays(score, self._budget):
             return
         start = perf_counter()
         logits = self._text.read(self._last_token, state)
         self._named[state] = named(logits, self._top_k, self._draws, len(state))
-        self._copy.worth.observe(seconds=perf_counter() - start)
+        self._copy.took(perf_counter() - start)
 
     def expand(self, state: Path) -> list[Candidate]:
         return self._named.get(state, [])
