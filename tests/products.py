@@ -40,7 +40,7 @@ def _missing(*arguments: torch.Tensor) -> torch.Tensor:
 _IMITATED = {
     "int8_packed": _packed,
     "int8_unpacked": _unpacked,
-    "int8_product": _product,
+    "int8_vnni_product": _product,
     "int8_row_product": _row_product,
 }
 
@@ -59,7 +59,7 @@ def products_of(kind: str) -> Iterator[None]:
         has_vnni = eight_bits.kernels() is rounding.BYTES
         eight_bits.kernels.cache_clear()
         if kind == "narrow":
-            patch.setattr(rounding, "int8_product", _missing)
+            patch.setattr(rounding, "int8_vnni_product", _missing)
             if eight_bits.missing_for_eight_bits() is not None:
                 pytest.skip("this build of torch has no FBGEMM")
         elif not has_vnni:

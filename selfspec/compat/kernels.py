@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def int8_unpacked(packed: Any) -> torch.Tensor:
     return numbers
 
 
-def int8_product(
+def int8_vnni_product(
     x: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
 ) -> torch.Tensor:
     """The float32 product of uint8 inputs, whose zero is 128, with packed weights.
@@ -132,25 +133,49 @@ def int8_row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return outcome
 
 
-def int8_row_scaled_product(
-    x: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor
-) -> torch.Tensor:
-    """The product of inputs (T, I) with int8 rows (O, I), each of which has a scale."""
-    outcome: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, rows, scales)
+def int8_product(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The product (T, O) of bfloat16 inputs (T, I) with int8 rows (O, I), each with a scale.
+
+    Without it, no model is loaded with weights in 8 bits. 16 must divide I: else torch crashes.
+    """
+    outcome: torch.Tensor = torch.ops.aten._weight_int8pack_mm.default(x, numbers, scales)
     return outcome
 
 
-def int4_groups_packed(numbers: torch.Tensor) -> torch.Tensor:
-    """Whole numbers (O, I) from 0 to 15 in torch's own order. Without it, nothing has 4 bits."""
-    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+def int4_product(
+    x: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor
+) -> torch.Tensor:
+    """The same with packed numbers of 4 bits; `scales` (groups, O, 2) has zero points too."""
+    product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+    outcome: torch.Tensor = product(x, packed, group, scales)
+    return outcome
+
+
+def int4_packed(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers from 0 to 15 (O, I) of int32, in the order that this processor reads: (O, I / 2).
+
+    64 must divide O. Without it, no model is loaded with weights in 4 bits.
+    """
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu.default(numbers, 2)
     return packed
 
 
-def int4_group_product(x: torch.Tensor, packed: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
-    """The product of inputs (T, I) with packed numbers, of which 8 stands for a group's middle.
+def int4_unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers as (blocks, I, rows of a block) of int8. A byte holds two rows of its block."""
+    size, apart = _int4_order()
+    pairs = packed.view(-1, 2 * packed.shape[1], size // 2)
+    numbers = torch.stack((pairs & 15, pairs >> 4), -2 if apart else -1)
+    return numbers.view(torch.int8).view(len(pairs), -1, size)
 
-    `grids` (groups, O, 2) has the step and the middle of each group of inputs.
+
+@cache
+def _int4_order() -> tuple[int, bool]:
+    """How many rows are a block, and whether a byte's two rows are half a block apart.
+
+    Torch packs otherwise for AVX-512, AVX2 and other processors. Here columns with the numbers of
+    their rows are packed. The second 0 of the outcome is where the second column begins.
     """
-    size = x.shape[-1] // len(grids)
-    outcome: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, size, grids)
-    return outcome
+    rows = torch.arange(64, dtype=torch.int32, device="cpu")[:, None].expand(64, 2)
+    low, high = (int4_packed(part.contiguous()) & 15 for part in (rows % 16, rows // 16))
+    first_rows = (low + 16 * high).view(-1)
+    return (32 if first_rows[16] == 0 else 64), bool(first_rows[1] == 1)

@@ -27,6 +27,7 @@ from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.records import TimeBudget
 from selfspec.weights import is_in_eight_bits
 from selfspec.weights.held_weight import FileWeight, PackedWeight
+from selfspec.weights.rounded import rounding_reason
 from selfspec.weights.rounded_linear import RoundedLinear, can_be_rounded, rounded_bytes
 from selfspec.weights.streamed import is_streamed
 
@@ -118,6 +119,8 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
     """
     if device_of(model).type != "cpu":
         return "its weights are not on a CPU"
+    if reason := rounding_reason(int(name.removeprefix("int"))):
+        return reason
     if is_streamed(model) and is_in_eight_bits(model):
         return "its weights are streamed in 8 bits already"
     with _making:

@@ -26,9 +26,9 @@ from selfspec.compat.kernels import (
     int8_narrow_product,
     int8_narrow_unpacked,
     int8_packed,
-    int8_product,
     int8_row_product,
     int8_unpacked,
+    int8_vnni_product,
 )
 
 _PART = 1 << 20  # A weight is rounded in parts of at most this many values.
@@ -209,7 +209,7 @@ def _pack_bytes(weights: Int8Rows) -> _PackedBytes:
 
 
 def _multiply_bytes(numbers: torch.Tensor, weights: _PackedBytes) -> torch.Tensor:
-    return int8_product(numbers, *weights)
+    return int8_vnni_product(numbers, *weights)
 
 
 def _unpack_bytes(weights: _PackedBytes) -> Int8Rows:

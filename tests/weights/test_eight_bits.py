@@ -282,7 +282,7 @@ def test_a_torch_without_products(monkeypatch):
         raise NotImplementedError
 
     for product in (cut_off, missing):
-        monkeypatch.setattr(rounding, "int8_product", product)
+        monkeypatch.setattr(rounding, "int8_vnni_product", product)
         monkeypatch.setattr(rounding, "int8_narrow_product", product)
         eight_bits.kernels.cache_clear()
         assert "this build of torch has no products" in str(eight_bits.missing_for_eight_bits())
