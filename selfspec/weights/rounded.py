@@ -124,7 +124,7 @@ class Int4Matrix(RoundedMatrix):
         for rows in _blocks(weight.shape):
             groups = weight[rows].detach().float().view(-1, num_in // GROUP, GROUP)
             scale_and_zero = _best_grid(groups)
-            scale, zero = (part.float() for part in scale_and_zero.split(1, -1))
+            scale, zero = scale_and_zero.float()[..., None].unbind(-2)
             whole = _on_grid(groups, scale, zero).to(torch.int32).view(-1, num_in)
             numbers[rows] = int4_packed(whole)
             scales[:, rows] = scale_and_zero.transpose(0, 1)
@@ -204,11 +204,11 @@ def _best_grid(groups: torch.Tensor) -> torch.Tensor:
         torch.stack([from_zero, torch.zeros_like(from_zero)], -1),
     ]
     first, second = (_distance(groups, grid) for grid in grids)
-    return torch.where((first < second)[..., None], *grids).bfloat16()
+    return torch.where((first < second)[..., None], grids[0], grids[1]).bfloat16()
 
 
 def _distance(groups: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    scale, zero = grid.split(1, -1)
+    scale, zero = grid[..., None].unbind(-2)
     rounded = (_on_grid(groups, scale, zero) - 8).mul_(scale).add_(zero)
     return rounded.sub_(groups).square_().sum(-1)
 
