@@ -134,7 +134,7 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
 @torch.no_grad()
 def _made(model: PreTrainedModel, name: str) -> RoundedCopy | str:
     in_layers = sum(layer.weight.numel() for layer in _linear_layers(model))
-    if in_layers < _SHARE * sum(weight.numel() for weight in model.parameters()):
+    if in_layers < _SHARE * sum(weight.numel() for weight in model.get_decoder().parameters()):
         return "most of its weights are in no linear layers"
     try:
         copy = RoundedCopy(model, name)
@@ -171,7 +171,9 @@ def _is_streamed(weight: nn.Parameter) -> bool:
 
 
 def _linear_layers(model: PreTrainedModel) -> Iterator[nn.Linear]:
-    return filter(can_be_rounded, model.modules())
+    """Those of the decoder, and the head: what reads images stays as it is."""
+    parts = dict.fromkeys([*model.get_decoder().modules(), model.get_output_embeddings()])
+    return filter(can_be_rounded, parts)
 
 
 def _values(weight: torch.Tensor) -> torch.Tensor:
