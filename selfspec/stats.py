@@ -72,6 +72,8 @@ class GenerationStats:
         forward: How the last call ran the model over drafts: ``"eager"`` (as stock does),
             ``"packed"``, ``"graph"`` or ``"streamed"`` (as stock does, while weights are read).
         eager_reason: Why that is not as it was asked for.
+        packing_note: What packing the model's weights would bring on this machine; None if nothing
+            is known to.
         heads_reason: Why the heads that the model's config names were not asked.
         draft_model_reason: Why the model's own rounded weights were not asked, or hardly ever.
         kept_reason: Why the last prompt that could not go on after another text's could not, where
@@ -103,11 +105,11 @@ class GenerationStats:
     mode: str = field(default="", metadata=_LATEST)
     forward: str = field(default="", metadata=_LATEST)
     eager_reason: str | None = field(default=None, metadata=_LATEST)
+    packing_note: str | None = field(default=None, metadata=_LATEST)
     heads_reason: str | None = field(default=None, metadata=_LATEST)
     draft_model_reason: str | None = field(default=None, metadata=_LATEST)
     kept_reason: str | None = field(default=None, metadata=_LATEST)
     table_bytes: int = field(default=0, metadata=_LATEST)
-    packed_bytes: int = field(default=0, metadata=_LATEST)
     draft_model_bytes: int = field(default=0, metadata=_LATEST)
     captured_bytes: int = field(default=0, metadata=_LATEST)
 
@@ -250,9 +252,9 @@ class GenerationStats:
         if self.num_draft_forwards:
             yield f"{self.num_draft_forwards} forwards for drafts"
         if self.forward not in ("", "eager") or self.eager_reason:
-            copies = f", {self.packed_bytes / 1e6:.0f} MB of copies" if self.packed_bytes else ""
             reason = f": {self.eager_reason}" if self.eager_reason else ""
-            yield f"{self.forward or 'eager'} forwards{copies}{reason}"
+            yield f"{self.forward or 'eager'} forwards{reason}"
+        yield self.packing_note
 
     @property
     def _verdict(self) -> str:

@@ -41,6 +41,23 @@ class AttentionTypes(NamedTuple):
     states: frozenset[int] = frozenset()
     functions: tuple[Function, ...] = ()
 
+    @property
+    def reading_reason(self) -> str | None:
+        """Why a copy of the model can't read drafts on the model's slots; None if it can."""
+        if self.states:
+            return "the model keeps running states"
+        if any(window.form == "chunked" for window in self.windows.values()):
+            return "the model attends within chunks"
+        return None
+
+
+class EagerForwards(NamedTuple):
+    """How forwards are run that are not captured, as `GenerationStats` tells it."""
+
+    kind: str = "eager"  # Or "packed" or "streamed".
+    reason: str | None = None  # Why they are not run as the config asks.
+    packing_note: str | None = None  # What packing the weights would bring; None if nothing.
+
 
 def device_of(model: PreTrainedModel) -> torch.device:
     """The model's device; for one that accelerate offloads, the device that its hooks run it on.

@@ -78,13 +78,9 @@ class TreeKV:
         return self._generation + self.states.generation
 
     def reading_reason(self) -> str | None:
-        """Why a copy of the model can't read drafts on these slots; None if it can."""
+        """Why a copy of the model can't read drafts on these slots now; None if it can."""
         if self.policy.is_fixed:
             return "captured forwards have slots of a fixed shape"
-        if self.attention.states:
-            return "the model keeps running states"
-        if any(window.form == "chunked" for window in self.attention.windows.values()):
-            return "the model attends within chunks"
         return None if self.visible is None else "the prompt has padding"
 
     @property

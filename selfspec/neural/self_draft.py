@@ -40,7 +40,7 @@ class SelfDraft(Source):
     def open(self, row: RowStart) -> SelfDraftCursor | None:
         kv = row.kv
         if self._rounded is None or kv is None:
-            self.reason = self.reason or "the model verifies chains, which have no slots"
+            self.reason = self.reason or "its prompt gets chains, which have no slots"
             return None
         several = "several texts share its forwards" if row.num_rows > 1 else None
         self.reason = self.reason or several or kv.reading_reason()

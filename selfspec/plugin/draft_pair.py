@@ -13,7 +13,6 @@ from selfspec.neural.rounded_copy import rounded_copy
 from selfspec.neural.self_draft import SelfDraft
 from selfspec.neural.small_model import DraftModel
 from selfspec.runner import ModelRunner
-from selfspec.weights import Packing
 
 # Vocabularies whose sizes differ by less are taken for one vocabulary with other padding.
 _PADDING = 1024
@@ -36,6 +35,7 @@ def check_draft_model(model: PreTrainedModel) -> None:
 def new_draft_model(
     draft: PreTrainedModel | str,
     target: PreTrainedModel,
+    num_rows: int,
     num_tokens: int,
     runner_of: Callable[[PreTrainedModel], ModelRunner],
 ) -> Source:
@@ -44,7 +44,7 @@ def new_draft_model(
     Refuses a prompt without tokens, of which it could read nothing.
     """
     if isinstance(draft, str):
-        return SelfDraft(rounded_copy(target, draft), runner_of(target).config.top_k)
+        return _of_itself(draft, target, num_rows, runner_of(target))
     check_draft_model(draft)
     if num_tokens == 0:
         raise UnsupportedError(
@@ -55,9 +55,18 @@ def new_draft_model(
     if draft not in runner.draft_models:
         _check_pair(draft, target, runner_of(draft))
         runner.draft_models.add(draft)
-    config = runner.config
-    packing = Packing.of(draft) if config.may_pack else None
-    return DraftModel(draft, num_ids=num_readable(target), top_k=config.top_k, packing=packing)
+    return DraftModel(draft, num_ids=num_readable(target), top_k=runner.config.top_k)
+
+
+def _of_itself(name: str, model: PreTrainedModel, num_rows: int, runner: ModelRunner) -> SelfDraft:
+    """The model's rounded copy, made where it can draft for the call, or why it can't."""
+    ability = runner.ability()
+    if ability.attention is None:
+        reason: str | None = "no trees are verified, whose slots it needs"
+    else:
+        several = "several texts share its forwards" if num_rows > 1 else None
+        reason = several or ability.attention.reading_reason
+    return SelfDraft(reason or rounded_copy(model, name), runner.config.top_k)
 
 
 def _check_pair(draft: PreTrainedModel, target: PreTrainedModel, runner: ModelRunner) -> None:

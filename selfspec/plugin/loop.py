@@ -67,7 +67,10 @@ class Loop:
         start, spec, draft_model = perf_counter(), self.spec, None
         refuse_prepared(model, input_ids, generation_config, model_kwargs)
         if self.draft_model is not None:
-            draft_model = new_draft_model(self.draft_model, model, input_ids.shape[1], spec.runner)
+            num_rows, num_tokens = input_ids.shape
+            draft_model = new_draft_model(
+                self.draft_model, model, num_rows, num_tokens, spec.runner
+            )
         num_returned = generation_config.num_return_sequences or 1
         prompt = Prompt(
             model=model,

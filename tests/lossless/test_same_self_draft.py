@@ -163,7 +163,7 @@ def test_code_that_draws_between_tokens(mode: str) -> None:
 LEFT_OUT: dict[str, tuple[str, int, str]] = {
     "rows": ("llama", 3, "several texts share its forwards"),
     "states": ("lfm2", 1, "running states"),
-    "chains": ("bloom", 1, "chains"),
+    "chains": ("bloom", 1, "no trees are verified"),
     "no linear layers": ("gpt2", 1, "in no linear layers"),
 }
 
@@ -176,6 +176,23 @@ def test_where_it_is_left_out_it_says_why(what: str) -> None:
     assert both.stats.num_draft_forwards == 0
     assert reason in str(both.stats.draft_model_reason)
     assert reason in str(both.stats)
+
+
+def test_no_code_of_a_users_runs_for_it() -> None:
+    """Not even to try the copy."""
+    calls = list[int]()
+
+    class Own(type(tiny_model())):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            return super().forward(*args, **kwargs)
+
+    model = new_model()
+    model.__class__ = Own
+    spec = SelfSpec(draft_model="int8", **ALONE)
+    outcome = run(model, prompt(), custom_generate=spec, **GREEDY)
+    assert len(calls) == outcome.ids.shape[1] - prompt()["input_ids"].shape[1]
+    assert spec.stats.draft_model_bytes == 0
 
 
 def test_rows_that_come_and_go_are_drafted_for_by_others() -> None:
@@ -243,6 +260,7 @@ def test_layers_that_stay_in_memory_serve_the_copy_too(tmp_path: Path) -> None:
     assert 0 < sizes[1] < sizes[0]
 
 
+@pytest.mark.usefixtures("packs_at_once")
 def test_weights_that_are_packed_in_place_stay_packed(tmp_path: Path) -> None:
     stock = saved_model(tmp_path)
     model, spec = load(str(tmp_path)), SelfSpec(draft_model="int8", **ALONE)
