@@ -18,7 +18,7 @@ from selfspec.attention import grouped_attention
 from selfspec.compat.generation import KV
 from selfspec.draft.sources.source import Cursor, RowStart, Source
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.neural.named import AGAINST, named
+from selfspec.neural.named import AGAINST, named, ranked
 from selfspec.neural.rounded_copy import RoundedCopy
 from selfspec.records import DRAFT_MODEL, Candidate, StepRecord
 
@@ -142,7 +142,9 @@ class SelfDraftCursor(Cursor):
             return
         start = perf_counter()
         logits = self._text.read(self._last_token, state)
-        self._named[state] = named(logits, self._top_k, self._draws, len(state))
+        likely = ranked(logits, self._top_k, self._draws, len(state))
+        is_drawn = self._draws.noise(len(state)) is not None
+        self._named[state] = named(likely, is_drawn=is_drawn)
         self._copy.took(perf_counter() - start)
 
     def expand(self, state: Path) -> list[Candidate]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from selfspec.config import ROUNDED
 from selfspec.draft.sources import Source
 from selfspec.errors import ConfigError, UnsupportedError, VocabularyError
 from selfspec.forward.model import num_readable, vocab_size
@@ -43,7 +44,7 @@ def new_draft_model(
 
     Refuses a prompt without tokens, of which it could read nothing.
     """
-    if isinstance(draft, str):
+    if isinstance(draft, str) and draft in ROUNDED:
         return _of_itself(draft, target, num_rows, runner_of(target))
     check_draft_model(draft)
     if num_tokens == 0:

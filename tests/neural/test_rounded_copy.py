@@ -15,7 +15,7 @@ from selfspec.compat.generation import KV
 from selfspec.forward.rows import KVRow
 from selfspec.forward.sizes import Policy
 from selfspec.forward.tree_kv import TreeKV
-from selfspec.neural.named import named
+from selfspec.neural.named import named, ranked
 from selfspec.neural.rounded_copy import RoundedCopy, copy_bytes, rounded_copy
 from selfspec.neural.self_draft import SharedText
 from selfspec.plugin.spec import SelfSpec
@@ -96,13 +96,13 @@ class Ranked(Draws):
 
 def test_the_margin_is_the_evidence() -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, -9.0])
-    assert named(logits, 3, Draws(), 0) == [
+    assert named(ranked(logits, 3, Draws(), 0), is_drawn=False) == [
         (1, Evidence(DRAFT_MODEL, 5)),
-        (2, Evidence(DRAFT_MODEL, 0, 2, probability_bin=4)),
-        (0, Evidence(DRAFT_MODEL, 0, 3, probability_bin=5)),
+        (2, Evidence(DRAFT_MODEL, 0, 2, probability_bin=2)),
+        (0, Evidence(DRAFT_MODEL, 0, 3, probability_bin=3)),
     ]
-    assert named(logits, 3, Ranked(), 0) == [
+    assert named(ranked(logits, 3, Ranked(), 0), is_drawn=True) == [
         (3, Evidence(DRAFT_MODEL, 5, 1, 1)),
-        (1, Evidence(DRAFT_MODEL, 0, 2, 1, 4)),
+        (1, Evidence(DRAFT_MODEL, 0, 2, 1, 2)),
     ]
-    assert named(torch.full((4,), torch.nan), 2, Draws(), 0)
+    assert named(ranked(torch.full((4,), torch.nan), 2, Draws(), 0), is_drawn=False)

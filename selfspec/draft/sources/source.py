@@ -68,8 +68,8 @@ class Cursor:
     def read(self, state: Any, score: float) -> None:
         """Called before `expand` if the cursor `takes_time`.
 
-        `score` is how likely it is that the text comes to this state and goes on as no other
-        cursor, of those that take no time, expects most.
+        `score` is how likely the state is; where other cursors are sure of what comes next, how
+        likely it is that the text comes to this state and goes on otherwise.
         """
 
     def expand(self, state: Any) -> list[Candidate]:
