@@ -53,16 +53,25 @@ class RoundedCopy:
         total = sum(weight.numel() for part in parts for weight in _weights(part))
         with hf_logging.tqdm(total=total, desc="Rounding weights", **_BAR) as bar:
             self._bar = bar
-            for part in [] if streamed else parts:
-                self._add(part)
             if streamed:
-                _visit(model, streamed, self._add)
+                self._visit(model, streamed)
+            for part in parts:
+                self._add(part)
         self.num_bytes = sum(map(_num_bytes, self._twins.values()))
         self.run: Callable[..., Any] = bare_twin(model, self._twins)
         self.options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
         self._worth, self._num_refused = SourceWorth(), 0
         self._hits = 1.0  # How often the token that it finds likeliest is the model's.
         del self._twins, self._bar
+
+    def _visit(self, model: PreTrainedModel, modules: Sequence[nn.Module]) -> None:
+        """Lets one forward show all modules of streamed layers, each while it has its weights."""
+        with ExitStack() as hooks:
+            for module in modules:
+                hooks.enter_context(in_this_thread(module.register_forward_pre_hook, self._add))
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="cpu"), use_cache=False)
+        if unseen := set(modules) - self._twins.keys():
+            raise UnsupportedError(f"a forward does not call its {type(unseen.pop()).__name__}")
 
     def _add(self, module: Any, *_: object) -> None:
         """Makes what stands for a module, whose weights have their values now."""
@@ -95,21 +104,6 @@ class RoundedCopy:
         if self._num_refused >= _PAUSE:
             self._worth, self._num_refused = SourceWorth(), 0
         return False
-
-
-def _visit(model: PreTrainedModel, modules: Sequence[nn.Module], act: Callable[..., None]) -> None:
-    """Lets one forward show all these modules, each when it has its weights."""
-    seen = set[nn.Module]()
-    with ExitStack() as hooks:
-        for module in modules:
-            hook = in_this_thread(module.register_forward_pre_hook, act)
-            hooks.enter_context(hook)
-            hooks.enter_context(
-                in_this_thread(module.register_forward_pre_hook, lambda part, *_: seen.add(part))
-            )
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device="cpu"), use_cache=False)
-    if unseen := set(modules) - seen:
-        raise UnsupportedError(f"a forward does not call its {type(unseen.pop()).__name__}")
 
 
 def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:

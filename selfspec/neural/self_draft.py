@@ -68,9 +68,6 @@ class SharedText:
         """The text has gone on, and verification has written over the slots."""
         self._indices = {}
 
-    def has_read(self, path: Path) -> bool:
-        return path in self._indices
-
     @torch.no_grad()
     def read(self, root_token: int, path: Path) -> torch.Tensor:
         """The logits (V,) after a path; reads it from its first token that was not read."""
