@@ -307,5 +307,5 @@ def _say_that_it_was_given_back() -> None:
 def _say_that_it_is_a_copy() -> None:
     _log.warning(
         "code reads weights that are held in packed form: it gets, and saves, copies, with the "
-        "rounded values of weights in 8 bits; what it writes to a copy is lost"
+        "values of rounded weights; what it writes to a copy is lost"
     )
