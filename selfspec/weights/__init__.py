@@ -6,19 +6,22 @@ weights that are packed in float16, several tokens cost about as much as one.
 """
 
 from selfspec.weights.held_weight import PackedWeight, gives_rows, is_packed_in_place
-from selfspec.weights.packing import Packing, pack_loaded
+from selfspec.weights.packing import linears_of, may_be_packed, pack, pack_loaded, unpack
 from selfspec.weights.rounded import BITS, rounding_reason
 from selfspec.weights.rounded_model import round_model, rounded_bits, weight_bytes
 
 __all__ = [
     "BITS",
     "PackedWeight",
-    "Packing",
     "gives_rows",
     "is_packed_in_place",
+    "linears_of",
+    "may_be_packed",
+    "pack",
     "pack_loaded",
     "round_model",
     "rounded_bits",
     "rounding_reason",
+    "unpack",
     "weight_bytes",
 ]

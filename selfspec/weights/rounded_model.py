@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,11 +14,11 @@ from selfspec.compat.generation import attention_implementation, keeps_a_state
 from selfspec.compat.modules import embeddings_of
 from selfspec.errors import UnsupportedError
 from selfspec.machine.memory import return_freed_memory
-from selfspec.weights.copies import linears_of
-from selfspec.weights.held_weight import PackedWeight
+from selfspec.weights.held_weight import hold
+from selfspec.weights.packing import linears_of
 from selfspec.weights.rounded import RoundedMatrix, bits_for, round_weight, rounded_matrix
 
-_KEPT = (
+KEPT = (
     "rounded weights can't be written, trained, compiled, moved or converted, nor adapters be "
     "merged into them; edit the original model, or load it without weights="
 )
@@ -35,68 +34,46 @@ def attend_exactly(model: PreTrainedModel) -> None:
         model.set_attn_implementation(EXACT_ATTENTION)
 
 
-class RoundedUsers(NamedTuple):
-    """A weight that is to be rounded, the modules that have it, and its bits."""
+def weights_to_round(model: PreTrainedModel, bits: int) -> list[tuple[nn.Parameter, int]]:
+    """The weights of linear layers and of the embedding, and the bits that each gets.
 
-    weight: nn.Parameter
-    modules: list[Any]
-    bits: int
-
-
-def weights_to_round(model: PreTrainedModel, bits: int) -> list[RoundedUsers]:
-    """The weights of linear layers and of the embedding. The head in 4 bits would spoil texts."""
-    users: dict[int, RoundedUsers] = {}
-    modules: list[Any] = list(linears_of(model))
+    The output head gets 8: in 4 bits it would spoil texts. So does an embedding.
+    """
+    chosen: dict[nn.Parameter, int] = {}
     in_eight = [model.get_output_embeddings(), embeddings_of(model)]
-    if isinstance(in_eight[-1], nn.Embedding):
-        modules.append(in_eight[-1])
-    finer = {id(module.weight) for module in in_eight if hasattr(module, "weight")}
+    finer = {getattr(module, "weight", None) for module in in_eight}
+    embeddings = [module for module in in_eight if isinstance(module, nn.Embedding)]
+    modules: list[Any] = [*linears_of(model), *embeddings]
     for module in modules:
         weight = module.weight
-        possible = bits_for(tuple(weight.shape), 8 if id(weight) in finer else bits)
+        possible = bits_for(tuple(weight.shape), 8 if weight in finer else bits)
         if possible is not None:
-            user = users.setdefault(id(weight), RoundedUsers(weight, [], possible))
-            user.modules.append(module)
-    reached, number = sum(user.weight.numel() for user in users.values()), model.num_parameters()
+            chosen[weight] = possible
+    reached, number = sum(weight.numel() for weight in chosen), model.num_parameters()
     if reached < number / 2:
         raise UnsupportedError(
             f"weights='int{bits}' needs a model that has most of its weights in linear layers, "
             f"with inputs that 16 divides (here {reached / 1e6:.0f} of {number / 1e6:.0f} "
             "million); load it without"
         )
-    return list(users.values())
+    return list(chosen.items())
 
 
 def round_model(model: PreTrainedModel, bits: int, dtype: torch.dtype) -> None:
     """Rounds the weights of a model that was just loaded, one by one. All else gets the dtype."""
-    users, before = weights_to_round(model, bits), model.dtype
+    chosen, before = weights_to_round(model, bits), model.dtype
     attend_exactly(model)
-    with progress("Rounding weights", sum(user.weight.numel() for user in users)) as bar:
-        for user in users:
-            matrix = round_weight(user.weight, user.bits)
+    with progress("Rounding weights", sum(weight.numel() for weight, _ in chosen)) as bar:
+        for weight, its_bits in chosen:
+            matrix = round_weight(weight, its_bits)
             assert matrix is not None
-            _hold(user, matrix, dtype)
-            bar.update(user.weight.numel())
+            hold(weight, matrix, KEPT, dtype)
+            bar.update(weight.numel())
     for rest in model.parameters():
         if type(rest) is nn.Parameter and rest.dtype is before:
             rest.data = rest.data.to(dtype, copy=True)  # Not a view of a mapped file any more.
     model.config.dtype = dtype
     return_freed_memory()
-
-
-def hold_rounded(
-    model: PreTrainedModel, bits: int, matrices: Mapping[nn.Parameter, RoundedMatrix]
-) -> None:
-    """Gives a model weights that are rounded already, in place of these blank ones."""
-    for user in weights_to_round(model, bits):
-        if user.weight in matrices:
-            _hold(user, matrices[user.weight], model.dtype)
-
-
-def _hold(user: RoundedUsers, matrix: RoundedMatrix, dtype: torch.dtype) -> None:
-    packed = PackedWeight.of(user.weight, matrix, _KEPT, dtype)
-    for module in user.modules:
-        module.weight = packed
 
 
 def progress(what: str, total: int) -> Any:

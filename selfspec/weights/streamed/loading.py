@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from selfspec.compat.checkpoints import names_in_float32, parts_of
 from selfspec.errors import UnsupportedError, WeightsError
 from selfspec.machine.memory import amount_in_bytes
-from selfspec.weights.copies import num_owners
-from selfspec.weights.held_weight import STREAMED, PackedWeight
+from selfspec.weights.held_weight import STREAMED, hold
+from selfspec.weights.packing import num_owners
 from selfspec.weights.rounded import RoundedMatrix, matrix_of
-from selfspec.weights.rounded_model import attend_exactly, hold_rounded
+from selfspec.weights.rounded_model import KEPT, attend_exactly
 from selfspec.weights.streamed.files import Shard, StoredTensor, find_files
 from selfspec.weights.streamed.layer_weights import (
     Buffers,
@@ -78,7 +78,7 @@ def load_within(
             }
             layers = _layers_of(model, stored)
         streamed = [layers[index] for index in chosen]
-        _load(model, stored, {name for layer in streamed for name in layer.weights}, bits)
+        _load(model, stored, {name for layer in streamed for name in layer.weights})
         if streamed:
             _stream(model, streamed, stored, shards)
             opened.pop_all()  # The files stay open; the reader closes them.
@@ -228,13 +228,12 @@ def _places(model: PreTrainedModel, name: str, tensors: Sequence[StoredTensor]) 
         torch.zeros((), dtype=part.dtype, device="cpu").expand(part.shape) for part in tensors
     ]
     matrix = matrix_of(blanks[0], blanks[1] + torch.nan)
-    layer = model.get_submodule(name.removesuffix(".weight"))
-    layer.weight = PackedWeight.of(weight, matrix, STREAMED)
+    hold(weight, matrix, STREAMED)
     parts = {"numbers": matrix.numbers, "scales": matrix.scales}
     return [Place(partial(setattr, matrix, part), empty) for part, empty in parts.items()]
 
 
-def _load(model: PreTrainedModel, stored: Stored, later: set[str], bits: int | None) -> None:
+def _load(model: PreTrainedModel, stored: Stored, later: set[str]) -> None:
     """Reads all weights and ties those that the model wants tied.
 
     Those named in `later` stay blank.
@@ -255,9 +254,8 @@ def _load(model: PreTrainedModel, stored: Stored, later: set[str], bits: int | N
     missing = model.load_state_dict(values, strict=False, assign=True).missing_keys
     model.tie_weights(missing_keys=set(missing), recompute_mapping=False)
     check_complete([name for name, weight in model.named_parameters() if weight.is_meta])
-    if bits is not None:
-        matrices = {model.get_parameter(name): matrix for name, matrix in rounded.items()}
-        hold_rounded(model, bits, matrices)
+    for name, matrix in rounded.items():
+        hold(model.get_parameter(name), matrix, KEPT)
 
 
 def check_complete(missing: Sequence[str]) -> None:

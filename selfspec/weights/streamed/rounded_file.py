@@ -42,12 +42,12 @@ def is_rounded(tensors: Sequence[StoredTensor]) -> bool:
 
 def plan_rounded(model: PreTrainedModel, stored: Stored, bits: int) -> Stored:
     """Where the file will have the weights. Until then, the tensors name another file."""
-    rounded = {id(user.weight): user.bits for user in weights_to_round(model, bits)}
+    rounded = dict(weights_to_round(model, bits))
     plan, end = dict[str, list[StoredTensor]](), 0
     for name, weight in model.state_dict(keep_vars=True).items():
         forms = [(weight.dtype, tuple(weight.shape))]
-        if id(weight) in rounded:
-            forms = stored_forms(tuple(weight.shape), rounded[id(weight)])
+        if weight in rounded:
+            forms = stored_forms(tuple(weight.shape), rounded[weight])
         for dtype, shape in forms if name in stored else ():
             start = -(-end // ALIGNMENT) * ALIGNMENT
             tensor = StoredTensor(next(iter(stored.values()))[0].shard, start, dtype, shape)
