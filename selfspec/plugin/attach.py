@@ -88,13 +88,23 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
 
 
 def detach(model: M) -> M:
-    """Takes `assistant=` and the default off again; leaves alone a model that is not attached."""
+    """Takes `assistant=` and the default off again; leaves alone a model that is not attached.
+
+    A function that somebody has put around `generate` stays, and goes on to take `assistant=`.
+    """
     target = inside_compiled(model)
-    attachment = getattr(target, "__dict__", {}).pop(_ATTACHMENT, None)
-    if attachment is not None:
-        vars(target).pop("generate", None)
-        if attachment.method is not None:
-            vars(target)["generate"] = attachment.method
+    attributes = getattr(target, "__dict__", {})
+    attachment, method = attributes.get(_ATTACHMENT), attributes.get("generate")
+    if attachment is None:
+        return model
+    of_class = getattr(type(target), "generate", None)
+    if method is not None and getattr(method, "__func__", None) not in (_generate, of_class):
+        attributes[_ATTACHMENT] = Attachment(method=attachment.method)
+        return model
+    for name in (_ATTACHMENT, "generate"):
+        attributes.pop(name, None)
+    if attachment.method is not None:
+        attributes["generate"] = attachment.method
     return model
 
 
