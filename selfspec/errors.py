@@ -8,6 +8,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class SelfSpecError(Exception):
@@ -86,6 +90,13 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     close = get_close_matches(got, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f"unknown {what} {got!r}{hint} (known: {', '.join(names)})"
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Where the first mistake is that pydantic has found, its rule, and the value there."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"])) or "JSON"
+    return f"{place}: {first['msg']}, got {first['input']!r:.20}"
 
 
 def one_line(message: object) -> str:

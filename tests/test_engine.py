@@ -122,9 +122,9 @@ def retold(run: Run) -> dict[str, Any]:
 
 def check_rows_are_dropped_when_done(run: Run) -> None:
     """Each record of a row adds to its text, and none comes once the row has stopped."""
-    for row, prompt in enumerate(run.prompts):
+    for row, ids in enumerate(run.prompts):
         told = [t for r in run.records if r.row == row for t in r.committed_ids]
-        assert prompt + told == greedy_loop(run.model.next_token, prompt, run.max_length, run.eos)
+        assert ids + told == greedy_loop(run.model.next_token, ids, run.max_length, run.eos)
 
 
 MODEL = ScriptedModel(seed=3)

@@ -101,6 +101,8 @@ def serve(
     options, config = replace(options, model=model), knobs.config()
     check_options(options)
     listening.check()
+    if name is not None and not name.strip():
+        raise CliError(f"--name must not be empty (got {name!r}); leave it out to use MODEL")
     if any(find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
     with working(f"Loading {options.title}"):

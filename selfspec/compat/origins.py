@@ -181,7 +181,9 @@ def _owners(classes: frozenset[type]) -> list[Any]:
     """What holds the functions that forwards of these classes call: classes, and modules."""
     bases = {base for owner in classes for base in owner.__mro__ if is_of_library(base)}
     bases.update(part for part in vars(cache_utils).values() if isinstance(part, type))
-    names = {*_OF_FORWARDS, *(base.__module__ for base in bases)}
+    of_classes = {base.__module__ for base in bases}
+    # The module of `torch.compile`'s wrapper has mocks of its own, and no function of a forward.
+    names = {*_OF_FORWARDS, *(name for name in of_classes if not name.startswith("torch._dynamo."))}
     modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
     return [*modules, *sorted(bases, key=_name_in_full)]
 

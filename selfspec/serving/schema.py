@@ -46,9 +46,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[list[FilledText], Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
-Temperature = Annotated[
-    float, Field(ge=0, le=2), AfterValidator(lambda t: t if t >= _LEAST_TEMPERATURE else 0.0)
-]
+Temperature = Annotated[float, Field(ge=0, le=2)]
 Seed = Annotated[Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None, _MINUS_ONE]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
@@ -276,14 +274,20 @@ class Chat(TextRequest):
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
-        options = dict(self.chat_template_kwargs or {})
-        if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
+        from selfspec.compat.templates import template_variables  # It brings transformers along.
+
+        given = self.chat_template_kwargs or {}
+        if taken := {*given} & {"messages", *signature(owner.apply_chat_template).parameters}:
             rule = "chat_template_kwargs must be variables of the template's own"
             raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
-        if self.reasoning_effort is not None and "reasoning_effort" in str(owner.chat_template):
-            options["reasoning_effort"] = self.reasoning_effort
-        elif self.reasoning_effort is not None:
-            _log.info("reasoning_effort is ignored, since the chat template does not know it")
+        effort = (
+            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        )
+        known = template_variables(owner)
+        options = {name: value for name, value in (effort | given).items() if name in known}
+        if ignored := sorted((effort | given).keys() - known):
+            names = ", ".join(ignored)
+            _log.info("%.200s: ignored, since the chat template does not use that name", names)
         if self.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         return options
@@ -355,5 +359,7 @@ class Tokens(Fields):
 
 
 def choice_of(temperature: float) -> dict[str, Any]:
-    """The arguments of `generate()` for a temperature; 0 means the likeliest token."""
-    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    """The arguments of `generate()` for a temperature; next to 0 means the likeliest token."""
+    if temperature < _LEAST_TEMPERATURE:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature}

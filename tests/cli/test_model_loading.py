@@ -48,6 +48,7 @@ def test_weights_in_eight_bits(plain_folder):
         ("model.safetensors", "torn"),
         ("config.json", json.dumps({"name": "nothing known"})),
         ("config.json", json.dumps({"model_type": "vit"})),
+        ("config.json", "[]"),
         ("tokenizer.json", "torn"),
     ],
 )

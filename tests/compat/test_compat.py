@@ -34,6 +34,7 @@ from selfspec.compat import (
     kernels,
     modules,
     states,
+    templates,
     versions,
 )
 from selfspec.compat.origins import is_of_library
@@ -379,6 +380,12 @@ def test_compiled_code_is_seen_and_can_be_left_out():
         with modules.uncompiled(each), modules.uncompiled(each):
             assert not modules.is_compiled(each)
         assert modules.is_compiled(each)
+        first, second = modules.uncompiled(each), modules.uncompiled(each)
+        with first:
+            second.__enter__()
+        assert not modules.is_compiled(each)  # As for a second thread, when the first one leaves.
+        second.__exit__(None, None, None)
+        assert modules.is_compiled(each)
 
 
 def test_what_moves_a_module_is_called_by_its_name():
@@ -525,6 +532,22 @@ def test_a_cache_is_taken_and_given_under_both_names(name):
         output = model.generate(**prompt(), **asked, **{name: DynamicCache()}, **extra)
         lengths.append((output.sequences.tolist(), getattr(output, name).get_seq_length()))
     assert lengths[0] == lengths[1]
+
+
+# --- templates
+
+
+def test_the_variables_of_chat_templates():
+    class Owner:
+        chat_template: object = (
+            "{% set b = 1 %}{{ a.images }}{{ b }}{% generation %}x{% endgeneration %}"
+        )
+
+    assert templates.template_variables(Owner) == {"a"}
+    Owner.chat_template = {"default": "{{ a }}{{ size }}", "tool_use": "{{ a }}{{ tools }}"}
+    assert templates.template_variables(Owner) == {"a"}
+    Owner.chat_template = None
+    assert not templates.template_variables(Owner)
 
 
 # --- heads

@@ -193,6 +193,11 @@ def test_what_torch_has_compiled_replaces_nothing() -> None:
     assert origins.replaced_functions({type(module) for module in model.modules()}) == []
 
 
+def test_a_part_that_torch_wraps_replaces_nothing() -> None:
+    wrapped = torch.compile(nn.Linear(2, 2), backend="eager")
+    assert origins.replaced_functions({type(wrapped)}) == []
+
+
 def test_kernels_of_the_hub_are_of_a_library(monkeypatch: Any, tmp_path: Path) -> None:
     """As `kernels` loads them: from the Hub's cache, with a number behind the name."""
     file = tmp_path / "models--owner--rotary" / "build" / "__init__.py"
