@@ -17,7 +17,7 @@ from selfspec.compat.generation import state_of_config
 from selfspec.compat.modules import hooks_on, is_of_one_call, modules_of
 from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
-from selfspec.weights.copies import contents_of, is_offloaded
+from selfspec.weights.fingerprint import contents_of, is_offloaded
 
 
 class State(NamedTuple):
