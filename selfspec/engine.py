@@ -98,10 +98,10 @@ class Engine:
             stats.num_prompt_tokens_kept = reader.num_kept
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is not None:
-                self._join(prompt, prefilled.repeated(prompt.num_copies))
+                self._join(prompt, prefilled)
         except Exception as error:
             self.sharing.give_way(error)
-            if prompt.fails_alone and prompt.rows:
+            if prompt.fails_alone and prompt.result.rows:
                 self._keep(others)
             raise
         return prefilled is not None
@@ -137,7 +137,7 @@ class Engine:
         self.sharing.with_memory(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
-        prompt.kv = prefilled.cache
+        prompt.result.kv = prefilled.cache
 
     def add(
         self, rows: list[Row], records: Sequence[StepRecord | None], logits: StepLogits
@@ -248,7 +248,7 @@ class Engine:
         The last rows move into the places of those that leave, so that few are moved. Rows that
         move together stay, and one whose KV somebody gets.
         """
-        over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.rows)]
+        over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.result.rows)]
         if over:
             self.sharing.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]

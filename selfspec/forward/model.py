@@ -110,7 +110,8 @@ def forwarded(model: PreTrainedModel, run: Logits, *, with_states: bool) -> Forw
 
 def num_readable(model: PreTrainedModel) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
+    number = getattr(embeddings_of(model), "num_embeddings", None)
+    return vocab_size(model) if number is None else int(number)
 
 
 def max_positions(model: PreTrainedModel) -> int | None:

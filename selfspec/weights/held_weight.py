@@ -84,7 +84,8 @@ class FileWeight(HeldWeight):
 class PackedWeight(HeldWeight):
     """The weight of a layer that is held in a packed format alone.
 
-    It has the weight's shape and device, and takes no memory but that of the packed matrix.
+    It has the weight's shape and device, and takes no memory but that of the packed matrix. If
+    `torch.func` is given the weight itself, torch asks this class nothing, and computes from NaN.
     """
 
     packed: PackedMatrix | None  # None once it was given back.
