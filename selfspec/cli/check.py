@@ -98,8 +98,8 @@ def _compared(
     status = print_report(console, measured, options, sees=sees)
     if options.model is not None and has_times(measured):
         print(_drafts_for_itself(writer, prompts, num_new, seconds / 2))
-    if _may_take_eight_bits(writer):
-        print("Compare with --weights int8: half the memory of bfloat16, and another text.")
+    if _may_be_rounded(writer):
+        print("Compare with --weights int8 or int4: less memory, and another text.")
     return status
 
 
@@ -177,14 +177,14 @@ def _drafts_for_itself(writer: Writer, prompts: Prompts, num_new: int, seconds: 
     return f"{line} Leave it out."
 
 
-def _may_take_eight_bits(writer: Writer) -> bool:
-    """Whether `--weights int8` is worth a try: small models gain nothing by it."""
-    from selfspec.weights import missing_for_eight_bits
+def _may_be_rounded(writer: Writer) -> bool:
+    """Whether `--weights` is worth a try: small models gain nothing by it."""
+    from selfspec.weights import rounding_reason
 
     model, options = writer.model, writer.options
     is_set = options.weights is not None or options.max_memory is not None
     is_small = model.num_parameters() < _MANY_PARAMETERS
-    return not (is_set or is_small or model.device.type != "cpu" or missing_for_eight_bits())
+    return not (is_set or is_small or model.device.type != "cpu" or rounding_reason(8))
 
 
 def _show(console: Console, writer: Writer, prompts: Prompts) -> None:

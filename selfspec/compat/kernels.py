@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
@@ -65,72 +64,6 @@ def float16_product(x: torch.Tensor, packed: object) -> torch.Tensor:
 def float16_unpacked(packed: object) -> torch.Tensor:
     weight: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(packed)[0]
     return weight
-
-
-def int8_packed(weight: torch.Tensor) -> Any:
-    """An int8 weight in oneDNN's own order. Without it, no model is loaded with 8 bits."""
-    return torch.ops.onednn.qlinear_prepack(weight, None)
-
-
-def int8_unpacked(packed: Any) -> torch.Tensor:
-    numbers: torch.Tensor = packed.to_dense().t().contiguous()
-    return numbers
-
-
-def int8_vnni_product(
-    x: torch.Tensor, packed: Any, scale: torch.Tensor, zeros: torch.Tensor
-) -> torch.Tensor:
-    """The float32 product of uint8 inputs, whose zero is 128, with packed weights.
-
-    Each row of the weights has a scale, and an int64 zero that says where its 0 is. Sums are whole
-    numbers.
-    """
-    outcome: torch.Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        x, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-    )
-    return outcome
-
-
-def int8_narrow_packed(weight: torch.Tensor, scale: torch.Tensor) -> object:
-    """An int8 weight, and the scale of each row, in FBGEMM's own order.
-
-    The authors of torch plan to remove it, and warn of that. Without it, CPUs that have no VNNI
-    load no model with 8 bits.
-    """
-    engines, zeros = torch.backends.quantized, torch.zeros_like(scale, dtype=torch.int64)
-    before = engines.engine
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        whole = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-    try:
-        engines.engine = "fbgemm"
-        return torch.ops.quantized.linear_prepack(whole, None)
-    finally:
-        engines.engine = before
-
-
-def int8_narrow_product(x: torch.Tensor, packed: object, largest: int) -> torch.Tensor:
-    """The float32 product of inputs from -`largest` to `largest`, which it rounds, with weights.
-
-    Without VNNI, a CPU adds up the products of neighbouring columns, two by two, in 16 bits.
-    """
-    product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-    outcome: torch.Tensor = product(x, 1.0, largest, packed)
-    return outcome
-
-
-def int8_narrow_unpacked(packed: object) -> torch.Tensor:
-    numbers: torch.Tensor = torch.ops.quantized.linear_unpack(packed)[0].int_repr()
-    return numbers
-
-
-def int8_row_product(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The int32 product of int8 inputs (T, I) with int8 rows (O, I) that are not packed.
-
-    Without it, no model with 8 bits is read from disk while it computes.
-    """
-    outcome: torch.Tensor = torch._int_mm(x, rows.t())
-    return outcome
 
 
 def int8_product(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from selfspec.draft.sources.worth import SourceWorth
 from selfspec.errors import UnsupportedError
 from selfspec.forward.model import device_of, in_this_thread, takes
 from selfspec.records import TimeBudget
-from selfspec.weights import is_in_eight_bits
+from selfspec.weights import rounded_bits
 from selfspec.weights.held_weight import FileWeight, PackedWeight
 from selfspec.weights.rounded import rounding_reason
 from selfspec.weights.rounded_linear import RoundedLinear, can_be_rounded, rounded_bytes
@@ -44,7 +44,7 @@ class RoundedCopy:
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
-        self._bits, self._head = int(name.removeprefix("int")), model.get_output_embeddings()
+        self._bits, self._head = int(name[-1]), model.get_output_embeddings()
         self._twins: dict[nn.Module, nn.Module] = {}
         streamed = [
             module for module in model.modules() if any(map(_is_streamed, _weights(module)))
@@ -113,10 +113,10 @@ def rounded_copy(model: PreTrainedModel, name: str) -> RoundedCopy | str:
     """
     if device_of(model).type != "cpu":
         return "its weights are not on a CPU"
-    if reason := rounding_reason(int(name.removeprefix("int"))):
+    if reason := rounding_reason(int(name[-1])):
         return reason
-    if is_streamed(model) and is_in_eight_bits(model):
-        return "its weights are streamed in 8 bits already"
+    if is_streamed(model) and rounded_bits(model) is not None:
+        return "its weights are rounded and streamed"
     with _making:
         kind = name, model.dtype
         if model not in _copies or _copies[model][0] != kind:
@@ -146,7 +146,8 @@ def copy_bytes(model: PreTrainedModel, name: str) -> int:
     """What the copy of a model takes that is not streamed, without making it."""
     head = model.get_output_embeddings()
     return sum(
-        rounded_bytes(layer, "int8" if layer is head else name) for layer in _linear_layers(model)
+        rounded_bytes(layer, 8 if layer is head else int(name[-1]))
+        for layer in _linear_layers(model)
     )
 
 

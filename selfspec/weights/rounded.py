@@ -25,6 +25,7 @@ from selfspec.compat.kernels import (
     int8_product,
 )
 
+BITS = {"int8": 8, "int4": 4}
 GROUP = 32  # So many columns share a scale in 4 bits.
 _COLUMNS, _ROWS = 16, 64  # Torch computes wrongly, or crashes, if these don't divide a weight's.
 _FEW = 16  # For more tokens than this, it is faster to widen a weight.
@@ -63,6 +64,15 @@ class RoundedMatrix:
         product = self._product(narrow) if is_step else self._wide_product(narrow)
         outcome = product.to(x.dtype).view(*x.shape[:-1], -1)
         return outcome if bias is None else outcome.add_(bias)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> RoundedMatrix:
+        """A weight, rounded, some rows at a time."""
+        raise NotImplementedError
 
     def unpacked(self) -> torch.Tensor:
         """The weight (O, I) in float32."""
@@ -159,14 +169,41 @@ class Int4Matrix(RoundedMatrix):
         return wide.mul_(scale).add_(zero).view(num_blocks, num_in, size)
 
 
-def round_weight(weight: torch.Tensor, bits: int) -> RoundedMatrix | None:
-    """A linear layer's weight in 4 or 8 bits; in 8 if its shape allows no 4, None if neither."""
-    num_out, num_in = weight.shape
+def bits_for(shape: tuple[int, ...], bits: int) -> int | None:
+    """The bits that a linear layer's weight can have: 8 where 4 can't be; None if neither."""
+    num_out, num_in = shape
     if num_in % _COLUMNS:
         return None
-    has_groups = num_in % GROUP == 0 and num_out % _ROWS == 0
+    return 4 if bits == 4 and num_in % GROUP == num_out % _ROWS == 0 else 8
+
+
+def round_weight(weight: torch.Tensor, bits: int) -> RoundedMatrix | None:
+    """A linear layer's weight in 4 or 8 bits; in 8 if its shape allows no 4, None if neither."""
+    possible = bits_for(tuple(weight.shape), bits)
+    if possible is None:
+        return None
     with torch.inference_mode(False), torch.no_grad():
-        return Int4Matrix.of(weight) if bits == 4 and has_groups else Int8Matrix.of(weight)
+        return (Int4Matrix if possible == 4 else Int8Matrix).of(weight)
+
+
+def stored_forms(shape: tuple[int, ...], bits: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """The dtypes and shapes of a rounded weight's numbers and scales."""
+    num_out, num_in = shape
+    if bits == 8:
+        return [(torch.int8, shape), (torch.bfloat16, (num_out,))]
+    scales = (num_in // GROUP, num_out, 2)
+    return [(torch.uint8, (num_out, num_in // 2)), (torch.bfloat16, scales)]
+
+
+def matrix_of(numbers: torch.Tensor, scales: torch.Tensor) -> RoundedMatrix:
+    """A weight that is rounded already."""
+    return (Int8Matrix if numbers.dtype is torch.int8 else Int4Matrix)(numbers, scales)
+
+
+def rounded_matrix(weight: torch.Tensor) -> RoundedMatrix | None:
+    """What a rounded weight is held in; None for any other."""
+    matrix = getattr(weight, "packed", None)
+    return matrix if isinstance(matrix, RoundedMatrix) else None
 
 
 @cache

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from selfspec.weights.rounded import GROUP, round_weight
+from selfspec.weights.rounded import bits_for, round_weight, stored_forms
 
 _FEW = 32  # A layer with fewer inputs or outputs, such as that of an adapter, is not worth it.
-_COLUMNS, _ROWS = 16, 64  # Multiples of columns in 8 bits, and of rows in 4 bits.
 
 
 class RoundedLinear(nn.Module):
@@ -20,7 +20,7 @@ class RoundedLinear(nn.Module):
         super().__init__()
         matrix = round_weight(weight, bits)
         assert matrix is not None
-        self.num_bytes = matrix.numbers.nbytes + matrix.scales.nbytes
+        self.num_bytes = matrix.num_bytes
         self._matrix, self._bias = matrix, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -29,23 +29,22 @@ class RoundedLinear(nn.Module):
 
 def can_be_rounded(module: Any) -> bool:
     """Is it a linear layer of a shape that torch multiplies in 8 bits?"""
-    if type(module) is not nn.Linear or module.in_features % _COLUMNS:
+    if type(module) is not nn.Linear or min(module.weight.shape) < _FEW:
         return False
-    return min(module.in_features, module.out_features) >= _FEW
+    return bits_for(tuple(module.weight.shape), 8) is not None
 
 
-def rounded_bytes(layer: Any, name: str) -> int:
-    """What a linear layer takes in ``"int4"`` or ``"int8"``."""
-    num_rows, num_columns = layer.out_features, layer.in_features
-    if name == "int4" and not (num_rows % _ROWS or num_columns % GROUP):
-        return int(num_rows * num_columns // 2 + num_rows * num_columns // GROUP * 4)
-    return int(num_rows * num_columns + 2 * num_rows)
+def rounded_bytes(layer: Any, bits: int) -> int:
+    """What a linear layer takes in 4 or 8 bits."""
+    shape = tuple(layer.weight.shape)
+    forms = stored_forms(shape, bits_for(shape, bits) or 8)
+    return sum(prod(part) * dtype.itemsize for dtype, part in forms)
 
 
-def bytes_of_rounded(layer: nn.Module, name: str) -> int:
+def bytes_of_rounded(layer: nn.Module, bits: int) -> int:
     """What a layer takes whose linear parts are rounded."""
     return sum(
-        rounded_bytes(part, name)
+        rounded_bytes(part, bits)
         if can_be_rounded(part)
         else sum(weight.nbytes for weight in part.parameters(recurse=False))
         for part in layer.modules()
