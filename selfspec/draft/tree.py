@@ -13,37 +13,22 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
-from selfspec.draft.drawn import UNKNOWN, NoiseGrid
+from selfspec.draft.drawn import NoiseGrid
+from selfspec.draft.ranking import Probability, Ranking
 from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor
-from selfspec.records import (
-    COMMON,
-    DRAFT_MODEL,
-    DraftTree,
-    Draws,
-    Evidence,
-    NoiseOf,
-    Pays,
-    Siblings,
-)
+from selfspec.records import DraftTree, Draws, Evidence, Pays, Siblings
 
-Probability = Callable[[tuple[Evidence, ...]], float]
 # The state of each cursor at a node, by the index of the cursor.
 States = dict[int, Any]
 
 # A best child that was not looked for yet is guessed to have at least half of its parent's score.
 _LEAST_HOPE = 0.5
-
-# These sources look at the noise themselves.
-_KNOWING = {COMMON, DRAFT_MODEL}
-# A candidate: its chance, token, evidence, and where it is counted what noise made of the chance.
-_Ranked = tuple[float, int, tuple[Evidence, ...], int]
 
 Score = Callable[[float, int, int], float | None]  # of a chance, a depth and a rank
 Priority = Callable[[float, int], float]  # of a score and a depth
@@ -86,12 +71,9 @@ class TreeGrower:
         self.max_depth = config.max_depth
         self.current: Cursor | None = None  # If growing breaks off, its error is of this cursor.
         self._config = config
-        self._probability = probability
         self._num_ids = num_ids
         self._banned = banned
-        self._draws = draws if grid is not None else None
-        self._grid = grid
-        self._noise: dict[int, NoiseOf | None] = {}  # By depth, in this step.
+        self._ranking = Ranking(probability, num_ids, banned, draws, grid)
         self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape
         self._ages = itertools.count()
@@ -110,7 +92,8 @@ class TreeGrower:
         before each node with the tree and its score, and ends the growth where it says no.
         """
         self.tree = tree = DraftTree.of_root(root_token)
-        self._states, self._noise, self._pays = {}, {}, pays
+        self._states, self._pays = {}, pays
+        self._ranking.begin()
         limit = self._config.max_depth
         self.max_nodes = max_nodes
         self.max_depth = limit if max_depth is None else min(limit, max_depth)
@@ -211,7 +194,7 @@ class TreeGrower:
         evidence = self._evidence(states)
         self.current = None
         try:
-            siblings = self._ranked(evidence, tree.depths[node])
+            siblings = self._ranking.ranked(evidence, tree.depths[node])
         except Exception:
             self._blame(states)
             raise
@@ -221,7 +204,7 @@ class TreeGrower:
     def _blame(self, states: States) -> None:
         """Raises the error of the cursor whose candidates are no tokens with evidence."""
         for index, state in states.items():
-            self._ranked(self._evidence({index: state}), 0)
+            self._ranking.ranked(self._evidence({index: state}), 0)
         self.current = None
 
     def _states_at(self, node: int) -> States:
@@ -263,45 +246,6 @@ class TreeGrower:
             if possible is not evidence:
                 evidence = {token: evidence[token] for token in possible}
         return evidence
-
-    def _ranked(self, evidence: dict[int, tuple[Evidence, ...]], depth: int) -> Siblings:
-        """The likeliest tokens first, without those that the model can't read.
-
-        An error if a token is no whole number, or if evidence is none.
-        """
-        # All of this runs for each candidate of each node: no calls but those that are needed.
-        probability, num_ids, banned = self._probability, self._num_ids, self._banned
-        ranked = [
-            (probability(kinds), token, kinds, UNKNOWN)
-            for token, kinds in evidence.items()
-            if 0 <= token < num_ids and token != banned
-        ]
-        if (noise_of := self._noise_at(depth)) is not None:
-            ranked = [self._drawn(*candidate, noise_of) for candidate in ranked]
-        ranked.sort(key=operator.itemgetter(0), reverse=True)
-        return Siblings(
-            tokens=[operator.index(token) for _, token, _, _ in ranked],
-            probabilities=[chance for chance, _, _, _ in ranked],
-            evidence=[kinds for _, _, kinds, _ in ranked],
-            cells=[cell for _, _, _, cell in ranked],
-        )
-
-    def _drawn(
-        self, chance: float, token: int, kinds: tuple[Evidence, ...], cell: int, noise_of: NoiseOf
-    ) -> _Ranked:
-        """A candidate whose noise is known, unless its evidence knows it already."""
-        if kinds[-1].source not in _KNOWING:
-            assert self._grid is not None
-            chance, cell = self._grid.chance(chance, noise_of(token))
-        return chance, token, kinds, cell
-
-    def _noise_at(self, depth: int) -> NoiseOf | None:
-        """The noise of the tokens at a depth, as far as it is known; looked up once in a step."""
-        if self._draws is None:
-            return None
-        if depth not in self._noise:
-            self._noise[depth] = self._draws.noise(depth)
-        return self._noise[depth]
 
     def _promise(self, search: _Search, node: int) -> None:
         """Lets the best child of a node wait unseen, as sure as the node itself was."""
