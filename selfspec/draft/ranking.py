@@ -29,8 +29,8 @@ class Ranking:
         probability: Probability,
         num_ids: int,
         banned: int | None,
-        draws: Draws | None,
-        grid: NoiseGrid | None,
+        draws: Draws | None = None,
+        grid: NoiseGrid | None = None,
     ) -> None:
         self._probability = probability
         self._num_ids = num_ids

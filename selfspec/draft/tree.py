@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.drawn import NoiseGrid
 from selfspec.draft.ranking import Probability, Ranking
 from selfspec.draft.shape import Shape, TreePlace
@@ -202,9 +203,13 @@ class TreeGrower:
         return siblings
 
     def _blame(self, states: States) -> None:
-        """Raises the error of the cursor whose candidates are no tokens with evidence."""
+        """Raises the error of the cursor whose candidates are no tokens with evidence.
+
+        If there is none, the error is that of a calibration of the user's own.
+        """
+        ranking = Ranking(Calibration().probability, self._num_ids, self._banned)
         for index, state in states.items():
-            self._ranking.ranked(self._evidence({index: state}), 0)
+            ranking.ranked(self._evidence({index: state}), 0)
         self.current = None
 
     def _states_at(self, node: int) -> States:

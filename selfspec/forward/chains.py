@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from selfspec.compat.generation import kv_of_decoder, update_arguments
 from selfspec.compat.states import columns_of, crop_to, record_past, stop_recording_past
 from selfspec.forward.columns import TextKV, text_kv_in
 from selfspec.forward.inputs import plain_inputs
-from selfspec.forward.model import Forwarded, Logits, forwarded, takes
+from selfspec.forward.model import EagerForwards, Forwarded, Logits, forwarded, takes
 from selfspec.forward.prompt import Prefilled
 from selfspec.forward.states.rules import Ancestry
 from selfspec.forward.states.seam import branching
 from selfspec.forward.states.slots import Moves, States, settle
 from selfspec.machine.device import upload
 from selfspec.records import DraftTree
+from selfspec.weights.rounded import products_of_a_step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,12 +45,9 @@ class ChainBackend:
     def __init__(
         self,
         model: PreTrainedModel,
-        *,
-        kind: Callable[[], str] = lambda: "eager",
-        reason: str | None = None,
+        eager: EagerForwards = EagerForwards(),  # noqa: B008 has no state
     ) -> None:
-        self.reason = reason
-        self._kind = kind
+        self.kind, self.reason, self.packing_note = eager
         self._model = model
         self._takes_number = takes(model, "logits_to_keep")
         self._functions = state_functions(model)
@@ -70,10 +68,6 @@ class ChainBackend:
         self._first_front = columns_of(self._cache) or self._prompt_length
         record_past(self._cache)
         self._states.take_over(self._cache.layers)
-
-    @property
-    def kind(self) -> str:
-        return self._kind()
 
     @property
     def front(self) -> int:
@@ -107,7 +101,8 @@ class ChainBackend:
 
     def _logits(self, inputs: dict[str, Any], width: int) -> torch.Tensor:
         ancestry = Ancestry.of_chains(len(self._ids), width, self._ids.device)
-        with grouped_attention(), branching(self._states, ancestry, self._functions):
+        branches = branching(self._states, ancestry, self._functions)
+        with grouped_attention(), products_of_a_step(), branches:
             output = self._model(**inputs, return_dict=True)
         return output.logits[:, -width:]  # type: ignore[no-any-return]
 

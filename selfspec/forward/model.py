@@ -16,6 +16,7 @@ from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import States
+from selfspec.weights.rounded import products_of_a_step
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -40,6 +41,14 @@ class AttentionTypes(NamedTuple):
     scale_period: int
     states: frozenset[int] = frozenset()
     functions: tuple[Function, ...] = ()
+
+
+class EagerForwards(NamedTuple):
+    """How forwards are run that are not captured, as `GenerationStats` tells it."""
+
+    kind: str = "eager"  # Or "packed" or "streamed".
+    reason: str | None = None  # Why they are not run as the config asks.
+    packing_note: str | None = None  # What packing the weights would bring; None if nothing.
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -101,7 +110,8 @@ def forwarded(model: PreTrainedModel, run: Logits, *, with_states: bool) -> Forw
 
 def num_readable(model: PreTrainedModel) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
+    number = getattr(embeddings_of(model), "num_embeddings", None)
+    return vocab_size(model) if number is None else int(number)
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -131,7 +141,7 @@ def logits_of(
         masks = {**masks, **dict.fromkeys(STATE_TYPES)}
     positions = {"position_ids": layout.position_ids} if masks else {}  # Attention alone has any.
     branches = branching(states, layout.ancestry, functions) if functions else nullcontext()
-    with grouped_attention(), branches:
+    with grouped_attention(), products_of_a_step(), branches:
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),

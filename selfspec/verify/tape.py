@@ -15,7 +15,7 @@ from selfspec.verify.shortlist import Shortlist, Tokens, Warpers, Weights, short
 # Noise that takes more is drawn again when it is needed.
 _MOST_BYTES = 1 << 26
 # Noise is peeked for at most this many tokens to come.
-_FARTHEST = 16
+_FARTHEST = 8
 _TINY = 1e-30  # Noise may be 0.
 
 

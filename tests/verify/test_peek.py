@@ -130,8 +130,8 @@ def test_nothing_is_peeked_too_far_ahead_nor_after_the_end():
         assert peeking.peek(0, 0) is None  # The first token has not been drawn yet.
         peeking.draw(scores_of(1, 2, VOCAB, seed=0)[0, 0], 0, 0)
         peeking.reach(0, 1)
-        assert peeking.peek(0, 15) is not None
-        assert peeking.peek(0, 16) is None
+        assert peeking.peek(0, 7) is not None
+        assert peeking.peek(0, 8) is None
         peeking.reach(0, inf)
         assert peeking.peek(0, 0) is None
 
