@@ -136,7 +136,8 @@ class _Uniforms:
         return lambda token: -math.log(1 - values[token])
 
     def of_many(self, ids: Tokens, row: int) -> Weights:
-        return -np.log1p(-self.drawn.numbers[row].numpy()[ids])
+        noise: Weights = -np.log1p(-self.drawn.numbers[row].numpy()[ids])
+        return noise
 
     def up_to(self, limit: float, row: int) -> tuple[Tokens, Weights]:
         """Takes logarithms only for tokens whose uniform number is small enough."""
