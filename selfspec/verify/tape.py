@@ -91,6 +91,12 @@ class NoiseTape:
             self._peeked, self._farthest = [], 0
         return self._farthest > 0
 
+    def _is_like(self, like: torch.Tensor) -> bool:
+        """Are scores as those for which noise was peeked? A user's processor may change them."""
+        assert self._like is not None
+        form = like.device, like.dtype, like.shape[-1]
+        return form == (self._like.device, self._like.dtype, self._like.shape[-1])
+
     def _source(self) -> torch.Generator:
         return self._generator or default_generator(torch.device("cpu"))
 
@@ -111,7 +117,7 @@ class NoiseTape:
         Another thread could draw from a generator that everybody uses between a look at its state
         and the change of it. Then the noise is drawn once more.
         """
-        if not self._peeked or not self._is_where_peeked():
+        if not self._peeked or not self._is_like(like) or not self._is_where_peeked():
             noise = next_noise(self._num_rows, like, self._generator)
             if not self._num_drawn and like.device.type == "cpu":
                 self._like = like.new_empty(1).expand(like.shape[-1])
