@@ -77,6 +77,7 @@ class TreeGrower:
         self._config = config
         self._num_ids = num_ids
         self._banned = banned
+        self._probability = probability
         self._ranking = Ranking(probability, num_ids, banned, draws, grid)
         self._pays: Pays | None = None
         self._shape = Shape() if shape is None else shape

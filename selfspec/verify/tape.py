@@ -117,7 +117,9 @@ class NoiseTape:
         Another thread could draw from a generator that everybody uses between a look at its state
         and the change of it. Then the noise is drawn once more.
         """
-        if not self._peeked or not self._is_like(like) or not self._is_where_peeked():
+        if self._peeked and not self._is_like(like):
+            self._peeked, self._farthest = [], 0
+        if not self._peeked or not self._is_where_peeked():
             noise = next_noise(self._num_rows, like, self._generator)
             if not self._num_drawn and like.device.type == "cpu":
                 self._like = like.new_empty(1).expand(like.shape[-1])
