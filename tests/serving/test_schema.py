@@ -66,7 +66,7 @@ OF_CHATS: dict[str, tuple[Any, ...]] = {
     ),
     "max_completion_tokens": (0,),
     "tools": ([{"type": "function"}], "x"),
-    "tool_choice": ("auto",),
+    "tool_choice": ("required",),
     "response_format": ({"type": "xml"}, {"type": "json_schema"}, "x"),
     "modalities": (["audio"],),
     "logprobs": (5, "x", [True]),
