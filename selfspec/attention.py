@@ -27,10 +27,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from selfspec.compat.generation import (
-    ALL_ATTENTION_FUNCTIONS,
+    ATTENTION_FUNCTIONS,
     register_attention,
     sdpa_attention_forward,
 )
+from selfspec.compat.swapped import swapped
 
 EXACT_ATTENTION = "selfspec_float64"
 # Queries (B, heads, Q, D), keys (B, heads of keys, columns, D) and values.
@@ -59,13 +60,18 @@ def grouped_attention() -> Iterator[None]:
     if torch.compiler.is_compiling():
         yield
         return
-    _replacement.enter()
-    outside, _this_thread.masks = _this_thread.masks, _Masks()
-    try:
-        yield
-    finally:
-        _this_thread.masks = outside
-        _replacement.leave()
+    outside = _this_thread.masks
+    with swapped(ATTENTION_FUNCTIONS, _NAME, _ours):
+        _this_thread.masks = _Masks()
+        try:
+            yield
+        finally:
+            _this_thread.masks = outside
+
+
+def _ours(present: Any) -> Any:
+    """Our attention in place of stock's; attention that other code has registered is left alone."""
+    return _attend if present is sdpa_attention_forward else present
 
 
 class _Masks:
@@ -131,32 +137,6 @@ def _num_heads_to_join(
         return num_sharing if is_slow else 0
     number = num_sharing if width == 1 else _num_joined(query, num_sharing)
     return 0 if number == 1 else number
-
-
-class _Replacement:
-    """Our attention in place of stock's, as long as a forward of any thread needs it.
-
-    Attention that other code registers is left alone, whether it came before or meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_forwards = 0
-
-    def enter(self) -> None:
-        with self._lock:
-            self._num_forwards += 1
-            self._exchange(sdpa_attention_forward, _attend)
-
-    def leave(self) -> None:
-        with self._lock:
-            self._num_forwards -= 1
-            if not self._num_forwards:
-                self._exchange(_attend, sdpa_attention_forward)
-
-    def _exchange(self, present: Any, wanted: Any) -> None:
-        if ALL_ATTENTION_FUNCTIONS[_NAME] is present:
-            ALL_ATTENTION_FUNCTIONS.register(_NAME, wanted)
 
 
 def _attend_in_double(
@@ -268,4 +248,3 @@ def _wide(values: torch.Tensor) -> torch.Tensor:
 
 register_attention(EXACT_ATTENTION, _attend_in_double)
 _this_thread = _ThisThread()
-_replacement = _Replacement()

@@ -8,6 +8,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class SelfSpecError(Exception):
@@ -83,9 +87,20 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     "unknown knob 'max_node'; did you mean 'max_nodes'? (known: max_nodes, top_k)"
     """
     names = sorted(known)
-    close = get_close_matches(got, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"unknown {what} {got!r}{hint} (known: {', '.join(names)})"
+    return f"unknown {what} {got!r}{did_you_mean(got, names)} (known: {', '.join(names)})"
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """The end of a message about a name, with the nearest one that is known; or nothing."""
+    close = get_close_matches(got, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Where the first mistake is that pydantic has found, its rule, and the value there."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(map(str, first["loc"])) or "JSON"
+    return f"{place}: {first['msg']}, got {first['input']!r:.20}"
 
 
 def one_line(message: object) -> str:

@@ -208,6 +208,7 @@ class Prompt:
                 prompt_ids=[*encoder_texts[number], *ids],
                 max_new_tokens=self.max_new_columns,
                 count_forward=self.stats.count_draft_forward,
+                draws=choosers[number].draws,
                 states=None if prefilled.hidden is None else prefilled.hidden[number],
             )
             row = Row(

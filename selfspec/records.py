@@ -58,6 +58,29 @@ def sources_of(kinds: Iterable[Evidence]) -> list[str]:
 # The likeliest next tokens after a token, with their probabilities, likeliest first.
 Likely = list[tuple[int, float]]
 
+# The noise q of a token: the token that is drawn has the largest p / q.
+NoiseOf = Callable[[int], float]
+
+
+class Draws:
+    """How the next tokens of a row will be drawn. This one knows nothing of it: the row is greedy.
+
+    Depth 0 is the token after the committed text, and depth 1 the one after a draft. What is said
+    holds for one step.
+    """
+
+    def noise(self, depth: int) -> NoiseOf | None:
+        """The noise of every token at a depth; None where it is not known."""
+        return None
+
+    def ranked(self, logits: Any, depth: int) -> Likely | None:
+        """The likeliest tokens by `logits` (V,) with p / q of each, the one to be drawn first.
+
+        The largest p counts as 1. None where not all of this is known.
+        """
+        return None
+
+
 # One likely next token, and why a source believes so. A tree looks at hundreds of these tuples.
 Candidate = tuple[int, Evidence]
 

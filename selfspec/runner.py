@@ -1,4 +1,4 @@
-"""How a model is run: what it can verify, what runs its forwards, and the weights that it packs.
+"""How a model is run: what it can verify, and what runs its forwards.
 
 A `ModelRunner` is what one `SelfSpec` knows of one model, from call to call. It is the one place
 that knows of captured graphs, packed and streamed weights.
@@ -31,19 +31,22 @@ from selfspec.forward.backends import Backend, TreeBackend, bytes_of_rows
 from selfspec.forward.chains import ChainBackend
 from selfspec.forward.costs import Costs
 from selfspec.forward.inputs import columns_reason
-from selfspec.forward.model import device_of
+from selfspec.forward.model import EagerForwards, device_of
 from selfspec.forward.sizes import Limits, Policy
 from selfspec.kept_kv import KeptKV
 from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.records import HEADS
-from selfspec.weights import Packing, is_packed_in_place
+from selfspec.weights import is_packed_in_place, linears_of, may_be_packed
 from selfspec.weights.streamed import is_streamed
 
 _log = logging.getLogger("selfspec")
 
 _MOST_STATES = 16  # The most states of one model whose verdicts are kept.
+_PACKING_NOTE = (
+    "weights are not packed: attach(model, pack=True) makes steps of several tokens faster on a CPU"
+)
 
 
 class ModelRunner:
@@ -55,7 +58,6 @@ class ModelRunner:
 
     `costs` knows what steps take, `ledger` what drafts have gained and lost with the model so far,
     and `heads_worth` what its heads have.
-    `packing` packs weights when that pays; it is None where weights must not be packed.
     """
 
     def __init__(self, model: Any, config: SpecConfig) -> None:
@@ -63,8 +65,6 @@ class ModelRunner:
         self.costs = Costs()
         self.ledger = Ledger()
         self.heads_worth = SourceWorth()
-        self.packing: Packing | None = None
-        self.reason: str | None = None  # Why the model is not run as the config asks.
         self.draft_models: WeakSet[Any] = WeakSet()  # Those that fit, as a check has shown.
         self._model = ref(model)  # A call that runs it holds it; else it may be freed.
         self._abilities: dict[Hashable, DraftSupport] = {}  # by the state of the model
@@ -74,7 +74,6 @@ class ModelRunner:
         self._kept_kv: KeptKV | str = ""
         self._state_of_kv: Hashable = None
         self._heads: tuple[Any, Any] | None = None  # and the device and dtype that they are for
-        self._loaded_kind = "eager"  # How forwards are run without `packing`.
 
     @property
     def model(self) -> Any:
@@ -153,22 +152,17 @@ class ModelRunner:
             return None if amount is None else 0
         return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
 
-    def _renew(self) -> None:
-        """Looks at the model's weights as they are now."""
-        forward, packing = self.config.forward, None
-        reason: str | None = None
-        is_packed = any(map(is_packed_in_place, self.model.modules()))
-        self._loaded_kind = "packed" if is_packed else "eager"
+    def _eager_forwards(self, reason: str | None) -> EagerForwards:
+        """How forwards are run that are not captured, as the model's weights are now."""
         if is_streamed(self.model):
-            self._loaded_kind = "streamed"
-            if forward not in ("auto", "eager"):
+            if self.config.forward == "graph":
                 reason = "its weights are streamed, and only plain operations wait for them"
-            packing = Packing.of(self.model) if self.config.may_pack else None
-        elif forward == "packed" or (self.config.may_pack and not self._captures):
-            packing = Packing.of(self.model)
-            if forward == "packed":
-                reason = packing.pack(whatever_memory=True)
-        self.packing, self.reason = packing, reason
+            return EagerForwards("streamed", reason)
+        layers = linears_of(self.model)
+        if any(map(is_packed_in_place, layers)):
+            return EagerForwards("packed", reason)
+        note = _PACKING_NOTE if may_be_packed(self.model, layers) else None
+        return EagerForwards("eager", reason, note)
 
     @property
     def _captures(self) -> bool:
@@ -177,29 +171,10 @@ class ModelRunner:
         is_wanted = forward == "graph" or (forward == "auto" and device.can_capture)
         return is_wanted and not is_streamed(self.model)
 
-    def forward_kind(self) -> str:
-        """How forwards are run that are not captured, as `GenerationStats.forward` names it.
-
-        Every step calls it, so that it looks at no layer.
-        """
-        if self.packing is None or self._loaded_kind == "streamed":
-            return self._loaded_kind
-        return "packed" if self.packing.is_packed else "eager"
-
-    @property
-    def packed_bytes(self) -> int:
-        """What copies of weights take, the weights themselves not counted."""
-        return 0 if self.packing is None else self.packing.num_bytes
-
     @property
     def captured_bytes(self) -> int:
         """What captured forwards keep from call to call."""
         return self._captured.num_bytes
-
-    def before_forward(self, num_tokens: int) -> None:
-        """Packs weights before a forward over some tokens of all rows, if that pays by now."""
-        if self.packing is not None:
-            self.packing.before_forward(num_tokens)
 
     def sources(self, top_k: int) -> list[Source]:
         """What drafts from the model itself: its heads."""
@@ -226,15 +201,9 @@ class ModelRunner:
         heads = self.heads()
         return heads if isinstance(heads, str) else None
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Inside, the model is run as it is over prompts."""
-        return self.packing.in_use() if self.packing else nullcontext()
-
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """The same with stock's own switches for decoding."""
-        with decoding_switches(self.model), self.reading():
-            yield
+    def decoding(self) -> AbstractContextManager[None]:
+        """Inside, transformers' own switches for decoding are set."""
+        return decoding_switches(self.model)
 
     def curve(self, backend: Backend, num_rows: int) -> CostCurve:
         """What steps of so many rows cost by their width, as far as it is known or expected."""
@@ -264,13 +233,12 @@ class ModelRunner:
             else:
                 lent = self._captured.borrow(model, attention, limits)
         with uncompiled(model), lent as captured:
-            self._renew()
             if isinstance(captured, StaticRunner):
                 assert attention is not None
                 yield TreeBackend(model, attention, captured)
                 return
+            eager = self._eager_forwards(captured)
             if attention is None:
-                yield ChainBackend(model, kind=self.forward_kind, reason=captured)
-                return
-            kind, policy = self.forward_kind, Policy(limits)
-            yield TreeBackend(model, attention, policy=policy, eager_kind=kind, reason=captured)
+                yield ChainBackend(model, eager)
+            else:
+                yield TreeBackend(model, attention, policy=Policy(limits), eager=eager)

@@ -352,3 +352,27 @@ def test_forgetting_drops_what_was_read() -> None:
     spec.forget()
     assert spec.runner(model).kept_kv_bytes == 0
     assert kept_after(spec, model, inputs) == 0
+
+
+def _complex() -> torch.Tensor:
+    return torch.arange(6.0).view(2, 3).to(torch.complex64)
+
+
+BUFFERS: dict[str, Callable[[], torch.Tensor]] = {
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8),
+    "conjugated": lambda: _complex().conj(),
+    "negated": lambda: _complex().conj().imag,
+    "not contiguous": lambda: torch.arange(6.0).view(2, 3).T,
+    "one value for all": lambda: torch.ones(1).expand(4),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_buffers_of_all_kinds_keep_what_was_read(kind: str) -> None:
+    model, inputs, spec = attached_model(), prompt(1, 20), SelfSpec(**FIXED, kept_kv="1GB")
+    model.register_buffer("extra", BUFFERS[kind]())
+    assert kept_after(spec, model, inputs) == 0
+    assert kept_after(spec, model, inputs) == 20
+    model.extra.data[0] = 3
+    assert kept_after(spec, model, inputs) == 0

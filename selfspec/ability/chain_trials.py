@@ -29,7 +29,7 @@ from selfspec.ability.trials import (
     tree_of,
     verdict,
 )
-from selfspec.compat.branching import state_functions
+from selfspec.compat.branching import calls_state_functions, state_functions
 from selfspec.compat.modules import is_compiled
 from selfspec.compat.states import bounds_time_steps, no_way_back, states_by_place
 from selfspec.forward.chains import ChainBackend
@@ -115,7 +115,9 @@ def check_chain(
 
 def states_reason(model: PreTrainedModel) -> str | None:
     """Why running states of a model can't follow a path of drafts; None if no reason is found."""
-    if any(map(is_compiled, model.modules())):
+    compiled = filter(is_compiled, model.modules())
+    classes = {type(part) for layer in compiled for part in layer.modules()}
+    if any(map(calls_state_functions, classes)):
         return "torch.compile runs layers that keep running states, and may trace what they call"
     return None if state_functions(model) else "its running states are moved on by code of its own"
 

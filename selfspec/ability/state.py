@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +17,7 @@ from selfspec.compat.generation import state_of_config
 from selfspec.compat.modules import hooks_on, is_of_one_call, modules_of
 from selfspec.compat.states import bounds_time_steps
 from selfspec.forward.model import device_of
-from selfspec.weights.copies import contents_of, is_offloaded
+from selfspec.weights.fingerprint import contents_of, is_offloaded
 
 
 class State(NamedTuple):
@@ -33,14 +33,27 @@ class State(NamedTuple):
 
 def state_of(model: PreTrainedModel) -> State:
     device, config = device_of(model).type, model.config
-    precision = torch.get_float32_matmul_precision()
     has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     autocast = torch.get_autocast_dtype(device) if has_autocast else None
-    settings = [autocast, precision, state_of_config(config, device)]
+    settings = [autocast, _float32_precision(), state_of_config(config, device)]
     if (of_text := config.get_text_config(decoder=True)) is not config:
         settings.append(state_of_config(of_text, device))
     modules = modules_of(model)
     return State(tuple(settings), modules.state, foreign_code(model, modules))
+
+
+def _float32_precision() -> Hashable:
+    """How products of float32 are computed.
+
+    From torch 2.9 on, each backend has a setting of its own, and the one for all raises an error
+    where they differ.
+    """
+    backends: Any = torch.backends
+    if not hasattr(backends, "fp32_precision"):
+        return torch.get_float32_matmul_precision()
+    of_products = backends.cuda.matmul, backends.mkldnn.matmul
+    of_convolutions = backends.cudnn.conv, backends.mkldnn.conv
+    return tuple(part.fp32_precision for part in (*of_products, *of_convolutions))
 
 
 def state_for_replays(model: PreTrainedModel) -> Hashable:

@@ -14,7 +14,7 @@ from selfspec.batch.guides import Guides
 from selfspec.batch.token_scores import TokenScores
 from selfspec.compat.generation import KV_NAMES
 from selfspec.compat.modules import inside_wrappers
-from selfspec.errors import UnsupportedError
+from selfspec.errors import UnsupportedError, VocabularyError
 from selfspec.plugin.loop import loop_for, routed
 from selfspec.plugin.spec import SelfSpec
 from selfspec.prompt import Prompt
@@ -59,6 +59,8 @@ class Requests:
         """
         if not inputs:
             raise UnsupportedError("a prompt must have at least one token (got none)")
+        if not isinstance(inputs, Mapping):
+            self._check_ids(inputs)
         for name in _OF_ONE_CALL:
             if arguments.get(name) is not None:
                 raise UnsupportedError(
@@ -97,6 +99,16 @@ class Requests:
         if prompt.generation_config.do_sample:
             prompt.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
         return prompt
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        embeddings = inside_wrappers(self._model).get_input_embeddings()
+        num_known = getattr(embeddings, "num_embeddings", max(ids) + 1)
+        if not 0 <= min(ids) <= max(ids) < num_known:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise VocabularyError(
+                f"a prompt must have ids of the model's {num_known} tokens (got {wrong}); give the "
+                "model's own tokenizer"
+            )
 
 
 def _check_scored(prompt: Prompt) -> None:

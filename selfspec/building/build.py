@@ -95,7 +95,10 @@ def _texts(data: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[NDArray[
         if size >= MAX_TOKENS:
             break
     if not texts:
-        raise BuildError(f"--data must hold a document with text in it (got {data!r})")
+        raise BuildError(
+            f"--data must hold a document with text in it (got {data!r}, of whose documents "
+            f"{num_left_out} are empty, or messages without a chat template that takes them)"
+        )
     return texts, num_left_out
 
 

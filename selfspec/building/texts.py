@@ -11,13 +11,14 @@ import glob
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from selfspec.errors import BuildError, one_line
+from selfspec.errors import BuildError, first_mistake, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,8 +71,11 @@ def _documents(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[Token
         else:
             for text in _pieces(path):
                 yield _ids_of(_Line(text=text), tokenizer)
+    except ValidationError as error:
+        raise BuildError(f"--data can't be read ({place}: {first_mistake(error)})") from error
     except (OSError, TypeError, ValueError) as error:  # A template may raise any of them.
-        raise BuildError(f"--data can't be read ({place}: {one_line(error):.200})") from error
+        why = shorten(one_line(error), 200, placeholder=" …")
+        raise BuildError(f"--data can't be read ({place}: {why})") from error
 
 
 def _pieces(path: Path) -> Iterator[str]:
@@ -94,6 +98,8 @@ def _ids_of(line: _Line, tokenizer: PreTrainedTokenizerBase) -> TokenIds | None:
     if ids is None and line.text is not None:
         ids = tokenizer(line.text, verbose=False)["input_ids"] if line.text else []
     elif ids is None and line.messages is not None:
+        if not tokenizer.chat_template:
+            return None
         try:
             ids = tokenizer.apply_chat_template(line.messages, return_dict=False)
         except TemplateError:  # For example two turns of one speaker in a row.

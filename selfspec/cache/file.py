@@ -11,13 +11,14 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from selfspec.cache.contents import KEY_OF, Arrays, CacheContents, TokenizerInfo
-from selfspec.errors import CacheError, one_line
+from selfspec.errors import CacheError, first_mistake, one_line
 from selfspec.machine.memory import free_memory
 from selfspec.machine.user_files import replace_bytes
 
@@ -94,10 +95,14 @@ def check_target(
 
     target = Path(os.path.realpath(file_of(path)))
     above = next((folder for folder in target.parents if os.path.exists(folder)), target)
-    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+    try:
+        with TemporaryFile(dir=above):
+            pass
+    except OSError as error:
         raise CacheError(
-            f"a cache must be in a folder that can be written (got {str(target)!r}); name another"
-        )
+            f"a cache must be in a folder that can be written (got {str(target)!r}: "
+            f"{_reason(error)}); name another"
+        ) from error
     if os.path.lexists(target):
         if not overwrite:
             raise CacheError(
@@ -164,10 +169,7 @@ def _contents(text: str, arrays: Arrays) -> CacheContents:
     try:
         card = _Card.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "JSON"
-        got = f"{first['input']!r:.20}"
-        raise ValueError(f"its card, {place}: {first['msg']}, got {got}") from error
+        raise ValueError(f"its card, {first_mistake(error)}") from error
     tables: dict[str, dict[str, Any]] = {}
     for name, array in arrays.items():
         source, _, rest = name.partition(".")

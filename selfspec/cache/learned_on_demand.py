@@ -68,6 +68,8 @@ class LearnedOnDemand:
         """What is learned; an error if it belongs to a vocabulary of another size."""
         with self._lock:
             if self._learned is None:
+                if self.remembered is not None:
+                    self.remembered.check_vocabulary(vocab_size)
                 self._learned, self._vocab_size = self._opened(vocab_size), vocab_size
                 self._saved_at = time.monotonic()
             if vocab_size != self._vocab_size:

@@ -26,8 +26,10 @@ from selfspec.draft.learned import Learned
 from selfspec.draft.sources import REGISTRY
 from selfspec.draft.sources.texts import MAX_TOKENS
 from selfspec.errors import CacheError, ConfigError, VocabularyError
-from selfspec.machine.user_files import remove_scratch
+from selfspec.machine.user_files import locked, remove_scratch
 
+# Models pad their vocabularies by fewer tokens. Users add some tokens that their model lacks.
+_MOST_PADDING, _MORE_TOKENS = 4096, 64
 _MOST_ENTRIES = 1 << 28  # More than any vocabulary needs; a file may name any token.
 
 _log = logging.getLogger("selfspec")
@@ -56,6 +58,11 @@ class RememberedFile:
                 "learned belongs (got None)"
             )
         self.path = Path(os.path.realpath(file_of(path)))
+        if not self.path.parent.is_dir():
+            raise CacheError(
+                f"remember must be a file in a folder that exists (got {str(self.path)!r}); make "
+                "the folder, or name another file"
+            )
         self.tokenizer = tokenizer_info(tokenizer)
         self.saves = saves
         self.read()
@@ -66,24 +73,30 @@ class RememberedFile:
         """What the file keeps; None if it is not there yet."""
         return read_cache(self.path, self.tokenizer) if os.path.exists(self.path) else None
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuses a model of so many tokens if the tokenizer can't be its own."""
+        if not -_MORE_TOKENS <= vocab_size - self.tokenizer.vocab_size <= _MOST_PADDING:
+            raise VocabularyError(
+                "remember= must come with the model's own tokenizer (got "
+                f"{self.tokenizer} of {self.tokenizer.vocab_size} tokens, and the model has "
+                f"{vocab_size}); load the tokenizer by the model's name"
+            )
+
     def add(self, contents: CacheContents, num_ids: int, *, max_wait: float) -> None:
         """Puts contents over those of the file, for a model with `num_ids` tokens.
 
         Raises `Busy` if another process has the lock for longer than `max_wait` seconds.
         """
-        from filelock import FileLock, Timeout
-
         start = time.monotonic()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self.path}.lock", timeout=max_wait, mode=0o600):
+            with locked(Path(f"{self.path}.lock"), max_wait=max_wait, mode=0o600):
                 # What killed writers left, since all others wait for the lock.
                 remove_scratch(self.path.parent, glob.escape(self.path.name))
                 kept = self.read() or CacheContents(tokenizer=self.tokenizer)
                 both = put_over(kept, contents, num_ids)
                 save_cache(self.path, both, overwrite=True, mode=0o600)
         except OSError as error:
-            error_class = Busy if isinstance(error, Timeout) else CacheError
+            error_class = Busy if isinstance(error, TimeoutError) else CacheError
             raise error_class(
                 f"remember must be a file that can be written (got {str(self.path)!r}: "
                 f"{error.strerror or error})"

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from selfspec.cli.prompt_files import PromptLine, numbered_lines, read_line
 from selfspec.errors import CliError, one_line
+from selfspec.machine.user_files import locked
 from selfspec.serving.encoder import Encoder
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import Piece, joined, usage_of
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from selfspec.session import Session
 
 _START = b'{"line": '  # Each line that we write begins so, and goes on with a number.
+_ANSWER_FIELDS = {"line", "input", "ids", "stats"}  # Every answer has them, and others.
+_ERROR_FIELDS = {"line", "custom_id", "response", "error"}
 
 
 class LineResult(NamedTuple):
@@ -64,21 +67,18 @@ class BatchFiles:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other runs from this output. Refuses files that can't be read or written."""
-        from filelock import FileLock, Timeout
-
         self._check()
         path = self.answers.resolve()
-        lock = path.with_name(f".{path.name}.lock")
-        try:
-            locked = FileLock(lock, timeout=0).acquire()
-        except Timeout:
-            raise CliError(
-                f"OUTPUT must not be written by two runs at once (got {str(path)!r}, which "
-                "another run is writing); wait for it, or name another file"
-            ) from None
-        except OSError as error:
-            raise _unwritable(path, error) from error
-        with locked:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(path.with_name(f".{path.name}.lock")))
+            except TimeoutError:
+                raise CliError(
+                    f"OUTPUT must not be written by two runs at once (got {str(path)!r}, which "
+                    "another run is writing); wait for it, or name another file"
+                ) from None
+            except OSError as error:
+                raise _unwritable(path, error) from error
             yield
 
     def progress(self) -> Progress:
@@ -132,7 +132,20 @@ class BatchFiles:
                     "OUTPUT must be a plain file in a folder that exists, since a stopped run "
                     f"continues from it (got {str(path)!r})"
                 )
-        if self.errors.exists() and not _begins_as_ours(self.errors.read_bytes()[:10]):
+        # A run locks OUTPUT by its name. INPUT is never changed, whatever its name is.
+        files = [path for path in (self.prompts, self.answers, self.errors) if path.exists()]
+        if any(a.samefile(b) for a, b in combinations(files, 2)):
+            raise CliError(
+                "INPUT, OUTPUT and the file of errors must be three files (got "
+                f"{str(self.prompts)!r}, {str(self.answers)!r} and {str(self.errors)!r}); name "
+                "another OUTPUT"
+            )
+        if self.answers.exists() and self.answers.stat().st_nlink > 1:
+            raise CliError(
+                "OUTPUT must be a file with one name (got "
+                f"{str(self.answers)!r}, which has hard links); name another file, or a copy of it"
+            )
+        if self.errors.exists() and not _holds_our_errors(self.errors):
             raise CliError(
                 "the file of errors of OUTPUT must be new, or from an earlier run (got "
                 f"{str(self.errors)!r}, which holds something else); move it"
@@ -146,11 +159,14 @@ class BatchFiles:
             return answered, num_bytes
         with self.answers.open("rb") as stream:
             for place, data in enumerate(stream, start=1):
-                if _begins_as_ours(data) and not data.endswith(b"\n"):
+                if _breaks_off(data):
                     break
                 try:
                     value = json.loads(data)
-                    answered[value["line"]] = value["input"]
+                    number, checksum = value["line"], value["input"]
+                    if type(number) is not int or not isinstance(checksum, str):
+                        raise TypeError
+                    answered[number] = checksum
                 except (LookupError, RecursionError, TypeError, ValueError) as error:
                     why = f"has a line {place} that is no answer to this INPUT"
                     raise self._foreign(why) from error
@@ -232,8 +248,26 @@ def record(line: PromptLine, answer: Answer, pieces: Sequence[Piece], model_name
     return json.dumps({**about, **written, "ids": answer.ids, "stats": stats}, ensure_ascii=False)
 
 
-def _begins_as_ours(data: bytes) -> bool:
-    return data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
+def _breaks_off(data: bytes) -> bool:
+    """Is this the beginning of a line that a stopped run was writing?"""
+    begins_as_ours = data[:9] == _START[: len(data)] and data[9:10] in b"0123456789"
+    fields = _fields(data)
+    is_ours = not fields or fields == _ERROR_FIELDS or fields >= _ANSWER_FIELDS
+    return begins_as_ours and not data.endswith(b"\n") and is_ours
+
+
+def _holds_our_errors(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return all(_fields(data) == _ERROR_FIELDS or _breaks_off(data) for data in stream)
+
+
+def _fields(data: bytes) -> set[str]:
+    """The names in an object of JSON; none if this is no such object."""
+    try:
+        value = json.loads(data)
+    except (RecursionError, ValueError):
+        return set()
+    return set(value) if isinstance(value, dict) else set()
 
 
 def _unwritable(path: Path, error: OSError) -> CliError:

@@ -12,6 +12,7 @@ from cyclopts.types import NonNegativeInt
 from selfspec.cli.loading import check_options
 from selfspec.cli.messages import working
 from selfspec.cli.options import GENERAL, Flag, Model, ModelOptions
+from selfspec.errors import CliError
 
 cache = App(
     name="cache",
@@ -47,6 +48,8 @@ def build(
 
     loading = replace(options, model=model)
     check_options(loading)
+    if not output.name:
+        raise CliError(f"OUTPUT must be the name of a file (got {str(output)!r})")
     check_target(output, overwrite=overwrite, option="--overwrite")
     find_files(data)  # Refuses a wrong path before anything is loaded.
     with working(f"Loading {loading.title}") as say:
@@ -67,4 +70,4 @@ def build(
         f"model has read {about.get('tokens_read', 0):,}"
     )
     if about["left_out"]:
-        print(f"left out (empty, or refused by the template): {about['left_out']:,}")
+        print(f"left out (empty, or messages that no chat template takes): {about['left_out']:,}")

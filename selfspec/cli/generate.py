@@ -77,6 +77,9 @@ def _stream(writer: Writer, ids: list[int], spec: SelfSpec, prediction: str | No
 
 
 def _read(path: Path | None, option: str) -> str:
+    if path is not None and (path.is_dir() or not path.exists()):
+        hint = "; --prompt takes the text itself" if option == "FILE" else ""
+        raise CliError(f"{option} must be a file that exists (got {str(path)!r}){hint}")
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
         return data.decode("utf-8-sig")
@@ -90,8 +93,6 @@ def _read(path: Path | None, option: str) -> str:
 def _read_prompt(file: Path | None, prompt: str | None) -> str:
     if prompt is not None and file is not None:
         raise CliError(f"give FILE or --prompt, not both (got {str(file)!r} and {prompt[:40]!r})")
-    if file is not None and not file.exists():
-        raise CliError(f"FILE must exist (got {str(file)!r}); --prompt takes the text itself")
     if prompt is None and file is None and sys.stdin.isatty():
         say("Type the prompt; end it with Ctrl-D on a line of its own.")
     text = _read(file, "FILE") if prompt is None else prompt

@@ -312,5 +312,7 @@ def _one_line(what: str) -> Iterator[None]:
         yield
     except SelfSpecError:
         raise
-    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise CliError(f"{what} can't be loaded: {one_line(error)}") from error
+    except Exception as error:  # A broken file may be any of them.
+        is_told = isinstance(error, (ImportError, OSError, RuntimeError, ValueError))
+        kind = "" if is_told or isinstance(error, SafetensorError) else f"{type(error).__name__}: "
+        raise CliError(f"{what} can't be loaded: {kind}{one_line(error)}") from error

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt
+from cyclopts.validators import Number
 from docstring_parser import parse
 
 from selfspec.config import FORWARDS, LEARNING_SCOPES, SOURCE_NAMES, SpecConfig
@@ -29,6 +30,7 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Verbose = Annotated[bool, Parameter(name=("--verbose", "-v"), negative=(), show_default=False)]
 _Place = Annotated[str, Parameter(group=_MODEL, show_default=False)]
 _Kept = Annotated[str | None, Parameter(group=_MODEL)]
+_Seed = Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))]
 _Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -88,7 +90,7 @@ class WriteOptions(DraftOptions):
 
     temperature: NonNegativeFloat | None = None
     """0: the likeliest token. Default: the model's own."""
-    seed: int | None = None
+    seed: _Seed | None = None
     """Same seed, same text. Default: a new one each time."""
     max_new_tokens: PositiveInt = 512
     """The most new tokens of an answer."""

@@ -101,6 +101,8 @@ def serve(
     options, config = replace(options, model=model), knobs.config()
     check_options(options)
     listening.check()
+    if name is not None and not name.strip():
+        raise CliError(f"--name must not be empty (got {name!r}); leave it out to use MODEL")
     if any(find_spec(package) is None for package in ("fastapi", "uvicorn")):
         raise CliError("serving needs more packages: pip install fastapi uvicorn")
     with working(f"Loading {options.title}"):
@@ -135,7 +137,7 @@ def _model_thread(
     from selfspec.serving.model_thread import ModelThread
 
     max_rows = listening.max_rows
-    loaded = Loaded.load(options, num_texts=max_rows, sees=True, packs=config.may_pack)
+    loaded = Loaded.load(options, num_texts=max_rows, sees=True, packs=config.forward != "eager")
     memory = listening.kv_bytes or loaded.memory_of_texts(max_rows)
     thread = ModelThread(
         loaded.model,

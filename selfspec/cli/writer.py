@@ -39,10 +39,10 @@ class Writer(Loaded):
     @property
     def sampling(self) -> str:
         """How tokens are chosen, in words."""
-        default, temperature = self.model.generation_config, self.options.temperature
-        if not (default.do_sample if temperature is None else temperature):
+        how = {**self.model.generation_config.to_dict(), **self.choice()}
+        if not how.get("do_sample"):
             return "greedy"
-        return f"sampling at temperature {temperature or default.temperature}, seed {self.seed}"
+        return f"sampling at temperature {how.get('temperature') or 1.0}, seed {self.seed}"
 
     def reseed(self) -> None:
         import torch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from inspect import unwrap
+from types import FunctionType, ModuleType
 
 from transformers import PreTrainedModel
 
@@ -25,6 +26,13 @@ ROLES = {
 def state_functions(model: PreTrainedModel) -> tuple[tuple[ModuleType, str], ...]:
     """The modules that define a model's layers, with the names of such functions in them."""
     return tuple(dict.fromkeys(_state_functions(model)))
+
+
+def calls_state_functions(owner: type) -> bool:
+    """Does a method of this class call such a function, so that its layers keep running states?"""
+    methods = (unwrap(x) for x in vars(owner).values() if isinstance(x, FunctionType))
+    names = (name for method in methods for name in method.__code__.co_names)
+    return any(name in ROLES for name in names)
 
 
 def _state_functions(model: PreTrainedModel) -> Iterator[tuple[ModuleType, str]]:

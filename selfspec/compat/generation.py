@@ -31,6 +31,19 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 # instance that models look into.
 __all__ = ["ALL_ATTENTION_FUNCTIONS", "sdpa_attention_forward"]
 
+
+class _Registered:
+    """The functions of attention by their names, as models find them."""
+
+    def __getitem__(self, name: str) -> Any:
+        return ALL_ATTENTION_FUNCTIONS[name]
+
+    def __setitem__(self, name: str, function: Any) -> None:
+        AttentionInterface.register(name, function)
+
+
+ATTENTION_FUNCTIONS = _Registered()
+
 KV_NAMES = ("cache", "past_key_values")
 _EXPERTS = "_experts_implementation"
 _PLAIN = frozenset((bool, float, str, int, list, tuple, dict))  # The types of plain settings.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,12 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
+from selfspec.compat.swapped import swapped
+
 # What `to()`, `float()`, `cuda()` and the like call on all modules; there is no public hook.
 MOVES = "_apply"
+
+_INSIDE_COMPILED = "_torchdynamo_orig_callable"  # The forward that `torch.compile` has compiled.
 
 # Switches of known classes are of these types. Some of their modules count calls in whole numbers.
 _SWITCHES = frozenset((bool, float, str))
@@ -69,8 +73,12 @@ def is_compiled(module: nn.Module) -> bool:
 
     Without the private marks, packed weights and captured graphs would be tried on compiled code.
     """
-    forward = vars(module).get("forward")
-    return module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
+    return _is_compiled(vars(module))
+
+
+def _is_compiled(attributes: Mapping[str, Any]) -> bool:
+    is_called = attributes.get("_compiled_call_impl") is not None
+    return is_called or hasattr(attributes.get("forward"), _INSIDE_COMPILED)
 
 
 @contextmanager
@@ -80,19 +88,19 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     Forwards over drafts have many widths, for each of which torch would compile the model anew.
     Without the private marks it does so.
     """
-    attributes = vars(model)
-    instead: dict[str, Any] = {}
-    if model._compiled_call_impl is not None:
-        instead["_compiled_call_impl"] = None
-    plain = getattr(attributes.get("forward"), "_torchdynamo_orig_callable", None)
-    if plain is not None:
-        instead["forward"] = plain
-    before = {name: attributes[name] for name in instead}
-    attributes.update(instead)
-    try:
+    with ExitStack() as swaps:
+        for name, as_it_is in _AS_IT_IS.items():
+            if name in vars(model):
+                swaps.enter_context(swapped(vars(model), name, as_it_is))
         yield
-    finally:
-        attributes.update(before)
+
+
+def _without_dynamo(forward: Any) -> Any:
+    return getattr(forward, _INSIDE_COMPILED, forward)
+
+
+# What runs a model that was compiled in place, by where torch keeps that: as it is.
+_AS_IT_IS = {"_compiled_call_impl": lambda _compiled: None, "forward": _without_dynamo}
 
 
 def inside_wrappers(model: PreTrainedModel) -> Any:
@@ -171,12 +179,17 @@ def modules_of(model: nn.Module) -> Modules:
     hooked: list[nn.Module] = []
     parts = [model]
     for module in parts:  # It grows meanwhile.
+        if isinstance(module, torch.jit.ScriptModule):  # It has these dictionaries elsewhere.
+            state.append(type(module))
+            continue
         attributes = module.__dict__.copy()  # Another thread's forward may change it meanwhile.
         parts += [part for part in attributes["_modules"].values() if part is not None]
         state.append(type(module))
         hooks = attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]
         if hooks or any(map(callable, attributes.values())):
             hooked.append(module)
+        if _is_compiled(attributes) and module is not model:  # The whole model runs as it is.
+            state.append(_INSIDE_COMPILED)
         if type(module) in _CONTAINERS:
             continue
         state += [value for value in attributes.values() if type(value) in _SWITCHES]

@@ -20,8 +20,6 @@ _LESSON = 0.01
 _RETIME = 64
 # Statistics mention that drafting was paused if 16 steps or more, and half of all, were plain.
 _MANY = 16
-# One token more saves about half a plain step: steps with drafts take longer and yield several.
-_SAVED = 0.5
 
 
 class StepTime(NamedTuple):
@@ -67,7 +65,7 @@ class Budget(TimeBudget):
         """The next step, of at most `allowed` nodes."""
         return Step(allowed)
 
-    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
+    def run_as(self, num_rows: int, curve: CostCurve) -> None:
         """Told how forwards are run from now, how many rows share them, and what they cost."""
 
     def paused(self, num_plain: int, num_steps: int) -> str | None:
@@ -88,13 +86,11 @@ class MeasuredBudget(Budget):
         self.curve = CostCurve.unknown(1.0) if curve is None else curve
         self.ledger = Ledger() if ledger is None else ledger
         self.num_since_plain = 0
-        self._forward, self._num_rows = "", 0
+        self._num_rows = 0
 
-    def run_as(self, forward: str, num_rows: int, curve: CostCurve) -> None:
-        """Uses this curve from now on. A loss is forgiven if forwards are run in another way."""
-        if self._forward not in ("", forward):
-            self.ledger.forgive()
-        self._forward, self._num_rows = forward, num_rows
+    def run_as(self, num_rows: int, curve: CostCurve) -> None:
+        """Uses this curve from now on."""
+        self._num_rows = num_rows
         if not self._keeps_curve:
             self.curve = curve
 
@@ -115,8 +111,8 @@ class MeasuredBudget(Budget):
         return f"no drafts in {num_plain} of {num_steps} steps: {cost}"
 
     def break_even_tokens(self, seconds: float) -> float:
-        """As many as would take so long without it: all rows wait, and one gets the tokens."""
-        return max(self._num_rows, 1) * seconds / (_SAVED * self.curve.seconds(1))
+        """As many as all rows get in this time lately: all wait, and one gets the tokens."""
+        return max(self._num_rows, 1) * self.ledger.rate * seconds / self.curve.seconds(1)
 
     def affords(self, seconds: float | None) -> bool:
         """Only what drafts may lose; nothing before plain steps were timed.

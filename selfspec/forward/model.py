@@ -42,6 +42,14 @@ class AttentionTypes(NamedTuple):
     functions: tuple[Function, ...] = ()
 
 
+class EagerForwards(NamedTuple):
+    """How forwards are run that are not captured, as `GenerationStats` tells it."""
+
+    kind: str = "eager"  # Or "packed" or "streamed".
+    reason: str | None = None  # Why they are not run as the config asks.
+    packing_note: str | None = None  # What packing the weights would bring; None if nothing.
+
+
 def device_of(model: PreTrainedModel) -> torch.device:
     """The model's device; for one that accelerate offloads, the device that its hooks run it on.
 

@@ -45,6 +45,24 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         scratch.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(lock: Path, *, max_wait: float = 0.0, mode: int = 0o644) -> Iterator[None]:
+    """Keeps other processes out by a file that stays.
+
+    Raises `TimeoutError` if another process has had it for longer than `max_wait` seconds, and any
+    other `OSError` if the file can't be made.
+    """
+    from filelock import FileLock
+
+    try:
+        held = FileLock(lock, timeout=max_wait, mode=mode).acquire()
+    except TimeoutError:  # It is filelock's word for a file that can't be opened, too.
+        lock.open("ab").close()
+        raise
+    with held:
+        yield
+
+
 def remove_scratch(folder: Path, name: str = "*") -> None:
     """Removes what killed writers left of files of this name. Lock out all others before."""
     for left in folder.glob(f".{name}.*.tmp"):

@@ -101,8 +101,8 @@ def load(
         return attach(_load_eight_bits(source, wanted, sees=sees))
     else:
         model = load_whole(source, dtype=wanted, device=target, sees=sees).requires_grad_(False)
-    kept = STREAMED if is_streamed(model) else None
-    pack_loaded(model, kept, copies=max_memory is None)
+    refusal = STREAMED if is_streamed(model) else None
+    pack_loaded(model, refusal, may_copy=max_memory is None)
     return attach(model)
 
 
@@ -148,7 +148,10 @@ def _device(name: str | torch.device) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, dtype=torch.int8, device=name).device
+        device = torch.empty(0, dtype=torch.int8, device=name).device
+        if device.type == "meta":
+            raise NotImplementedError("it computes nothing")
+        return device
     except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
         rule = "device must be one that torch can use here"
         raise ConfigError(f"{rule} (got {str(name)!r}: {one_line(error)})") from error

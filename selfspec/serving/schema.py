@@ -47,9 +47,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[list[FilledText], Field(min_length=1, max_length=64)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumScores = Annotated[int, Field(ge=0, le=20)]
-Temperature = Annotated[
-    float, Field(ge=0, le=2), AfterValidator(lambda t: t if t >= _LEAST_TEMPERATURE else 0.0)
-]
+Temperature = Annotated[float, Field(ge=0, le=2)]
 Seed = Annotated[Annotated[int, Field(ge=0, lt=2**63 - MAX_CHOICES)] | None, _MINUS_ONE]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
@@ -364,5 +362,7 @@ class Tokens(Fields):
 
 
 def choice_of(temperature: float) -> dict[str, Any]:
-    """The arguments of `generate()` for a temperature; 0 means the likeliest token."""
-    return {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    """The arguments of `generate()` for a temperature; next to 0 means the likeliest token."""
+    if temperature < _LEAST_TEMPERATURE:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature}

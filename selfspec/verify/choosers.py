@@ -13,9 +13,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from selfspec.machine.device import CPU, Device, Fetched
+from selfspec.records import Draws
 from selfspec.verify.logits import likeliest
 from selfspec.verify.shortlist import Warpers, shortlist
-from selfspec.verify.tape import NoiseTape
+from selfspec.verify.tape import NoiseTape, RowDraws
 
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -80,6 +81,7 @@ class GreedyChooser:
     """Greedy decoding with no processors: one batched argmax and one sync for a step."""
 
     moves_together = False  # Do all rows get their next token at once?
+    draws = Draws()
 
     def commit(
         self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
@@ -114,6 +116,7 @@ class ProcessedChooser:
     """
 
     moves_together = False
+    draws = Draws()
 
     def __init__(
         self, processing: Processing, tape: NoiseTape | None = None, number: int = 0
@@ -122,6 +125,8 @@ class ProcessedChooser:
         self._processing = processing
         self._tape = tape
         self._number = number
+        if tape is not None:
+            self.draws = RowDraws(tape, number, processing.warpers or Warpers())
 
     def commit(
         self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int
@@ -171,6 +176,7 @@ class BatchChooser:
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     moves_together = True
+    draws = Draws()
 
     def commit(
         self, texts: Sequence[Text], nodes: Sequence[int], logits: StepLogits, index: int

@@ -24,9 +24,11 @@ from selfspec.ability.user_code import foreign_code
 from selfspec.compat.branching import state_functions
 from selfspec.compat.generation import KV
 from selfspec.compat.modules import modules_of
+from selfspec.config import SpecConfig
 from selfspec.forward import chains
 from selfspec.forward.backends import TreeBackend
 from selfspec.forward.layout import Window
+from selfspec.runner import ModelRunner
 from tests.fakes import new_model, prompt, tiny_model
 from tests.lossless.same import slow
 
@@ -98,6 +100,31 @@ def test_compiled_layers_with_states_are_decoded_plainly() -> None:
     assert ability.mode == "plain"
     assert "torch.compile runs layers that keep running states" in ability.reason
     assert not state_of(model).foreign
+
+
+@pytest.mark.parametrize("path", ["lm_head", "model.embed_tokens", "model.layers.0.feed_forward"])
+def test_states_may_be_kept_beside_parts_that_are_compiled(path: str) -> None:
+    model = new_model("lfm2")
+    model.get_submodule(path).compile(backend="eager")
+    assert probe(model).mode == "tree"
+
+
+def test_a_wrapped_part_that_keeps_states_is_named() -> None:
+    model = new_model("lfm2")
+    model.model = torch.compile(model.model, backend="eager")
+    ability = ModelRunner(model, SpecConfig()).ability()
+    assert "torch.compile runs layers that keep running states" in str(ability.reason)
+
+
+@pytest.mark.parametrize("name", ["llama", "lfm2"])
+def test_what_is_compiled_after_a_first_call_changes_the_verdict(name: str) -> None:
+    """All but the whole model, which runs as it is."""
+    model = new_model(name)
+    before = state_of(model)
+    model.compile(backend="eager")
+    assert state_of(model) == before
+    model.model.layers[0].compile(backend="eager")
+    assert state_of(model) != before
 
 
 def test_layers_run_by_other_kernels_are_decoded_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,15 @@ import torch
 from peft import PromptTuningConfig, get_peft_model
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
-from selfspec import AttachError, ConfigError, SelfSpec, UnsupportedError, generate_many
+from selfspec import (
+    AttachError,
+    ConfigError,
+    SelfSpec,
+    UnsupportedError,
+    VocabularyError,
+    attach,
+    generate_many,
+)
 from selfspec.cost import Budget
 from selfspec.engine import Engine
 from selfspec.forward.prompt import Prefilled
@@ -52,6 +60,18 @@ def assert_as_alone(model: Any, given: list[list[int]], spec: SelfSpec, **option
         expected = alone(model, given[answer.index], 3 + answer.index, **options)
         assert answer.ids == expected, f"prompt {answer.index}"
         assert answer.stats.num_new_tokens == len(expected)
+
+
+def test_ids_that_the_model_has_not_end_no_other_text() -> None:
+    """As of another model's tokenizer."""
+    given = [[3, VOCAB], [3, 4], [-1, 3]]
+    answers = sorted(
+        generate_many(new_model(), tiny_tokenizer(), given, max_new_tokens=2),
+        key=lambda answer: answer.index,
+    )
+    refused = [isinstance(answer.error, VocabularyError) for answer in answers]
+    assert (refused, len(answers[1].ids)) == ([True, False, True], 2)
+    assert f"ids of the model's {VOCAB} tokens (got {VOCAB})" in str(answers[0].error)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,11 +123,11 @@ def test_each_answer_says_why_drafts_were_paused() -> None:
 
 
 @pytest.mark.skipif(not packs_here(), reason="this torch packs no weights")
-def test_weights_are_packed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once that pays, while rows are there that began without."""
-    fake_trials(monkeypatch, saves=0.5, packing=2)
+def test_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_trials(monkeypatch)
+    model = attach(new_model(), pack=True)
     spec = SelfSpec(extra_sources=[WildSource()], forward="auto")
-    assert_as_alone(tiny_model(), prompts(), spec, do_sample=True, max_new_tokens=6)
+    assert_as_alone(model, prompts(), spec, do_sample=True, max_new_tokens=6)
     assert spec.stats.forward == "packed"
 
 

@@ -73,15 +73,14 @@ def test_a_conversation_that_the_template_refuses(tmp_path, read, tokenizer, mon
     path = lines(tmp_path / "a.jsonl", {"messages": [ASK, ANSWER]}, {"messages": [ASK]})
     assert read(path) == [None, "ok"]
     monkeypatch.setattr(tokenizer, "chat_template", None)
-    with pytest.raises(BuildError, match=r"a\.jsonl, line 1: Cannot use chat template"):
-        read(path)
+    assert read(path) == [None, None]  # Without a template nothing takes them.
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ('{"text": \n', "line 2: .*Invalid JSON"),
-        ('{"ids": ["x"]}', "line 2: .*ids"),
+        ('{"text": \n', "line 2: JSON: Invalid JSON: EOF"),
+        ('{"ids": ["x"]}', r"line 2: ids\.0: Input should be a valid integer.*, got 'x'\)$"),
         ('{"txt": "x"}', "line 2: it must have ids, a text, or messages"),
     ],
 )

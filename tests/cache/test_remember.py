@@ -11,7 +11,7 @@ import filelock
 import numpy as np
 import pytest
 
-from selfspec import CacheError, ConfigError, SelfSpec
+from selfspec import CacheError, ConfigError, SelfSpec, VocabularyError
 from selfspec.cache import CacheContents, learned_on_demand, load_cache, save_cache, tokenizer_info
 from selfspec.cache import remember as remember_module
 from tests.caches import (
@@ -219,6 +219,25 @@ class TestTrouble:
         assert caplog.text.count("what was learned is not saved: ") == 1
         spec.save_learned()  # Nothing of it was lost.
         assert set(tokens_kept(path)) >= set(tokens_of(spec))
+
+    def test_what_can_not_be_written_is_refused_when_it_is_named(self, tmp_path):
+        with pytest.raises(CacheError, match="must be a file in a folder that exists"):
+            new_spec(tmp_path / "mistyped" / "mine")
+        with pytest.raises(CacheError, match="in a folder that can be written"):
+            new_spec("/proc/mine")
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("num_tokens", [VOCAB + 65, 1])
+    def test_a_tokenizer_of_another_model_is_refused_at_the_first_call(
+        self, path, num_tokens, monkeypatch
+    ):
+        monkeypatch.setattr(remember_module, "_MOST_PADDING", VOCAB - 2)
+        spec = SelfSpec(remember=path, tokenizer=FakeTokenizer(num_tokens))
+        with pytest.raises(VocabularyError, match=f"own tokenizer .* the model has {VOCAB}"):
+            write(spec)
+        del spec
+        gc.collect()
+        assert not path.with_suffix(".safetensors").exists()
 
     def test_a_lock_that_is_never_released_ends_the_waiting(self, path, tmp_path, monkeypatch):
         monkeypatch.setattr(learned_on_demand, "_MAX_WAIT", 0.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoModelForCausalLM
 
 from selfspec import load
@@ -183,6 +184,47 @@ def test_files_that_can_not_be(batch, fails, tmp_path, chat_folder):
     result = batch(write(given, "nonsense"), tmp_path / "out.jsonl")
     assert result.exit_code == 1
     assert "Loading" not in result.stderr
+
+
+def test_what_is_no_output_of_ours_stays(fails, tmp_path, chat_folder):
+    """An input that begins as our lines do, by any name, and what looks like a torn line."""
+    line = {"line": 1, "prompt": "x"}
+    given = write(tmp_path / "q.errors.jsonl", line)
+    os.link(given, tmp_path / "linked.errors.jsonl")
+    (tmp_path / "far.errors.jsonl").symlink_to(given)
+    write(tmp_path / "mine.errors.jsonl", {"line": 2, "prompt": "y"})
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text(json.dumps(line))
+    ours = write(tmp_path / "ours.jsonl", {"line": 1, "input": "0" * 12})
+    os.link(ours, tmp_path / "again.jsonl")
+    for number in (None, "b", 1.5, True):
+        write(tmp_path / f"{number}.jsonl", {"line": number, "input": "0" * 12})
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for output, said in (
+        ("q.jsonl", "three files"),
+        ("linked.jsonl", "three files"),
+        ("far.jsonl", "three files"),
+        ("mine.jsonl", "move it"),
+        ("torn.jsonl", "no answer to this INPUT"),
+        ("ours.jsonl", "one name"),
+        ("again.jsonl", "one name"),
+        ("None.jsonl", "no answer to this INPUT"),
+        ("b.jsonl", "no answer to this INPUT"),
+        ("1.5.jsonl", "no answer to this INPUT"),
+        ("True.jsonl", "no answer to this INPUT"),
+    ):
+        assert said in fails("batch", chat_folder, given, tmp_path / output), output
+        assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_lock_that_can_not_be_made_is_no_other_run(fails, tmp_path, chat_folder):
+    """The reason is the system's, also where filelock says that the lock is taken."""
+    given, out = write(tmp_path / "in.jsonl", {"prompt": "x"}), tmp_path / "out.jsonl"
+    said = fails("batch", chat_folder, given, "/proc/out.jsonl")
+    assert "another run" not in said
+    assert "No such file" in said
+    with FileLock(tmp_path / ".out.jsonl.lock"):
+        assert "another run is writing" in fails("batch", chat_folder, given, out)
 
 
 def memory_left(model, draft_model=None) -> int:

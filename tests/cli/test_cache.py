@@ -27,6 +27,7 @@ class TestBuild:
         folder.mkdir()
         for index, line in enumerate(LINES):
             (folder / f"{index}.txt").write_text(line * 2)
+        (tmp_path / "texts.jsonl").write_text('{"ids": ["x"]}')
         return folder
 
     @pytest.fixture
@@ -53,10 +54,12 @@ class TestBuild:
             (("--data", "./nowhere"), "--data"),
             (("--data", "{texts}", "--warmup-tokens", "-1"), "--warmup-tokens"),
             ((), "--data"),
+            (("--data", "{texts}.jsonl"), "line 1: ids.0: Input should be a valid integer"),
         ],
     )
     def test_a_mistake_is_one_line(self, fails, command, texts, tmp_path, args, said):
         assert said in fails(*command, *(arg.format(texts=texts) for arg in args))
+        assert "OUTPUT" in fails(*command[:3], "", "--data", texts)
         assert not list(tmp_path.glob("cache*"))
 
     def test_what_is_there_is_replaced_only_when_asked(self, run, fails, command, texts, tmp_path):

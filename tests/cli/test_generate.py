@@ -56,12 +56,22 @@ def test_wrong_prompts_and_files(fails, plain_folder, tmp_path):
         ((), b"ab\xff", "FILE"),
         (("a", "--prompt", "b"), "", "--prompt"),
         (("def main():",), "", "FILE"),
+        (("",), "", "FILE must be a file"),
+        (("--prediction", ""), PROMPT, "--prediction must be a file"),
+        (("--seed", "12345678901234567890"), PROMPT, "--seed"),
+        (("--seed", "-1"), PROMPT, "--seed"),
+        (("--device", "meta"), PROMPT, "device must be one that torch can use here"),
+        (("--remember", tmp_path / "none" / "kept"), PROMPT, "folder that exists"),
         (("--prediction", wrong), PROMPT, "--prediction"),
         ((tmp_path / "16.txt",), "", "save it as UTF-8"),
         (("--prediction", "nowhere"), PROMPT, "nowhere"),
         (("--max-new-tokens", "513"), PROMPT, "512 positions"),
     ):
         assert said in fails("generate", plain_folder, *args, stdin=stdin)
+
+
+def test_a_temperature_next_to_nothing_is_none(generate, stock_text):
+    assert generate("--temperature", "1e-45").stdout == stock_text(PROMPT, 24)
 
 
 @pytest.mark.parametrize("more", [["--prediction", "{text}"], ["--draft-model", "{model}"]])

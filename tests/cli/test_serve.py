@@ -108,6 +108,7 @@ def test_a_port_in_use(fails, chat_folder: str) -> None:
     ("name", "value"),
     [
         ("--host", "no host"),
+        ("--name", ""),
         ("--api-key", " "),
         ("--max-kv-memory", "much"),
         ("--max-memory", "lots"),

@@ -380,6 +380,12 @@ def test_compiled_code_is_seen_and_can_be_left_out():
         with modules.uncompiled(each), modules.uncompiled(each):
             assert not modules.is_compiled(each)
         assert modules.is_compiled(each)
+        first, second = modules.uncompiled(each), modules.uncompiled(each)
+        with first:
+            second.__enter__()
+        assert not modules.is_compiled(each)  # As for a second thread, when the first one leaves.
+        second.__exit__(None, None, None)
+        assert modules.is_compiled(each)
 
 
 def test_what_moves_a_module_is_called_by_its_name():

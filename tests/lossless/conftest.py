@@ -1,7 +1,4 @@
-"""What the losslessness matrix shares: packed layers, and which of its cases are slow.
-
-Every layer that can be packed is, from the first token on, whatever a clock would say.
-"""
+"""What the losslessness matrix shares: what models can verify, and which of its cases are slow."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ from tests.lossless.same import CALLS, Call
 _OF_TRIALS = ("verdicts", "traps", "foreign")  # the ends of their modules' names
 
 
-@pytest.fixture(autouse=True)
-def packed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sums come out rounded otherwise wherever they ever may."""
+@pytest.fixture
+def packs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer that can be packed is once that is asked for, whatever a clock would say."""
     fake_trials(monkeypatch)
 
 

@@ -121,6 +121,7 @@ FORMS: list[tuple[str, Any, str]] = [
     ("logit_bias", {"x": 1}, ".x: String should match pattern"),
     ("store", True, ": Input should be False (got True)"),
     ("nonsense", 1, ": Extra inputs are not permitted (got 1)"),
+    ("temprature", 1, ": Extra inputs are not permitted; did you mean 'temperature'? (got 1)"),
 ]
 
 

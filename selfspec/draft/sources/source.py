@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfspec.records import Candidate, Evidence, StepRecord, TimeBudget, TopK
+from selfspec.records import Candidate, Draws, Evidence, StepRecord, TimeBudget, TopK
 
 
 def nothing() -> None:
@@ -32,6 +32,7 @@ class RowStart:
         budget: What a cursor asks before it takes time of its own.
         num_rows: How many rows share its forwards.
         count_forward: To be called for each forward of a model that drafts take.
+        draws: How its next tokens will be drawn.
         states: (N, D): what entered the output head for the last tokens; None if nobody kept it.
     """
 
@@ -41,6 +42,7 @@ class RowStart:
     budget: TimeBudget = TimeBudget()  # noqa: RUF009 has no state
     num_rows: int = 1
     count_forward: Callable[[], None] = nothing
+    draws: Draws = Draws()  # noqa: RUF009 has no state
     states: Any = None
 
 

@@ -9,9 +9,9 @@ So plain steps of transformers, training, other models and other threads get wha
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.nn.functional import silu
 
 from selfspec.compat.branching import ROLES
 from selfspec.compat.states import StatePlace
+from selfspec.compat.swapped import swapped
 from selfspec.forward.states.rules import (
     Ancestry,
     convolved,
@@ -41,13 +42,15 @@ def branching(states: States, ancestry: Ancestry, functions: Sequence[Function])
     has replaced meanwhile is left alone.
     """
     states.begin(ancestry)
-    outside, _this_thread.states = _this_thread.states, states
-    _replacement.enter(functions)
-    try:
-        yield
-    finally:
-        _replacement.leave(functions)
-        _this_thread.states = outside
+    outside = _this_thread.states
+    with ExitStack() as swaps:
+        for module, name in functions:
+            swaps.enter_context(swapped(vars(module), name, partial(_Branching, name)))
+        _this_thread.states = states
+        try:
+            yield
+        finally:
+            _this_thread.states = outside
 
 
 class _ThisThread(threading.local):
@@ -71,31 +74,6 @@ class _Branching:
             return self.stock(*args, **kwargs)
         with in_full(args[0].device.type):
             return self._rule(states, place, *args, **kwargs)
-
-
-class _Replacement:
-    """Our functions in place of those of some modules, as long as a forward needs them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_forwards = Counter[Function]()
-
-    def enter(self, functions: Sequence[Function]) -> None:
-        with self._lock:
-            self._num_forwards.update(functions)
-            for module, name in functions:
-                present = getattr(module, name)
-                if not isinstance(present, _Branching):
-                    setattr(module, name, _Branching(name, present))
-
-    def leave(self, functions: Sequence[Function]) -> None:
-        with self._lock:
-            self._num_forwards.subtract(functions)
-            for module, name in functions:
-                present = getattr(module, name)
-                is_over = not self._num_forwards[module, name]
-                if is_over and isinstance(present, _Branching):
-                    setattr(module, name, present.stock)
 
 
 def _delta_rule(
@@ -200,4 +178,3 @@ _RULES: dict[str, Callable[..., Any]] = {
     "scan step": _scan_step,
 }
 _this_thread = _ThisThread()
-_replacement = _Replacement()
