@@ -183,15 +183,17 @@ def choices_of(
 ) -> list[tuple[Prompt, Reply]]:
     """Each choice: its prompt, and what will be sent. Raises what is wrong with the first one."""
     choices: list[tuple[Prompt, Reply]] = []
-    scope, is_request = object(), isinstance(settings, TextRequest)
+    scope, num_samples, streams = object(), 1, False
+    if isinstance(settings, TextRequest):
+        num_samples, streams = settings.n, settings.stream
     for inputs in prompts:
         ids, arguments = encoder.arguments_for(inputs, settings)
-        for number in range(settings.n if is_request else 1):
+        for number in range(num_samples):
             reply = Reply(len(choices), encoder.tokenizer, settings)
             # A prompt that is only scored has no text that could stop.
             stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
-            heard = reply.add if is_request and settings.stream else reply.put
+            heard = reply.add if streams else reply.put
             prompt = prepare(ids, seed + number, {**arguments, **criteria}, heard)
             reply.expect(prompt)
             choices.append((prompt, reply))

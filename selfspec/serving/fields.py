@@ -88,7 +88,8 @@ def checked(model: type[Known], value: dict[str, Any]) -> Known:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.40}" for part in inside)
     said = f"{field:.40}{where}: {', or '.join(dict.fromkeys(rules))}"
     if errors[0]["type"] == "extra_forbidden" and not inside:
-        said += did_you_mean(field, map(model.spelled, model.model_fields))
+        names = [info.alias or name for name, info in model.model_fields.items()]
+        said += did_you_mean(str(field), names)
     raise RequestError(f"{said} (got {_short.repr(errors[0]['input'])})", field=f"{field:.40}")
 
 
