@@ -86,7 +86,7 @@ class Reply:
         self._marks = {id: text for id, text in special.items() if text in shown}
         # How many more tokens the criterion has heard of than the streamer. Which of them is told
         # first depends on how the text is decoded.
-        self._num_ahead = 0
+        self._num_ahead = self._num_put = 0
         self._parts: list[str | dict[str, Any]] = []  # What was decoded, and is in no piece yet.
         self._pieces: list[Piece] = []  # What is to be sent.
         self._tells_ids = isinstance(settings, TextRequest) and settings.return_token_ids
@@ -103,12 +103,25 @@ class Reply:
         prompt_ids = prompt.input_ids[0].tolist() if self._tells_ids else None
         self._pieces = [Piece(self._choice, self._echo, prompt_ids=prompt_ids)]
 
-    def put(self, ids: Sequence[int]) -> None:
-        """Takes the next tokens."""
+    def listener(self, *, streams: bool) -> Heard:
+        """What hears of tokens. A whole text without calls is decoded at its end, all at once."""
+        if streams:
+            return self.add
+        return self._note if self._reader is None else self._put
+
+    def _note(self, _ids: Sequence[int]) -> None:
         self.first_at = self.first_at or perf_counter()
-        for token in ids:
-            self._num_ahead -= 1
-            if self._num_ahead < 0:
+
+    def _put(self, ids: Sequence[int]) -> None:
+        """Takes the next tokens, and decodes those of which the criterion has not heard."""
+        self._note(ids)
+        fresh = ids[max(self._num_ahead, 0) :]
+        self._num_ahead -= len(ids)
+        self._num_put += len(ids)
+        if self._reader is None and not self._marks.keys() & fresh:
+            self._show(self._stream.add(*fresh))
+        else:
+            for token in fresh:
                 self._decode(token)
         self._add_pieces(ids)
 
@@ -118,12 +131,14 @@ class Reply:
         return pieces
 
     def add(self, ids: Sequence[int]) -> list[Piece]:
-        self.put(ids)
+        """Takes the next tokens; returns what may be sent now."""
+        self._put(ids)
         return self.take()
 
     def end(self, answer: Answer) -> list[Piece]:
         """What is left to be sent of a text that is complete, and why it ended."""
         reader = self._reader
+        self._put(answer.ids[self._num_put :])
         self._show(self._stream.rest())
         head = "" if reader is None else reader.end()  # It may be the beginning of a call.
         if not self._calls_only:
@@ -193,7 +208,7 @@ def choices_of(
             # A prompt that is only scored has no text that could stop.
             stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
-            heard = reply.add if streams else reply.put
+            heard = reply.listener(streams=streams)
             prompt = prepare(ids, seed + number, {**arguments, **criteria}, heard)
             reply.expect(prompt)
             choices.append((prompt, reply))
