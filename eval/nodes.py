@@ -24,6 +24,7 @@ from eval.models.hybrid import SHAPES, random_model
 from eval.options import check_at_least
 from eval.report.table import Table
 from eval.runs.environment import tell, where
+from selfspec.ability.look import look_at
 from selfspec.ability.readings import prefilled
 from selfspec.ability.trial_layers import TrialLayers
 from selfspec.config import SpecConfig
@@ -49,7 +50,7 @@ class Model:
         self.runner = ModelRunner(model, SpecConfig())
         ability = self.runner.ability()
         assert ability.mode == "tree", ability.reason
-        backend = stack.enter_context(self.runner.backend(ability))
+        backend = stack.enter_context(self.runner.backend(look_at(model), ability))
         assert isinstance(backend, TreeBackend)
         self.backend = backend
         self.num_ids = model.config.vocab_size

@@ -25,6 +25,7 @@ from selfspec.forward.prompt import Prefilled
 from selfspec.kept_kv import KeptKV
 from selfspec.learning import Committed, Seen, learn
 from selfspec.machine.device import CPU, Device, Fetched, device_for
+from selfspec.neural.self_draft import SelfDraft
 from selfspec.prompt import Prompt
 from selfspec.records import StepRecord
 from selfspec.row import Row
@@ -98,10 +99,10 @@ class Engine:
             stats.num_prompt_tokens_kept = reader.num_kept
             stats.spend("prefill", self._clock() - read_from)
             if prefilled is not None:
-                self._join(prompt, prefilled.repeated(prompt.num_copies))
+                self._join(prompt, prefilled)
         except Exception as error:
             self.sharing.give_way(error)
-            if prompt.fails_alone and prompt.rows:
+            if prompt.fails_alone and prompt.result.rows:
                 self._keep(others)
             raise
         return prefilled is not None
@@ -119,7 +120,11 @@ class Engine:
             num_readable=self._num_readable,
             banned=unplaced_id(model),
         )
-        shared = RowStart(budget=self.budget, num_rows=len(self.rows) + len(prompt.input_ids))
+        shared = RowStart(
+            budget=self.budget,
+            num_rows=len(self.rows) + len(prompt.input_ids),
+            kv=self.backend.kv,
+        )
         rows = prompt.new_rows(prefilled, shared, self._model_sources, new_drafter)
         self.sharing.joined(prompt, prefilled)
         # A streamer has the first tokens before there are tables, or slots for drafts.
@@ -137,7 +142,7 @@ class Engine:
         self.sharing.with_memory(admit)
         self.add(rows, records, logits)
         self.prompts.append(prompt)
-        prompt.kv = prefilled.cache
+        prompt.result.kv = prefilled.cache
 
     def add(
         self, rows: list[Row], records: Sequence[StepRecord | None], logits: StepLogits
@@ -248,7 +253,7 @@ class Engine:
         The last rows move into the places of those that leave, so that few are moved. Rows that
         move together stay, and one whose KV somebody gets.
         """
-        over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.rows)]
+        over = [prompt for prompt in self.prompts if all(row.is_done for row in prompt.result.rows)]
         if over:
             self.sharing.ended(over)
             self.prompts = [prompt for prompt in self.prompts if prompt not in over]
@@ -281,4 +286,8 @@ class Engine:
         stats.captured_bytes = self._runner.captured_bytes
         stats.eager_reason, stats.packing_note = backend.reason, backend.packing_note
         stats.heads_reason = self._runner.why_no_heads(backend)
+        if isinstance(source := prompt.draft_model, SelfDraft):
+            stats.draft_model_bytes = source.num_bytes
+            forwards = stats.num_draft_forwards
+            stats.draft_model_reason = source.idle_reason(forwards, stats.num_steps)
         stats.paused = self.budget.paused(stats.num_plain_steps, stats.num_steps)

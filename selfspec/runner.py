@@ -15,8 +15,8 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from selfspec.ability.inputs import needed_reason, of_plain_steps
+from selfspec.ability.look import Look, look_at
 from selfspec.ability.probe import DraftSupport, probe
-from selfspec.ability.state import state_of, state_of_kv
 from selfspec.ability.user_code import distrusted
 from selfspec.compat.generation import decoding_switches, kv_of
 from selfspec.compat.heads import num_heads
@@ -38,7 +38,7 @@ from selfspec.machine.device import device_for
 from selfspec.machine.memory import amount_in_bytes, free_memory
 from selfspec.neural.heads import HeadSource, find_heads
 from selfspec.records import HEADS
-from selfspec.weights import is_packed_in_place, linears_of, may_be_packed
+from selfspec.weights import PackedWeight, linears_of, may_be_packed
 from selfspec.weights.streamed import is_streamed
 
 _log = logging.getLogger("selfspec")
@@ -81,12 +81,12 @@ class ModelRunner:
         assert model is not None
         return model
 
-    def ability(self, *, trusts_hooks: bool = False) -> DraftSupport:
+    def ability(self, look: Look | None = None, *, trusts_hooks: bool = False) -> DraftSupport:
         """What the model can verify as it is now; tried on first use, unless it must not be."""
-        model = self.model
-        state, is_trusted = state_of(model), trusts_hooks or self.config.trust_hooks
-        if not is_trusted and (reason := distrusted(state.foreign)) is not None:
+        look, is_trusted = look or look_at(self.model), trusts_hooks or self.config.trust_hooks
+        if look.foreign and not is_trusted and (reason := distrusted(look.foreign)) is not None:
             return DraftSupport("plain", reason, None)
+        model, state = look.model, look.verdict_key
         with self._trying:  # A second thread waits for the first one's verdict.
             if state in self._abilities:
                 return self._abilities[state]
@@ -101,33 +101,34 @@ class ModelRunner:
             return ability
 
     def needed_reason(
-        self, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
+        self, look: Look, input_ids: Any, generation_config: Any, arguments: dict[str, Any]
     ) -> str | None:
         """Why drafts can't do without a call's images and the like; tried once for their values."""
-        if self.model.config.is_encoder_decoder:  # Its chains get them.
+        model = look.model
+        if model.config.is_encoder_decoder:  # Its chains get them.
             return None
         if reason := columns_reason(kv_of(arguments)):
             return reason
-        others = of_plain_steps(self.model, input_ids, arguments)
+        others = of_plain_steps(model, input_ids, arguments)
         if others is None:
             return None
-        key = state_of(self.model), others
+        key = look.verdict_key, others
         with self._trying:
             if key not in self._needed:
-                with uncompiled(self.model):
-                    reason = needed_reason(self.model, input_ids, generation_config, arguments)
+                with uncompiled(model):
+                    reason = needed_reason(model, input_ids, generation_config, arguments)
                 if len(self._needed) == _MOST_STATES:
                     del self._needed[next(iter(self._needed))]
                 self._needed[key] = reason
             return self._needed[key]
 
-    def kept_kv(self) -> KeptKV | str:
+    def kept_kv(self, look: Look) -> KeptKV | str:
         """What was kept of texts that the model has read as it is now; or why nothing can be.
 
         What was read in another state is dropped, and who still reads in it keeps nothing more.
         """
         with self._trying:
-            state = state_of_kv(self.model)
+            state = look.kv_key()
             if state != self._state_of_kv:
                 if isinstance(self._kept_kv, KeptKV):
                     self._kept_kv.close()
@@ -152,16 +153,16 @@ class ModelRunner:
             return None if amount is None else 0
         return amount_in_bytes(amount, free_memory(device_of(self.model)), name="kept_kv")
 
-    def _eager_forwards(self, reason: str | None) -> EagerForwards:
+    def _eager_forwards(self, look: Look, reason: str | None) -> EagerForwards:
         """How forwards are run that are not captured, as the model's weights are now."""
-        if is_streamed(self.model):
+        if is_streamed(look.model):
             if self.config.forward == "graph":
                 reason = "its weights are streamed, and only plain operations wait for them"
             return EagerForwards("streamed", reason)
-        layers = linears_of(self.model)
-        if any(map(is_packed_in_place, layers)):
+        if any(type(tensor) is PackedWeight for tensor in look.modules.tensors):
             return EagerForwards("packed", reason)
-        note = _PACKING_NOTE if may_be_packed(self.model, layers) else None
+        layers = linears_of(look.model, look.modules.all)
+        note = _PACKING_NOTE if may_be_packed(look.model, layers) else None
         return EagerForwards("eager", reason, note)
 
     @property
@@ -220,24 +221,26 @@ class ModelRunner:
         return Limits(max_rows, max_tokens, surplus, num_bytes, of_states)
 
     @contextmanager
-    def backend(self, ability: DraftSupport, limits: Limits | None = None) -> Iterator[Backend]:
+    def backend(
+        self, look: Look, ability: DraftSupport, limits: Limits | None = None
+    ) -> Iterator[Backend]:
         """What runs the forwards of one call, or of rows that come and go within limits.
 
         It has no rows yet. Captured forwards belong to one call or session at a time.
         """
-        model, attention = self.model, ability.attention
+        model, attention = look.model, ability.attention
         lent: AbstractContextManager[StaticRunner | str | None] = nullcontext()
         if self._captures:
             if attention is None:
                 lent = nullcontext("a chain grows the stock KV cache, which has no fixed slots")
             else:
-                lent = self._captured.borrow(model, attention, limits)
+                lent = self._captured.borrow(look, attention, limits)
         with uncompiled(model), lent as captured:
             if isinstance(captured, StaticRunner):
                 assert attention is not None
                 yield TreeBackend(model, attention, captured)
                 return
-            eager = self._eager_forwards(captured)
+            eager = self._eager_forwards(look, captured)
             if attention is None:
                 yield ChainBackend(model, eager)
             else:

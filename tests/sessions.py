@@ -44,7 +44,7 @@ class TextSession(Session):
         self, index: int, inputs: PromptInputs, seed: int | None, arguments: Mapping[str, Any]
     ) -> Prompt:
         on_tokens = None if self._on_token is None else partial(self._on_token, index)
-        prompt = self.requests.prompt(index, inputs, seed, arguments, on_tokens)
+        prompt = self.requests.prompt(index, inputs, seed, arguments, None, on_tokens)
         self.memory.check(prompt)
         return prompt
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfspec.cli.messages import say, show_log
 from selfspec.cli.options import TINY, DraftOptions, ModelOptions, RunOptions
+from selfspec.config import ROUNDED
 from selfspec.errors import CliError, ConfigError, SelfSpecError, one_line
 from selfspec.machine.hub import ask_once
 from selfspec.machine.memory import amount_in_bytes
@@ -40,7 +41,7 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     cache: CacheContents | None = None
-    draft_model: PreTrainedModel | None = None
+    draft_model: PreTrainedModel | str | None = None
     images: ImageReader = field(default_factory=ImageReader)
 
     @classmethod
@@ -72,8 +73,10 @@ class Loaded:
         cache = None if options.cache is None else load_cache(options.cache, tokenizer=tokenizer)
         if options.remember is not None:  # Refuses a file of another tokenizer.
             RememberedFile(options.remember, tokenizer, saves=False)
-        draft_model = None
-        if options.draft_model is not None:
+        draft_model: PreTrainedModel | str | None = None
+        if options.draft_model in ROUNDED:
+            draft_model = options.draft_model
+        elif options.draft_model is not None:
             _find_model(options.draft_model, "--draft-model")
             small = ModelOptions(
                 model=options.draft_model, device=options.device, dtype=options.dtype
@@ -105,11 +108,12 @@ class Loaded:
         return str(self.model.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        from selfspec.weights import is_in_eight_bits
+        from selfspec.weights import rounded_bits
 
         size = self.model.num_parameters() / 1e6
         amount = f"{size / 1000:.1f}B" if size >= 1000 else f"{size:.1f}M"
-        bits = " in 8 bits" if is_in_eight_bits(self.model) else ""
+        least = rounded_bits(self.model)
+        bits = "" if least is None else f" in {least} bits"
         return f"{self.name} ({amount} parameters{bits}, {self.dtype}, {self.model.device})"
 
     def encoder(self, **settings: Any) -> Encoder:
@@ -144,13 +148,16 @@ class Loaded:
         """What keys and values of all texts may take: what the models leave of `--max-memory`."""
         if self.options.max_memory is None:
             return None
+        from selfspec.neural.rounded_copy import copy_bytes
         from selfspec.weights import weight_bytes
         from selfspec.weights.streamed.memory_plan import kv_bytes
 
         num_tokens = TOKENS_A_TEXT * (num_texts + OTHER_TEXTS)
         weights, set_aside = weight_bytes(self.model), kv_bytes(self.model, num_tokens)
         left = amount_in_bytes(self.options.max_memory, weights + set_aside) - weights
-        if self.draft_model is not None:  # It keeps the texts' keys and values, too.
+        if isinstance(self.draft_model, str):
+            left -= copy_bytes(self.model, self.draft_model)
+        elif self.draft_model is not None:  # It keeps the texts' keys and values, too.
             left -= weight_bytes(self.draft_model) + kv_bytes(self.draft_model, num_tokens)
         return max(left, set_aside)
 
@@ -162,7 +169,7 @@ def check_options(options: ModelOptions) -> None:
     if isinstance(options, RunOptions) and options.max_memory is not None:
         amount_in_bytes(options.max_memory, whole=1, name="--max-memory")
     if isinstance(options, DraftOptions):
-        names["--draft-model"] = options.draft_model
+        names["--draft-model"] = None if options.draft_model in ROUNDED else options.draft_model
     for option, name in names.items():
         if name is not None:
             check_model_name(name, option)
@@ -205,7 +212,7 @@ def memory_note(options: RunOptions) -> str | None:
     import torch
 
     from selfspec.machine.memory import free_memory
-    from selfspec.weights import missing_for_eight_bits
+    from selfspec.weights import rounding_reason
     from selfspec.weights.streamed.files import stored_bytes
 
     is_on_gpu = options.device != "cpu" and (options.device != "auto" or torch.cuda.is_available())
@@ -218,7 +225,7 @@ def memory_note(options: RunOptions) -> str | None:
         return None  # Not safetensors, or what their loader will refuse.
     if needed <= (free := free_memory()):
         return None
-    less = "" if missing_for_eight_bits() else ", and --weights int8 takes less"
+    less = "" if rounding_reason(8) else ", and --weights int8 or int4 takes less"
     return (
         f"note: the weights of {options.title} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB "
         f"of memory are free; --max-memory {0.8 * free / 1e9:.1f}GB leaves the rest on the disk"

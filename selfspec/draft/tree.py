@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from selfspec.config import SpecConfig
+from selfspec.draft.calibration import Calibration
 from selfspec.draft.shape import Shape, TreePlace
 from selfspec.draft.sources import Cursor
 from selfspec.records import DraftTree, Evidence, Pays, Siblings
@@ -29,6 +30,9 @@ States = dict[int, Any]
 
 # A best child that was not looked for yet is guessed to have at least half of its parent's score.
 _LEAST_HOPE = 0.5
+# Where a candidate is surer than this, a look that takes time is worth what is left beside it.
+# Elsewhere it is worth more: the chain that it begins goes on.
+_SURE = 0.8
 
 Score = Callable[[float, int, int], float | None]  # of a chance, a depth and a rank
 Priority = Callable[[float, int], float]  # of a score and a depth
@@ -185,23 +189,37 @@ class TreeGrower:
     def _look(self, node: int) -> Siblings:
         tree = self.tree
         states = self._states[node] = self._states_at(node)
-        for index, state in states.items():
-            cursor = self.current = self.cursors[index]
-            cursor.read(state, tree.scores[node])
+        self._read(states, tree.scores[node])
         evidence = self._evidence(states)
         self.current = None
         try:
-            siblings = self._ranked(evidence)
+            siblings = self._ranked(evidence, self._probability)
         except Exception:
             self._blame(states)
             raise
         tree.looked_at[node] = siblings
         return siblings
 
+    def _read(self, states: States, score: float) -> None:
+        """Lets the cursors that take time look, unless the others are sure of what comes next."""
+        slow = [index for index in states if self.cursors[index].takes_time]
+        if slow:
+            evidence = self._evidence({i: state for i, state in states.items() if i not in slow})
+            known = max(map(self._probability, evidence.values()), default=0.0)
+            if known > _SURE:
+                score *= 1 - known
+            for index in slow:
+                cursor = self.current = self.cursors[index]
+                cursor.read(states[index], score)
+
     def _blame(self, states: States) -> None:
-        """Raises the error of the cursor whose candidates are no tokens with evidence."""
+        """Raises the error of the cursor whose candidates are no tokens with evidence.
+
+        If there is none, the error is that of a calibration of the user's own.
+        """
+        probability = Calibration().probability
         for index, state in states.items():
-            self._ranked(self._evidence({index: state}))
+            self._ranked(self._evidence({index: state}), probability)
         self.current = None
 
     def _states_at(self, node: int) -> States:
@@ -244,13 +262,17 @@ class TreeGrower:
                 evidence = {token: evidence[token] for token in possible}
         return evidence
 
-    def _ranked(self, evidence: dict[int, tuple[Evidence, ...]]) -> Siblings:
+    def _ranked(
+        self,
+        evidence: dict[int, tuple[Evidence, ...]],
+        probability: Probability,
+    ) -> Siblings:
         """The likeliest tokens first, without those that the model can't read.
 
         An error if a token is no whole number, or if evidence is none.
         """
         # All of this runs for each candidate of each node: no calls but those that are needed.
-        probability, num_ids, banned = self._probability, self._num_ids, self._banned
+        num_ids, banned = self._num_ids, self._banned
         ranked = [
             (probability(kinds), token, kinds)
             for token, kinds in evidence.items()

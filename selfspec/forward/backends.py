@@ -86,14 +86,17 @@ class TreeBackend:
         eager: EagerForwards = EagerForwards(),  # noqa: B008 has no state
     ) -> None:
         """`policy` is that of the slots which captured forwards do not have."""
-        self.kv = TreeKV(attention, policy) if captured is None else captured.kv
+        if captured is None:
+            self.kv = TreeKV(attention, policy)
+        else:
+            self.kv = captured.kv
+            self.kv.clear()
         self.reason, self.packing_note = eager.reason, eager.packing_note
         self.setting_up = 0.0  # Seconds of the last `lay_out` that went into a capture.
         self._model = model
         self._attention = attention
         self._captured = captured
         self._eager_kind = eager.kind
-        self.kv.clear()
 
     @property
     def is_captured(self) -> bool:

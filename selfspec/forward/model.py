@@ -16,6 +16,7 @@ from selfspec.compat.modules import embeddings_of, execution_device
 from selfspec.forward.layout import Layout, Window
 from selfspec.forward.states.seam import Function, branching
 from selfspec.forward.states.slots import States
+from selfspec.weights.rounded import products_of_a_step
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -40,6 +41,15 @@ class AttentionTypes(NamedTuple):
     scale_period: int
     states: frozenset[int] = frozenset()
     functions: tuple[Function, ...] = ()
+
+    @property
+    def reading_reason(self) -> str | None:
+        """Why a copy of the model can't read drafts on the model's slots; None if it can."""
+        if self.states:
+            return "the model keeps running states"
+        if any(window.form == "chunked" for window in self.windows.values()):
+            return "the model attends within chunks"
+        return None
 
 
 class EagerForwards(NamedTuple):
@@ -109,7 +119,8 @@ def forwarded(model: PreTrainedModel, run: Logits, *, with_states: bool) -> Forw
 
 def num_readable(model: PreTrainedModel) -> int:
     """How many token ids the model can read; its head may name fewer, or more."""
-    return int(getattr(embeddings_of(model), "num_embeddings", vocab_size(model)))
+    number = getattr(embeddings_of(model), "num_embeddings", None)
+    return vocab_size(model) if number is None else int(number)
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -139,7 +150,7 @@ def logits_of(
         masks = {**masks, **dict.fromkeys(STATE_TYPES)}
     positions = {"position_ids": layout.position_ids} if masks else {}  # Attention alone has any.
     branches = branching(states, layout.ancestry, functions) if functions else nullcontext()
-    with grouped_attention(), branches:
+    with grouped_attention(), products_of_a_step(), branches:
         output = model(
             input_ids=layout.input_ids,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values()), None),

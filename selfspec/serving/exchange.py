@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +27,7 @@ from selfspec.serving.schema import Chat, Completion, Settings, TextRequest
 # Gets the next tokens of a text; returns pieces to be sent now, if there are any.
 Heard = Callable[[Sequence[int]], list[Piece] | None]
 # Prepares a prompt, with a seed and the arguments of `generate()`.
-Prepare = Callable[[PromptInputs, int, dict[str, Any], Heard], Prompt]
+Prepare = Callable[[PromptInputs, int, dict[str, Any], Hashable, Heard], Prompt]
 
 
 class StopFinder:
@@ -209,10 +209,9 @@ def choices_of(
             stops = settings.stops and arguments["max_new_tokens"]
             criteria = {"stopping_criteria": [reply]} if stops else {}
             heard = reply.listener(streams=streams)
-            prompt = prepare(ids, seed + number, {**arguments, **criteria}, heard)
+            prompt = prepare(ids, seed + number, {**arguments, **criteria}, scope, heard)
             reply.expect(prompt)
             choices.append((prompt, reply))
-            prompt.scope = scope
     return choices
 
 
@@ -279,12 +278,10 @@ class Exchange:
         indices = iter(self._indices)
         sizes: list[int] = []  # of what a processor made of images
 
-        def prepare(
-            inputs: PromptInputs, seed: int, arguments: dict[str, Any], heard: Heard
-        ) -> Prompt:
+        def prepare(inputs: PromptInputs, *others: Any) -> Prompt:
             parts = inputs.values() if isinstance(inputs, Mapping) else ()
             sizes.extend(part.nbytes for part in parts if isinstance(part, torch.Tensor))
-            return self._model.prompt(next(indices), inputs, seed, arguments, heard)
+            return self._model.prompt(next(indices), inputs, *others)
 
         try:
             choices = choices_of(request, request.prompts, encoder, prepare, seed)

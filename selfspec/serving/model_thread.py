@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count, islice
@@ -106,6 +106,7 @@ class ModelThread:
         inputs: PromptInputs,
         seed: int,
         arguments: Any,
+        scope: Hashable,
         heard: Callable[[Sequence[int]], Event],
     ) -> Prompt:
         """A prompt for `add`; any thread may ask. Refuses what can never be answered.
@@ -118,7 +119,7 @@ class ModelThread:
                 self._tell(index, event)
             return index in self._clients
 
-        prompt = self.requests.prompt(index, inputs, seed, arguments, on_tokens)
+        prompt = self.requests.prompt(index, inputs, seed, arguments, scope, on_tokens)
         self.session.memory.check(prompt)
         return prompt
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from itertools import count
 from typing import NamedTuple
 
@@ -40,19 +40,14 @@ class Fingerprint(NamedTuple):
         return cls(tensor.data_ptr(), num_writes(tensor), layout, sums)
 
 
-def contents_of(model: nn.Module) -> tuple[Hashable, ...]:
-    """The fingerprints of all weights and buffers: what was computed with others is out of date."""
-    return tuple(
-        _fingerprint(tensor)
-        for module in model.modules()
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    )
+def contents_of(tensors: Iterable[torch.Tensor]) -> tuple[Hashable, ...]:
+    """The fingerprints of weights and buffers: what was computed with others is out of date."""
+    return tuple(map(_fingerprint, tensors))
 
 
-def is_offloaded(model: nn.Module) -> bool:
+def is_offloaded(tensors: Iterable[torch.Tensor]) -> bool:
     """Are weights elsewhere until their layer computes, as those that accelerate moves?"""
-    weights = (weight for weight in model.parameters() if not isinstance(weight, HeldWeight))
-    return any(weight.is_meta for weight in weights)
+    return any(x.is_meta for x in tensors if not isinstance(x, HeldWeight))
 
 
 def _fingerprint(tensor: torch.Tensor) -> Hashable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -110,15 +110,15 @@ def may_be_packed(model: nn.Module, layers: Sequence[nn.Linear]) -> bool:
     return model not in _tried and any(map(_can_be_packed, layers))
 
 
-def linears_of(model: nn.Module) -> list[nn.Linear]:
-    """The model's plain linear layers; none if the model is compiled.
+def linears_of(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> list[nn.Linear]:
+    """The plain linear layers among all modules of a model; none if the model is compiled.
 
     Leaves out quantised layers, layers whose `forward` other code has replaced, and those of an
     encoder, which no step runs.
     """
     encoder = encoder_of(model)
     linears, unused = [], set() if encoder is None else set(encoder.modules())
-    for module in model.modules():
+    for module in model.modules() if modules is None else modules:
         if is_compiled(module):
             return []
         if type(module) is nn.Linear and "forward" not in vars(module) and module not in unused:

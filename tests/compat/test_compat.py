@@ -215,9 +215,11 @@ def test_what_a_model_keeps_in_the_cache_itself_is_cropped_or_there_is_no_way_ba
 
 @pytest.mark.parametrize("name", ["nemotron-h", "zamba2", "bamba", "qwen3-5", "llama"])
 def test_models_that_bound_time_steps_are_told(name):
-    assert states.bounds_time_steps(tiny_model(name)) == (name in ("nemotron-h", "zamba2"))
+    assert states.bounds_time_steps(tiny_model(name).modules()) == (
+        name in ("nemotron-h", "zamba2")
+    )
     if name == "bamba":
-        assert states.bounds_time_steps(new_model(name, time_step_limit=(0.0, 9.0)))
+        assert states.bounds_time_steps(new_model(name, time_step_limit=(0.0, 9.0)).modules())
 
 
 @pytest.mark.parametrize(
@@ -351,9 +353,10 @@ def test_hooks_are_seen():
     assert modules.hooks_of_all() == {}
     model = nn.Sequential(layer, nn.Linear(2, 2), nn.ReLU())
     model[1].forward = print
-    _, hooked, classes = modules.modules_of(model)
-    assert hooked == [model[0], model[1]]
-    assert classes == {nn.Sequential, nn.Linear, nn.ReLU}
+    walk = modules.modules_of(model)
+    assert walk.hooked == [("0", model[0]), ("1", model[1])]
+    assert walk.classes == {nn.Sequential: "", nn.Linear: "0", nn.ReLU: "2"}
+    assert (walk.all, walk.tensors) == (list(model.modules()), list(model.parameters()))
 
 
 def test_writes_are_counted():
@@ -363,6 +366,24 @@ def test_writes_are_counted():
     assert modules.num_writes(weight) == before + 1
     with torch.inference_mode():
         assert modules.num_writes(torch.ones(2)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
+def test_a_bare_twin_shares_tensors_and_has_no_hook():
+    model, calls = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    model[1].register_forward_pre_hook(lambda *_: calls.append(1))
+    model[2].forward = lambda x: x * torch.nan
+    model.compile(backend="eager")
+    other = nn.Identity()
+    twin = modules.bare_twin(model, {model[1]: other})
+    assert twin[0].weight is model[0].weight
+    assert twin[1] is other
+    assert not modules.is_compiled(twin)
+    assert torch.isfinite(twin(torch.ones(1, 2))).all()
+    assert not calls
+    assert not twin.training
+    assert model.training
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own

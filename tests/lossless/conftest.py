@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from selfspec import runner as run
+from selfspec.ability.look import look_at
 from selfspec.ability.probe import DraftSupport, probe
-from selfspec.ability.state import state_of
 from tests.fakes import fake_trials
 from tests.lossless.same import CALLS, Call
 
@@ -38,7 +38,7 @@ def tried_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """
 
     def known(model: Any) -> DraftSupport:
-        found, key = _found.setdefault(model, {}), (state_of(model), model.dtype)
+        found, key = _found.setdefault(model, {}), (look_at(model).verdict_key, model.dtype)
         if key not in found:
             found[key] = probe(model)
         return found[key]
