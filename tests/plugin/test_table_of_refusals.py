@@ -43,7 +43,7 @@ def plain(
         model_kwargs={KV: DynamicCache()} | kwargs,
         input_ids=torch.ones(1, 3),
         generation_config=config,
-        runner=SimpleNamespace(needed_reason=lambda *given: given[-1].get("needed")),
+        runner=SimpleNamespace(missing_inputs_reason=lambda *given: given[-1].get("needed")),
         max_new_columns=50,
         synced_gpus=False,
         ability=DraftSupport(mode, None if mode == "tree" else "it can't", None),
