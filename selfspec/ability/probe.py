@@ -55,7 +55,7 @@ class DraftSupport(NamedTuple):
     """What a model can verify.
 
     `mode` is ``"tree"``, ``"chain"`` or ``"plain"``; `reason` says why it is not ``"tree"``.
-    `read_at_once_reason` says why its prompts must be read at once, and is None if they need not be.
+    `read_at_once_reason` says why its prompts must be read at once; None if they need not be.
     """
 
     mode: str

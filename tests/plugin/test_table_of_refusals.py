@@ -46,7 +46,8 @@ def plain(
         runner=SimpleNamespace(missing_inputs_reason=lambda *given: given[-1].get("needed")),
         max_new_columns=50,
         synced_gpus=False,
-        ability=DraftSupport(mode, None if mode == "tree" else "it can't", None),
+        look=None,
+        support=DraftSupport(mode, None if mode == "tree" else "it can't", None),
         setting=lambda name: getattr(config, name, None),
     )
     return reason_for(Outcome.PLAIN, call)
