@@ -81,7 +81,7 @@ class Loaded:
             small = ModelOptions(
                 model=options.draft_model, device=options.device, dtype=options.dtype
             )
-            draft_model = load_model(small, "draft model")
+            draft_model = load_model(small, "draft model", packs=True)
         images = images_of(options) if sees else ImageReader()
         model = load_model(
             options,

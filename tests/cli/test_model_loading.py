@@ -104,6 +104,14 @@ def test_who_writes_for_long_packs_in_place(plain_folder, monkeypatch):
     assert not any(map(is_packed_in_place, load_model(asked).modules()))
 
 
+def test_a_draft_model_is_packed_for_whoever_names_one(plain_folder, monkeypatch):
+    fake_trials(monkeypatch)
+    options = DraftOptions(model=plain_folder, draft_model=plain_folder, device="cpu")
+    small = Loaded.load(options).draft_model
+    assert small is not None
+    assert any(map(is_packed_in_place, small.modules())) == packs_here()
+
+
 @pytest.mark.parametrize(
     ("command", "packs"), [("chat", True), ("batch", True), ("serve", True), ("check", False)]
 )
