@@ -87,9 +87,17 @@ def unknown_name(what: str, got: str, known: Iterable[str]) -> str:
     "unknown knob 'max_node'; did you mean 'max_nodes'? (known: max_nodes, top_k)"
     """
     names = sorted(known)
-    close = get_close_matches(got, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    spelled = {name.lower(): name for name in names}
+    close = get_close_matches(got.lower(), spelled, n=1)
+    hint = f"; did you mean {spelled[close[0]]!r}?" if close else ""
     return f"unknown {what} {got!r}{hint} (known: {', '.join(names)})"
+
+
+def no_tokenizer(got: object) -> ConfigError:
+    return ConfigError(
+        f"tokenizer must be the model's tokenizer, as AutoTokenizer.from_pretrained(name) loads it "
+        f"(got {shown(got)})"
+    )
 
 
 def first_mistake(error: ValidationError) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from selfspec.batch.answers import Answer
 from selfspec.batch.prompts import PromptLike, inputs_of
 from selfspec.batch.requests import Requests
-from selfspec.errors import UnsupportedError
+from selfspec.errors import UnsupportedError, no_tokenizer
 from selfspec.plugin.attach import check_assistant
 from selfspec.plugin.spec import SelfSpec
 from selfspec.session import Scheduler, Session
@@ -73,6 +73,8 @@ def generate_many(
         raise UnsupportedError(
             f"prompts must be a list of prompts (got the text {prompts!r:.40}); put it into a list"
         )
+    if not callable(tokenizer):
+        raise no_tokenizer(tokenizer)
     spec = SelfSpec() if assistant is None else assistant
     runner = spec.runner(model)
     session = Session(runner, spec, max_rows=max_rows, max_memory=max_memory, scheduler=scheduler)

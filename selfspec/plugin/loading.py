@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from selfspec.errors import ConfigError, UnsupportedError, one_line, shown
+from selfspec.errors import ConfigError, UnsupportedError, one_line, shown, unknown_name
 from selfspec.plugin.attach import attach
 from selfspec.weights import (
     missing_for_eight_bits,
@@ -17,6 +18,13 @@ from selfspec.weights import (
 )
 from selfspec.weights.held_weight import STREAMED
 from selfspec.weights.streamed import check_complete, is_streamed, load_within
+
+# What stands for an option of `from_pretrained()` here.
+_OPTIONS_OF_TRANSFORMERS = {
+    "torch_dtype": "dtype=",
+    "device_map": "device=",
+    **dict.fromkeys(("load_in_8bit", "load_in_4bit", "quantization_config"), "weights='int8'"),
+}
 
 
 def load(
@@ -30,6 +38,7 @@ def load(
     device: str | torch.device = "cpu",
     weights: str | None = None,
     sees: bool = False,
+    **others: Any,
 ) -> Any:
     """Loads a causal language model for generating, attached.
 
@@ -67,6 +76,14 @@ def load(
         raise ConfigError(
             f"name must be a folder or a Hub id (got {shown(name)}); a model that is loaded needs "
             "no load(): call selfspec.attach(model)"
+        )
+    for option in others:
+        if option not in _OPTIONS_OF_TRANSFORMERS:
+            raise ConfigError(unknown_name("option", option, signature(load).parameters))
+        raise ConfigError(
+            f"load() takes no {option}= (got {shown(others[option])}); use "
+            f"{_OPTIONS_OF_TRANSFORMERS[option]}, or load the model by transformers and call "
+            "selfspec.attach(model)"
         )
     source, target, wanted = str(name), _device(device), _dtype(dtype)
     for what, number in {"max_length": max_length, "max_texts": max_texts}.items():
