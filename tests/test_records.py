@@ -145,7 +145,9 @@ def test_times_of_a_busy_machine_are_no_verdict():
         stats.count_time(step_laps, 1, 1)
     assert (stats.step_seconds, stats.waiting_seconds) == (4.0, pytest.approx(1.2))
     assert stats.speed_up is None
-    assert "unknown: the machine was busy, and other programs had the processor for 30%" in str(stats)
+    assert "unknown: the machine was busy, and other programs had the processor for 30%" in str(
+        stats
+    )
 
 
 def test_a_row_has_its_share_of_a_step():

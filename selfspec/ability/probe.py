@@ -130,9 +130,8 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(reason)._replace(whole_reason=whole_reason)
-    if chain_reason != reason:
-        reason = f"{reason}; and no chain either: {chain_reason}"
-    return DraftSupport("plain", reason, None)
+    # What keeps a model from chains, which ask less of it, keeps it from trees too.
+    return DraftSupport("plain", chain_reason, None)
 
 
 def _plain_reason(model: PreTrainedModel) -> str | None:

@@ -79,7 +79,7 @@ def test_many_texts_of_multimodal_models(name: str) -> None:
 
 CHAINS = {
     "halves": "the positions of its plain steps are no whole numbers",
-    "doubled": "its outcome is no nearer to the right one than to one that sees siblings",
+    "doubled": "in a trial its answers were those of a model that sees other guesses",
 }
 
 
