@@ -128,13 +128,14 @@ class GuideProcessor:
         self._length = input_ids.shape[1]
         if fresh and not self._matcher.is_stopped():
             self._matcher.consume_tokens(fresh)
-        bits = np.zeros(0, np.uint8)
         if not self._matcher.is_error():
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error() or not bits.any():
+            is_allowed = np.zeros(scores.shape[1], bool)
+            allowed = np.unpackbits(bits, bitorder="little")[: len(is_allowed)] == 1
+            is_allowed[: len(allowed)] = allowed
+            scores = scores.masked_fill(~torch.from_numpy(is_allowed).to(scores.device), -torch.inf)
+        # Others, such as that of `bad_words_ids`, may have ruled out what the guide allows.
+        if self._matcher.is_error() or scores.max() == -torch.inf:
             why = _why(self._matcher) or "no token is allowed"
             raise UnsupportedError(f"the text can't keep to its schema any further: {why}")
-        is_allowed = np.zeros(scores.shape[1], bool)
-        allowed = np.unpackbits(bits, bitorder="little")[: len(is_allowed)] == 1
-        is_allowed[: len(allowed)] = allowed
-        return scores.masked_fill(~torch.from_numpy(is_allowed).to(scores.device), -torch.inf)
+        return scores

@@ -21,14 +21,16 @@ def load_cache(
     revision: str | None = None,
     tokenizer: Tokenizer | TokenizerInfo | None = None,
 ) -> CacheContents:
-    """Loads a cache: the file of this name, or if there is none, what the Hub has.
+    """Loads a cache: the file of this name, the one in that folder, or what the Hub has.
 
     With a `revision`, the Hub is asked at once. Refuses a damaged cache and, with `tokenizer`, one
     of another tokenizer.
     """
     wanted = None if tokenizer is None else tokenizer_info(tokenizer)
     name = os.fspath(path_or_hub_id)
-    if os.path.isfile(os.path.join(name, "config.json")):
+    if os.path.isfile(beside_weights := os.path.join(name, FILE_NAME)):
+        name = beside_weights
+    elif os.path.isfile(os.path.join(name, "config.json")):
         raise CacheError(
             f"{name!r} is the folder of a model, and no cache; to draft for it, load it, and call "
             "selfspec.attach(model) and generate(..., assistant=SelfSpec())"

@@ -16,6 +16,7 @@ from selfspec.cli.chat import chat
 from selfspec.cli.check import check, demo
 from selfspec.cli.generate import generate
 from selfspec.cli.options import GENERAL
+from selfspec.cli.prepare import prepare
 from selfspec.cli.serve import serve
 from selfspec.errors import SelfSpecError, one_line
 
@@ -37,7 +38,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 # In the order in which most people need them.
-_COMMANDS: Sequence[Callable[..., object]] = (demo, check, chat, generate, batch, serve)
+_COMMANDS: Sequence[Callable[..., object]] = (demo, check, chat, generate, batch, serve, prepare)
 for place, command in enumerate(_COMMANDS):
     app.command(command, sort_key=place)
 app.command(cache)

@@ -179,6 +179,9 @@ def modules_of(model: nn.Module) -> Modules:
     hooked: list[nn.Module] = []
     parts = [model]
     for module in parts:  # It grows meanwhile.
+        if isinstance(module, torch.jit.ScriptModule):  # It has these dictionaries elsewhere.
+            state.append(type(module))
+            continue
         attributes = module.__dict__.copy()  # Another thread's forward may change it meanwhile.
         parts += [part for part in attributes["_modules"].values() if part is not None]
         state.append(type(module))

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from huggingface_hub import constants
 from torch import nn
 from transformers import cache_utils
@@ -44,11 +45,13 @@ _LIBRARIES = frozenset(
     )
 )
 # Hooks of these modules move weights, mask them, or act only if a caller wants hidden states.
-_HARMLESS = (
-    "accelerate.hooks",
-    "torch.nn.utils.prune",
-    "torch.nn.utils.weight_norm",
-    "transformers.utils.output_capturing",
+_HARMLESS = frozenset(
+    (
+        "accelerate.hooks",
+        "torch.nn.utils.prune",
+        "torch.nn.utils.weight_norm",
+        "transformers.utils.output_capturing",
+    )
 )
 # Gradient checkpointing puts this on embeddings.
 _REQUIRES_GRAD = "make_inputs_require_grads"
@@ -66,8 +69,21 @@ NOT_IN_STEPS = frozenset(("__init__", "from_pretrained", "generate", "save_pretr
 # `torch.compile` puts what it has made into the modules of what it compiles, and calls it alone.
 _OF_DYNAMO = ("__compiled_fn_", "__resume_at_")
 _MOST_KNOWN = 2048  # The most modules and classes whose functions are remembered.
-# The attributes in which a wrapper may hold the function inside; the last one is of ours.
-_INSIDE = ("func", "__func__", "__wrapped__", "_torchdynamo_orig_callable", "stock")
+# The attributes in which a wrapper may hold the function inside; `_torchdynamo_inline` is of a
+# function that torch has scripted, `_init_fn` of a custom operator, and `stock` of ours.
+_INSIDE = (
+    "func",
+    "fget",
+    "__func__",
+    "__wrapped__",
+    "_torchdynamo_orig_callable",
+    "_torchdynamo_inline",
+    "_init_fn",
+    "stock",
+)
+# Classes of torch whose code is made from somebody else's, and the operators that torch has itself.
+_OF_ANYBODY = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.GraphModule)
+_OF_TORCH = ("aten", "prim", "prims")
 _MOST_PARTS = 32  # A mock has every attribute, and so parts without end.
 
 Replaced = tuple[str, Any]  # A function, and the place in a library where somebody has put it.
@@ -83,6 +99,8 @@ def _parts(code: Any) -> Iterator[Any]:
     for part in waiting:  # It grows meanwhile.
         if id(part) not in seen and len(seen) < _MOST_PARTS:
             seen.add(id(part))
+            if isinstance(part, MethodType):  # An autograd.Function's `apply` calls its class.
+                waiting.append(_class_of(part.__self__))
             waiting += [getattr(part, name) for name in _INSIDE if hasattr(part, name)]
             if isinstance(part, partial):
                 waiting += filter(callable, (*part.args, *part.keywords.values()))
@@ -97,8 +115,18 @@ def _origin(part: Any) -> str:
     # `functools.wraps` gives a wrapper the module of what is inside, but not its globals.
     if isinstance(part, FunctionType):
         return str(part.__globals__.get("__name__", ""))
-    owner = part if isinstance(part, (type, BuiltinFunctionType)) else type(part)
+    if isinstance(part, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        namespace = str(part).partition(".")[0]
+        return "torch" if namespace in _OF_TORCH else namespace
+    owner = part if isinstance(part, BuiltinFunctionType) else _class_of(part)
+    if isinstance(owner, type) and issubclass(owner, _OF_ANYBODY):
+        scripted = getattr(part, "_torchdynamo_inline", None)
+        return "" if scripted is None else _origin(scripted)
     return str(owner.__module__ or "builtins")
+
+
+def _class_of(part: Any) -> type:
+    return part if isinstance(part, type) else type(part)
 
 
 def name_of(code: Any) -> str:
@@ -142,8 +170,8 @@ def _paths_of(package: str) -> list[Path]:
 def replaced_functions(classes: Iterable[type[nn.Module]]) -> list[Replaced]:
     """The functions of no library that modules and classes of libraries hold, with their places.
 
-    Looked for once in a module or class, and again where anything in it has changed. To see
-    that nothing has takes 0.15 ms.
+    Looked for once in a module or class, and again where anything in it has changed or was
+    replaced. To see that nothing has takes 0.15 ms.
     """
     return [replaced for owner in _owners(frozenset(classes)) for replaced in _replaced_in(owner)]
 
@@ -160,15 +188,14 @@ def _owners(classes: frozenset[type]) -> list[Any]:
     return [*modules, *sorted(bases, key=_name_in_full)]
 
 
-# What a module or a class held, and which functions in it were replaced.
-_known: dict[Any, tuple[list[Any], list[Replaced]]] = {}
+# What a module or a class held when no function in it was replaced.
+_known: dict[Any, list[Any]] = {}
 
 
 def _replaced_in(owner: Any) -> list[Replaced]:
-    values, replaced = _known.get(owner, ([], []))
-    contents = dict(vars(owner))
+    values, contents = _known.get(owner, ()), dict(vars(owner))
     if len(contents) == len(values) and all(map(is_, contents.values(), values)):
-        return replaced
+        return []
     replaced = [
         (f"{_name_in_full(owner)}.{name}", value)
         for name, value in contents.items()
@@ -176,7 +203,9 @@ def _replaced_in(owner: Any) -> list[Replaced]:
     ]
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    _known[owner] = list(contents.values()), replaced
+    _known.pop(owner, None)
+    if not replaced:  # Nobody's function is kept longer than by its user.
+        _known[owner] = list(contents.values())
     return replaced
 
 
@@ -186,11 +215,8 @@ def _name_in_full(owner: Any) -> str:
 
 def _is_installed(value: Any) -> bool:
     """Is this no function, or one of Python or of installed packages?"""
-    if isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, (classmethod, staticmethod)):
-        value = value.__func__
-    origins = map(_origin, _parts(value)) if callable(value) else ()
+    is_code = callable(value) or hasattr(type(value), "__get__")  # Such as a property.
+    origins = map(_origin, _parts(value)) if is_code else ()
     return all(_is_package(origin.partition(".")[0]) for origin in origins)
 
 
@@ -208,15 +234,13 @@ def is_harmless(hook: Any) -> bool:
 
     Without it, such a hook makes the trial of a model longer, and its prompts are not kept.
     """
-    origin, *inside = map(_origin, _parts(hook))
-    package = origin.partition(".")[0]
+    origins = list(map(_origin, _parts(hook)))
+    package = origins[0].partition(".")[0]
     if package == "selfspec":
         return is_of_library(hook)
-    if inside:
-        return False
     if package == "transformers" and getattr(hook, "__name__", "") == _REQUIRES_GRAD:
-        return True
-    return origin in _HARMLESS
+        return len(origins) == 1
+    return _HARMLESS.issuperset(origins)
 
 
 def layer_that_mixes_tokens(module: nn.Module) -> str | None:

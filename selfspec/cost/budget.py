@@ -20,8 +20,6 @@ _LESSON = 0.01
 _RETIME = 64
 # Statistics mention that drafting was paused if 16 steps or more, and half of all, were plain.
 _MANY = 16
-# One token more saves about half a plain step: steps with drafts take longer and yield several.
-_SAVED = 0.5
 
 
 class StepTime(NamedTuple):
@@ -115,8 +113,8 @@ class MeasuredBudget(Budget):
         return f"no drafts in {num_plain} of {num_steps} steps: {cost}"
 
     def break_even_tokens(self, seconds: float) -> float:
-        """As many as would take so long without it: all rows wait, and one gets the tokens."""
-        return max(self._num_rows, 1) * seconds / (_SAVED * self.curve.seconds(1))
+        """As many as all rows get in this time lately: all wait, and one gets the tokens."""
+        return max(self._num_rows, 1) * self.ledger.rate * seconds / self.curve.seconds(1)
 
     def affords(self, seconds: float | None) -> bool:
         """Only what drafts may lose; nothing before plain steps were timed.

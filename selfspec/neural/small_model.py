@@ -208,7 +208,7 @@ class DraftModelCursor(Cursor):
         return len(state) < len(self._named) and list(state) == self._chain[: len(state)]
 
     def _pays(self, chance: float, num_tokens: int) -> bool:
-        is_worth_it = self._worth.pays(chance, self._budget.break_even_tokens)
+        is_worth_it = self._worth.pays(chance, self._budget)
         return num_tokens <= self._text.num_left and is_worth_it
 
     def _read_unread(self, num_tokens: int) -> None:

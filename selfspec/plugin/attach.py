@@ -77,6 +77,8 @@ def attach(model: M, assistant: SelfSpec | None = None) -> M:
     # One that was attached when it was pickled has the method of its class.
     of_class = getattr(type(target), "generate", None)
     is_of_class = isinstance(method, types.MethodType) and method.__func__ is of_class
+    # In a prepared folder, transformers has put our own file in the place of the class's method.
+    is_of_class |= hasattr(getattr(method, "func", None), "belongs_to_selfspec")
     if attachment is None or method is None or is_of_class:
         attachment = Attachment(method=None if is_of_class else method)
         # A bound method and no closure, so that a deep copy of the model is attached to itself.

@@ -21,11 +21,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from selfspec.serving.encoder import Encoder
+from selfspec.serving.encoder import Encoder, ids_of
 from selfspec.serving.exchange import Exchange
 from selfspec.serving.fields import RequestError, checked, json_object
 from selfspec.serving.gate import Gate, key_check
-from selfspec.serving.images import MAX_IMAGE_BYTES, has_images
+from selfspec.serving.images import MAX_IMAGE_BYTES
 from selfspec.serving.limits import GONE, ByteBudget, body_of, in_thread, while_there
 from selfspec.serving.meters import Meters
 from selfspec.serving.model_thread import ModelThread
@@ -170,14 +170,14 @@ class _Routes:
         return answer
 
     async def tokenize(self, request: Request) -> Any:
-        """As vLLM's. Takes what chats and completions take, but no images."""
+        """As vLLM's. Takes what chats and completions take."""
         with ExitStack() as until_over:
             body, _ = await self._read(request, until_over)
             fields = checked(Chat if "messages" in body else Completion, body)
-            if has_images(fields.prompts[0]):
-                raise RequestError("messages must be text, without images", field="messages")
+            if len(fields.prompts) != 1:
+                raise RequestError("prompt must be one text, or the ids of one", field="prompt")
             encoded = partial(self._encoder.encoded, fields.prompts[0], fields)
-            ids = await in_thread(self._turn, encoded)
+            ids = ids_of(await in_thread(self._turn, encoded))
         return {"count": len(ids), "max_model_len": self._encoder.max_positions, "tokens": ids}
 
     async def detokenize(self, request: Request) -> Any:

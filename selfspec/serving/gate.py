@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -14,6 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from selfspec.serving.fields import RequestError
 from selfspec.serving.replies import error_body
+
+# A name or an address, the one with colons in brackets, and perhaps a port.
+_HOST = re.compile(r"(?:\[(.*)\]|([^:]*))(?::\d*)?")
 
 
 class Gate:
@@ -50,9 +54,10 @@ class Gate:
         return None
 
     def _is_ours(self, host: str) -> bool:
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        parts = _HOST.fullmatch(host)
+        name = parts[parts.lastindex].lower() if parts and parts.lastindex else ""
         try:
-            return name.lower() in self._hosts or bool(ipaddress.ip_address(name))
+            return name in self._hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
 

@@ -274,14 +274,20 @@ class Chat(TextRequest):
 
     def template_options(self, owner: Any) -> dict[str, Any]:
         """What the chat template of a tokenizer or processor gets beside the messages."""
-        options = dict(self.chat_template_kwargs or {})
-        if taken := {*options} & {"messages", *signature(owner.apply_chat_template).parameters}:
+        from selfspec.compat.templates import template_variables  # It brings transformers along.
+
+        given = self.chat_template_kwargs or {}
+        if taken := {*given} & {"messages", *signature(owner.apply_chat_template).parameters}:
             rule = "chat_template_kwargs must be variables of the template's own"
             raise RequestError(f"{rule} (got {min(taken)!r:.80})", field="chat_template_kwargs")
-        if self.reasoning_effort is not None and "reasoning_effort" in str(owner.chat_template):
-            options["reasoning_effort"] = self.reasoning_effort
-        elif self.reasoning_effort is not None:
-            _log.info("reasoning_effort is ignored, since the chat template does not know it")
+        effort = (
+            {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        )
+        known = template_variables(owner)
+        options = {name: value for name, value in (effort | given).items() if name in known}
+        if ignored := sorted((effort | given).keys() - known):
+            names = ", ".join(ignored)
+            _log.info("%.200s: ignored, since the chat template does not use that name", names)
         if self.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         return options

@@ -34,6 +34,7 @@ from selfspec.compat import (
     kernels,
     modules,
     states,
+    templates,
     versions,
 )
 from selfspec.compat.origins import is_of_library
@@ -531,6 +532,22 @@ def test_a_cache_is_taken_and_given_under_both_names(name):
         output = model.generate(**prompt(), **asked, **{name: DynamicCache()}, **extra)
         lengths.append((output.sequences.tolist(), getattr(output, name).get_seq_length()))
     assert lengths[0] == lengths[1]
+
+
+# --- templates
+
+
+def test_the_variables_of_chat_templates():
+    class Owner:
+        chat_template: object = (
+            "{% set b = 1 %}{{ a.images }}{{ b }}{% generation %}x{% endgeneration %}"
+        )
+
+    assert templates.template_variables(Owner) == {"a"}
+    Owner.chat_template = {"default": "{{ a }}{{ size }}", "tool_use": "{{ a }}{{ tools }}"}
+    assert templates.template_variables(Owner) == {"a"}
+    Owner.chat_template = None
+    assert not templates.template_variables(Owner)
 
 
 # --- heads

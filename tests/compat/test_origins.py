@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from functools import partial, wraps
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -27,6 +31,24 @@ def hook(*_: Any) -> None:
     """A user's hook."""
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of torch's that it has better ways."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
 def wrapped_like_a_layer() -> Any:
     @wraps(nn.Linear.forward)
     def forward(*args: Any) -> Any:
@@ -42,6 +64,10 @@ class Hooks:
     __call__ = method
 
 
+with quiet():
+    SCRIPTED, TRACED = torch.jit.script(doubled), torch.jit.trace(nn.Linear(2, 2), torch.ones(2))
+OPERATOR = torch.library.custom_op("selfspec_tests::doubled", doubled, mutates_args=())
+
 USERS = {
     "function": hook,
     "lambda": lambda *_: None,
@@ -52,6 +78,15 @@ USERS = {
     "in a partial of torch": partial(nn.functional.relu, hook),
     "in a wrapper of torch": torch.no_grad()(hook),
     "looks like a layer": wrapped_like_a_layer(),
+    "in an autograd function": Doubled.apply,
+    "scripted": SCRIPTED,
+    "of a script": torch.jit.CompilationUnit("def f(x):\n    return x\n").f,
+    "traced": TRACED,
+    "class of what was traced": type(TRACED),
+    "drawn as a graph": torch.fx.symbolic_trace(nn.Linear(2, 2)),
+    "operator": OPERATOR,
+    "its name": torch.ops.selfspec_tests.doubled,
+    "its overload": torch.ops.selfspec_tests.doubled.default,
 }
 
 
@@ -59,6 +94,13 @@ USERS = {
 def test_code_of_a_user_is_known_through_what_wraps_it(code: Any) -> None:
     assert not origins.is_of_library(code)
     assert not origins.is_harmless(code)
+
+
+def test_operators_and_scripts_of_libraries_are_theirs() -> None:
+    with quiet():
+        scripted = torch.jit.script(nn.functional.silu)
+    for code in (scripted, torch.ops.aten.add, torch.ops.aten.add.Tensor, nn.Linear(1, 1).to):
+        assert origins.is_of_library(code)
 
 
 def wrapped_by_trl(inner: Any) -> Any:
@@ -121,11 +163,26 @@ def test_functions_that_a_user_has_put_into_modules_of_libraries(monkeypatch: An
     assert origins.replaced_functions(classes) == []
     place = "transformers.models.lfm2.modeling_lfm2.causal_conv1d_fn"
     # Alone, after ours, and in a mock, which has every attribute.
-    for function in (hook, _Branching("causal_conv1d_fn", hook), MagicMock(side_effect=hook)):
+    branching, mock = _Branching("causal_conv1d_fn", hook), MagicMock(side_effect=hook)
+    for function in (hook, branching, mock, SCRIPTED, Doubled.apply, cached_property(hook)):
         monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", function)
         assert origins.replaced_functions(classes) == [(place, function)]
     monkeypatch.undo()
     assert origins.replaced_functions(classes) == []
+
+
+def test_a_function_that_is_taken_back_is_freed(monkeypatch: Any) -> None:
+    classes = {type(module) for module in tiny_model("lfm2").modules()}
+
+    def theirs(*_: Any) -> None:
+        """A closure, which may hold much memory."""
+
+    monkeypatch.setattr(modeling_lfm2, "causal_conv1d_fn", theirs)
+    assert origins.replaced_functions(classes)
+    reference = weakref.ref(theirs)
+    del theirs
+    monkeypatch.undo()
+    assert reference() is None
 
 
 def test_what_torch_has_compiled_replaces_nothing() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.cost import Budget, CostCurve, MeasuredBudget, StepTime, best_width
+from selfspec.cost.budget import MeasuredStep
 from selfspec.records import DraftTree, StepRecord
 from tests.strategies import check_tree, trees
 
@@ -100,9 +102,24 @@ def test_what_was_decided_is_said_in_a_line():
 def test_all_rows_wait_for_what_one_of_them_looks_for():
     budget = MeasuredBudget()
     budget.run_as("eager", 1, CostCurve({1: 2.0, 8: 9.0}))
-    assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (2.0, 0.5)
+    assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (2.0, 0.25)
     budget.run_as("eager", 4, CostCurve({1: 5.0, 8: 9.0}))
-    assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (5.0, 0.8)
+    assert (budget.curve.seconds(1), budget.break_even_tokens(0.5)) == (5.0, 0.4)
+
+
+def test_seconds_cost_tokens_at_the_rate_of_the_moment():
+    """Once drafts bring three tokens in 1.5 plain steps, a plain step's time is worth two."""
+    budget = MeasuredBudget(CostCurve({1: 2.0, 8: 3.0}))
+    for num_accepted, rate in ((2, 2.0), (0, 1 / 1.5)):
+        for _ in range(160):
+            step = MeasuredStep(budget, 8)
+            step.observe(StepTime(8, 0.0, 3.0), [record(num_accepted)])
+        assert budget.break_even_tokens(2.0) == pytest.approx(rate, rel=0.02)
+        budget.charge(100.0)  # To begin brings no token, and says nothing of the next seconds.
+        assert budget.break_even_tokens(2.0) == pytest.approx(rate, rel=0.02)
+    for _ in range(160):
+        MeasuredStep(budget, 1).observe(StepTime(1, 0.0, 2.0), [record()])
+    assert budget.break_even_tokens(2.0) == pytest.approx(1.0, rel=0.02)
 
 
 def test_a_loss_is_forgiven_once_steps_cost_something_else():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
@@ -165,6 +166,36 @@ def replaced_in_torch(_model: Any) -> Undo:
     return lambda: setattr(nn.functional, "silu", inner)
 
 
+class BlindToMany(torch.autograd.Function):
+    """It gives nothing for forwards over some numbers of tokens, which stock never reads."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor, *_: Any) -> torch.Tensor:
+        return x.sigmoid() * x * (not 8 < x.shape[1] < NUM_COLUMNS)
+
+
+def applied(_model: Any) -> Undo:
+    inner, nn.functional.silu = nn.functional.silu, BlindToMany.apply
+    return lambda: setattr(nn.functional, "silu", inner)
+
+
+def without_warnings(make: Callable[..., Any], *args: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has better ways than scripts and traces.
+        return make(*args)
+
+
+def traced(model: Any) -> Undo:
+    mlp, layer = model.model.layers[1].mlp, model.model.layers[1]
+    layer.mlp = without_warnings(torch.jit.trace, mlp, torch.zeros(1, 3, mlp.hidden_size))
+    return lambda: setattr(layer, "mlp", mlp)
+
+
+def scripted(model: Any) -> Undo:
+    inner, model.lm_head = model.lm_head, without_warnings(torch.jit.script, model.lm_head)
+    return lambda: setattr(model, "lm_head", inner)
+
+
 def parametrized(model: Any) -> Undo:
     parametrize.register_parametrization(model.lm_head, "weight", Scaled())
     return lambda: parametrize.remove_parametrizations(
@@ -233,6 +264,12 @@ FOREIGN: dict[str, tuple[Callable[[Any], Undo], str]] = {
     "forward of a class": (replaced_in_the_class, "LlamaMLP.forward is '<lambda>' now"),
     "function": (replaced_in_the_module, "modeling_llama.apply_rotary_pos_emb is 'rotate' now"),
     "function of torch": (replaced_in_torch, "torch.nn.functional.silu is '<lambda>' now"),
+    "autograd": (applied, "torch.nn.functional.silu is 'Function.apply' now"),
+    "traced": (
+        traced,
+        "its module 'model.layers.1.mlp' is a torch.jit._trace.TopLevelTracedModule",
+    ),
+    "scripted": (scripted, "its module 'lm_head' is a torch.jit._script.RecursiveScriptModule"),
     "method of a cache": (replaced_in_the_cache, "DynamicLayer.update is '<lambda>' now"),
     "partial": (handed_to_a_library, "its module 'model.layers.1' has the forward"),
     "parametrization": (parametrized, f"is a {__name__}.Scaled"),

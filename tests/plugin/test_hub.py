@@ -16,7 +16,7 @@ from tests.fakes import new_model, prompt
 
 
 def run(model, **options):
-    return generate(model, **prompt(), max_new_tokens=4, **options)
+    return generate(model=model, **prompt(), max_new_tokens=4, **options)
 
 
 def test_what_is_learned_stays_with_the_model_and_its_copies_until_other_knobs_come():

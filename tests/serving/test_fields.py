@@ -148,6 +148,14 @@ def test_bad_words_are_those_of_a_plain_loop(served: Served) -> None:
     assert text_of(served, bad_words=words) == expected != whole
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_bad_words_that_leave_no_choice(served: Served, temperature: float) -> None:
+    wrong = {"guided_choice": ["fox"], "bad_words": ["fox"], "temperature": temperature}
+    response = served.post(COMPLETION, {**ASKED, **wrong})
+    assert response.status_code == 400, response.text
+    assert "can't keep to its schema any further: no token is allowed" in response.text
+
+
 def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     """The template's variables, a last message that is gone on with, and the last tokens alone."""
 
@@ -158,7 +166,7 @@ def test_how_a_prompt_becomes_tokens(served: Served, caplog: pytest.LogCaptureFi
     plain, template = num_tokens(), served.tokenizer.chat_template
     caplog.set_level("INFO", "selfspec")
     assert num_tokens(reasoning_effort="high") == plain
-    assert "reasoning_effort is ignored" in caplog.text
+    assert "reasoning_effort: ignored" in caplog.text
     try:
         served.tokenizer.chat_template = template + "{{ reasoning_effort }}{{ mood }}"
         assert num_tokens(reasoning_effort="high") == plain + 4
@@ -212,6 +220,7 @@ def test_tokenize_and_detokenize(served: Served) -> None:
         ("/detokenize", {"tokens": [999]}),
         ("/detokenize", {"tokens": ["x"]}),
         ("/tokenize", {"prompt": ""}),
+        ("/tokenize", {"prompt": ["a", "b"]}),
     ):
         error = served.post(path, body).json()["error"]
         assert error["param"] == next(iter(body))

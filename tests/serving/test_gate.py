@@ -28,6 +28,7 @@ def guarded(chat_folder: str) -> Iterator[Served]:
     [
         ("Host", ("localhost", "127.0.0.1:8000", "[::1]:8000", "BOX.example.org:80"), 200),
         ("Host", ("evil.example.org", "localhost.evil.org", "127.0.0.1.evil.org", ""), 403),
+        ("Host", ("[::1].evil.org", "[::1", "[::1]8", "[]", "localhost:evil.org", "::1"), 403),
         ("Host", (("localhost", "evil.example.org"),), 403),
         ("Origin", (PAGE,), 200),
         ("Origin", (OTHER, "null", f"{PAGE}.evil.org", "http://localhost:8000"), 403),

@@ -32,6 +32,8 @@ from tests.processors import data_url, picture
 from tests.serving.conftest import CHAT, seeing_client
 from tests.waiting import wait_until
 
+PNG = data_url(picture(0))
+
 
 @pytest.fixture(scope="module")
 def client(pair: tuple[Any, Any]) -> Iterator[Any]:
@@ -90,6 +92,15 @@ def test_texts_are_those_of_generate(client: Any, pair: tuple[Any, Any]) -> None
     assert client.thread.spec.total_stats.num_nodes > client.thread.spec.total_stats.num_steps
 
 
+def test_tokens_of_a_model_that_sees(client: Any, pair: tuple[Any, Any]) -> None:
+    for messages in (asked(), asked(PNG, PNG)):
+        told = client.post("/tokenize", json={"messages": messages})
+        usage = client.post(CHAT, json={"messages": messages, "max_tokens": 1}).json()["usage"]
+        assert (told.status_code, told.json()["count"]) == (200, usage["prompt_tokens"])
+    place = pair[0].config.image_token_index
+    assert told.json()["tokens"].count(place) == 8
+
+
 def test_samples_of_one_image(client: Any) -> None:
     messages = asked(data_url(picture(0)))
     both = text_of(client, messages, n=2, seed=3, temperature=1)
@@ -108,7 +119,6 @@ def test_an_image_is_turned_upright_as_transformers_does(
     assert found == text_alone(pair, picture(0).transpose(Image.Transpose.ROTATE_270))
 
 
-PNG = data_url(picture(0))
 REFUSED = {
     "no base64": ("data:image/png;base64,a*b=", "must have whole base64"),
     "half a picture": (PNG[: 22 + 4 * 40], "must be a picture as PNG, JPEG, WEBP, GIF"),
@@ -128,6 +138,22 @@ def test_what_is_no_image(client: Any, name: str) -> None:
     assert (response.status_code, error["param"]) == (400, "messages")
     assert error["message"].startswith("image 2 of messages must ")
     assert said in error["message"]
+
+
+def test_a_template_gets_only_the_names_that_it_uses(client: Any, tmp_path: Path) -> None:
+    """The processor would fetch and open images, and follow the other names too."""
+    url, path = "http://localhost:9/a.png", tmp_path / "a.png"
+    picture(3).save(path)
+    expected = text_of(client, asked(PNG), temperature=0)
+    for options in (
+        *({"images": [url]}, {"images": [str(path)]}, {"videos": [url]}, {"audio": url}),
+        *({"size": {"height": 16, "width": 16}}, {"truncation": True, "max_length": 1}),
+        *({"text_kwargs": {"padding": "x"}}, {"images_kwargs": {"size": 5}}),
+    ):
+        found = text_of(client, asked(PNG), temperature=0, chat_template_kwargs=options)
+        assert found == expected, options
+        body = {"input": "the fox", "max_output_tokens": 1, "chat_template_kwargs": options}
+        assert client.post("/v1/responses", json=body).json()["usage"]["input_tokens"] == 5
 
 
 @pytest.mark.parametrize("image_url", [PNG, {"url": 5}, {}, None, {"url": PNG, "size": 1}])

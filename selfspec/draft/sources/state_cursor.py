@@ -60,7 +60,7 @@ class StateSource(Source):
 
     def before_step(self, num_rows: int, budget: TimeBudget) -> None:
         may_ask = num_rows <= self._most_rows
-        self.is_wanted = may_ask and self._worth.should_ask(budget.break_even_tokens)
+        self.is_wanted = may_ask and self._worth.should_ask(budget)
 
 
 class StateCursor(Cursor):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from statistics import median
+
+from selfspec.records import TimeBudget
 
 _NUM_TIMED, _NUM_FIRST = 5, 3  # Asking takes the median of the last five times, of three at least.
 _GAIN = 0.2  # A source is believed to bring this many tokens a step at first.
@@ -13,7 +14,7 @@ _PAUSE = 256  # A source that does not pay is believed anew after this many step
 
 
 class SourceWorth:
-    """What a source brings and takes with one model. A price tells the tokens that seconds cost."""
+    """What a source brings with one model, and what it takes."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_NUM_TIMED)
@@ -26,17 +27,18 @@ class SourceWorth:
         if tokens is not None:
             self._tokens += (tokens - self._tokens) / _MEMORY
 
-    def pays(self, tokens: float, price: Callable[[float], float]) -> bool:
-        """Is it worth asking for some tokens? It is until it was timed: first times may be slow."""
+    def pays(self, tokens: float, budget: TimeBudget) -> bool:
+        """Is it worth asking for some tokens? Until it was timed, as long as drafts may lose."""
         is_known = len(self._seconds) >= _NUM_FIRST
-        return tokens >= price(median(self._seconds) if is_known else 0.0)
+        seconds = median(self._seconds) if is_known else 0.0  # First times may be slow.
+        return tokens >= budget.break_even_tokens(seconds) and (is_known or budget.affords(0.0))
 
-    def should_ask(self, price: Callable[[float], float]) -> bool:
+    def should_ask(self, budget: TimeBudget) -> bool:
         """Are rows to ask it in the next step? To be called once for each step."""
         if self._num_paused > 0:
             self._num_paused -= 1
-        elif self.pays(self._tokens, price):
+        elif self.pays(self._tokens, budget):
             return True
-        else:
+        elif len(self._seconds) >= _NUM_FIRST:
             self._tokens, self._num_paused = _GAIN, _PAUSE - 1
         return False

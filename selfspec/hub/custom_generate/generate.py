@@ -1,11 +1,19 @@
-"""Loaded by transformers for `model.generate(custom_generate=..., trust_remote_code=True)`."""
+"""Loaded by transformers, with `trust_remote_code=True`, in two cases.
+
+`from_pretrained()` finds it in a model's folder that `selfspec prepare` has prepared. The first
+`generate()` of that model attaches selfspec, so that all its calls draft. And
+`model.generate(custom_generate=FOLDER)` runs it for one call.
+"""
 
 import inspect
+import os
+from functools import partial
 
 from transformers.generation.utils import GenerationMixin
 
 try:  # transformers would tell to install a package of this name from an index.
     import selfspec
+    from selfspec.cache.hub import FILE_NAME
     from selfspec.plugin.attach import Attachment
     from selfspec.plugin.loop import loop_for
 except ImportError as error:
@@ -18,11 +26,14 @@ _NAMED = inspect.signature(GenerationMixin.generate).parameters
 _KNOBS = selfspec.SpecConfig.__dataclass_fields__
 
 
-def generate(model, *, spec=None, **kwargs):
-    """Stock `generate()` arguments, any knob of `SpecConfig`, or a ready `spec`.
+def generate(*args, model, spec=None, **kwargs):
+    """The arguments of `generate()`, and for one call any knob of `SpecConfig`, or a ready `spec`.
 
     Without `spec`, what is learned stays with the model from call to call.
     """
+    if isinstance(vars(model).get("generate"), partial):  # transformers took it from the folder.
+        selfspec.attach(model, _spec_of_folder(model))
+        return model.generate(*args, **kwargs)
     knobs = {name: kwargs.pop(name) for name in list(kwargs) if name in _KNOBS and name != "top_k"}
     if spec is None:
         spec = _spec_of(model, knobs)
@@ -34,6 +45,17 @@ def generate(model, *, spec=None, **kwargs):
     kwargs = {name: v for name, v in kwargs.items() if v is not None or name not in _NAMED}
     loop, ready = loop_for(spec, model, kwargs)
     return type(model).generate(model, custom_generate=loop, **ready)
+
+
+generate.belongs_to_selfspec = True  # `attach` puts its own method in the place of this one.
+
+
+def _spec_of_folder(model):
+    """With the cache beside the weights, if there is one."""
+    has_cache = os.path.exists(os.path.join(model.name_or_path, FILE_NAME))
+    return (
+        selfspec.SelfSpec.from_pretrained(model.name_or_path) if has_cache else selfspec.SelfSpec()
+    )
 
 
 def _spec_of(model, knobs):
