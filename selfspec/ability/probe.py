@@ -130,9 +130,10 @@ def probe(model: PreTrainedModel) -> DraftSupport:
         return DraftSupport("tree", None, types, whole_reason)
     if chain_reason is None:
         return DraftSupport.of_chains(reason)._replace(whole_reason=whole_reason)
-    if chain_reason != reason:
-        reason = f"{reason}; and no chain either: {chain_reason}"
-    return DraftSupport("plain", reason, None)
+    # What keeps a model from chains, which ask less of it, keeps it from trees too. But another
+    # attention may allow both.
+    has_fix = isinstance(types, str) and "attn_implementation" in types
+    return DraftSupport("plain", reason if has_fix else chain_reason, None)
 
 
 def _plain_reason(model: PreTrainedModel) -> str | None:
